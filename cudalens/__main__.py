@@ -214,15 +214,20 @@ def _run(options: Options, program: Callable[[], None]) -> int:
 
 def _show_exception(session: CheckSession, error: BaseException) -> None:
     """Print the traceback; of an exception whose report comes next, what the report leaves out."""
-    from cudalens.source.shown_frames import is_told, said_once, shown_frames, without_torch
+    from cudalens.source.shown_frames import (
+        is_reported,
+        shown_frames,
+        without_repeats,
+        without_torch,
+    )
 
     trace = linked(shown_frames(error.__traceback__))
     is_next = _rank() is None and not (session.is_shown_early or session.is_reminder)
-    is_next = is_next and is_told(error, session.report)
+    is_next = is_next and is_reported(error, session.report)
     if is_next:
         trace = without_torch(trace)
     BaseException.with_traceback(error, trace)
-    with said_once(error) if is_next else nullcontext():
+    with without_repeats(error) if is_next else nullcontext():
         sys.excepthook(type(error), error, trace)
 
 

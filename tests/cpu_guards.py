@@ -34,7 +34,7 @@ class Collector:
         self.past: PastCall | None = None
         """The call of the last finding, where it was over."""
         self.settle: Callable[[], BaseException | None] = lambda: None
-        self.look_later: Callable[[bool], None] = lambda is_deferred: None
+        self.set_deferred: Callable[[bool], None] = lambda is_deferred: None
 
     def on_violation(self, call: OpCall, violation: Violation) -> BaseException:
         self.found.append((full_name(call.op), violation))
@@ -102,7 +102,7 @@ def guarded(*devices: str, is_deferred: bool = False) -> Iterator[Collector]:
     """
     collector = Collector()
     installed = Observer(collector, frozenset(devices or {"cpu"}), is_deferred=is_deferred)
-    collector.settle, collector.look_later = installed.settle, installed.look_later
+    collector.settle, collector.set_deferred = installed.settle, installed.set_deferred
     installed.install()
     try:
         yield collector

@@ -235,7 +235,7 @@ def zeros(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> 
     return made
 
 
-def ask_device(*, wait: bool) -> None:
+def raise_pending_cuda_error(*, wait: bool) -> None:
     """Let the current stream of each CUDA device raise what is wrong with it, if anything is.
 
     Does nothing in a process that has not used CUDA, and while a graph is captured; a device that
@@ -260,7 +260,7 @@ def ask_device(*, wait: bool) -> None:
 def is_device_usable() -> bool:
     """Return whether no CUDA device that this process has used is lost, after a wait for it."""
     try:
-        ask_device(wait=True)
+        raise_pending_cuda_error(wait=True)
     except RuntimeError:
         return False
     return True
@@ -361,7 +361,7 @@ def has_modes() -> bool:
     return bool(has_dispatch_modes() or has_function_modes())
 
 
-def unseen(function: Callable[..., Any], *args: Any) -> Any:
+def without_modes(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function of ours where modes, subclasses and autograd do not see its torch calls."""
     with NoTorchFunction(), BelowAutograd():
         # The modes of an ordinary call have all had their turn before it came here.
@@ -389,7 +389,7 @@ def own_wait() -> AbstractContextManager[Any]:
 
 
 def unseen_without_wait(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function of ours as :func:`unseen`, where none of its torch calls waits."""
+    """Call a function of ours as :func:`without_modes`, where none of its torch calls waits."""
     with torch._C.DisableTorchFunction(), BelowAutograd():
         if not has_dispatch_modes():
             return function(*args)

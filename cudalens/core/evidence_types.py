@@ -117,7 +117,7 @@ class DeviceFault:
     """Whether the hidden error is a device-side assert."""
     was_before: bool = False
     """Whether the context had ended before the block began."""
-    is_met_again: bool = False
+    was_handled_inside: bool = False
     """Whether the exception is a later one than that of the op which ended the context."""
 
 

@@ -46,7 +46,7 @@ _UNCHECKED = (
     "is then found before its launch, or the op at fault is named."
 )
 _OWN_NAMESPACES = ("aten", "prims", "prim", "quantized", "mkldnn", "c10d", "_c10d_functional")
-_MET_AGAIN = "The op's own error did not leave the block: code there handled or replaced it."
+_HANDLED_INSIDE = "The op's own error did not leave the block: code there handled or replaced it."
 _OF_TORCH = ("aten::", "torch.")
 _MAX_OPS = 3
 
@@ -61,7 +61,7 @@ def explain_assert(evidence: Evidence) -> Verdict:
     say = evidence.steps.fill
     parts = [
         say(_EARLIER) if evidence.device_fault.was_before else "",
-        _MET_AGAIN if evidence.device_fault.is_met_again else "",
+        _HANDLED_INSIDE if evidence.device_fault.was_handled_inside else "",
         _of_text(line, meaning) if meaning is not None else "",
         _copied(evidence),
         _not_waited(evidence),

@@ -220,7 +220,7 @@ def _expression(evidence: Evidence, argument: str | None) -> str | None:
 # --- a guard's finding ---------------------------------------------------------------------------
 
 
-_TOLD_LATER = "so discard everything computed from its result."
+_DISCARD = "so discard everything computed from its result."
 
 
 def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
@@ -246,11 +246,11 @@ def _what_became_of_it(evidence: Evidence, violation: Violation) -> str:
         return "No assert fires for this on CUDA: the op runs, and its result is wrong."
     if violation.device_text is None:
         if evidence.deferred:
-            return f"The op ran with the bad values replaced by valid ones, {_TOLD_LATER}"
+            return f"The op ran with the bad values replaced by valid ones, {_DISCARD}"
         return f"The guard {violation.guard} stopped the op before its launch."
     done = "the value was found before the launch."
     if evidence.deferred:
-        done = f"the op was given values in bounds in its place, {_TOLD_LATER}"
+        done = f"the op was given values in bounds in its place, {_DISCARD}"
     return (
         "On CUDA this stops the kernel with a device-side assert, and every tensor on the device "
         f"is lost; {done}"

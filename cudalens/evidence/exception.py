@@ -91,14 +91,14 @@ def evidence_of_error(
 
     # The call: where it is, what it was given.
     find = partial(failed_record, recorder, error, is_lost=is_own)
-    record, is_met_again = attempt("failing op", find, lambda: (None, False), kind=tuple)
+    record, was_handled_inside = attempt("failing op", find, lambda: (None, False), kind=tuple)
     arguments: Mapping[str, object] = {}
     api: ApiCall | None = None
-    if not is_met_again:
+    if not was_handled_inside:
         api = attempt("arguments", lambda: _api_call(error, entries))
         arguments = attempt("arguments", lambda: arguments_of(api), dict)
     values = tensor_values(arguments)
-    if is_met_again:
+    if was_handled_inside:
         site = attempt("source", lambda: site_of_record(record), CallSite)
     else:
         site = attempt("source", lambda: _site(entries, values, api), CallSite)
@@ -166,7 +166,9 @@ def evidence_of_error(
         refused_call=attempt("argument", lambda: refused_call(entries, arguments), RefusedCall),
         modified=changed,
         freed=freed,
-        device_fault=replace(hidden, was_before=was_lost and is_lost, is_met_again=is_met_again),
+        device_fault=replace(
+            hidden, was_before=was_lost and is_lost, was_handled_inside=was_handled_inside
+        ),
         synchronization=Synchronization(
             waits=is_synchronous if is_checked and not was_lost else None,
             is_op_unwaited=record is not None and not is_synchronous,

@@ -438,7 +438,7 @@ def forward_line(recorder: Any, sequence_nr: int) -> tuple[LineRef | None, str |
 
 _Places = WeakKeyDictionary[CodeType, set[tuple[int, str, str]]]
 
-_told_silently: WeakKeyDictionary[object, _Places] = WeakKeyDictionary()
+_reported_silently: WeakKeyDictionary[object, _Places] = WeakKeyDictionary()
 """For each check, and for the guards as installed where no check listens.
 
 A cell that is run again is new code, and is reported again.
@@ -449,7 +449,7 @@ def is_repeated(violation: Violation, line: StackLine | None) -> bool:
     """Return whether this instruction of the user's has met this finding before."""
     if line is None:
         return False  # a thread of autograd's own: no line of the user's is known
-    places = _told_silently.setdefault(PROCESS.audience, WeakKeyDictionary())
+    places = _reported_silently.setdefault(PROCESS.dedup_scope, WeakKeyDictionary())
     met = places.setdefault(line[0], set())
     here = line[1], violation.guard, violation.argument
     if here in met:

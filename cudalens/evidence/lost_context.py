@@ -32,7 +32,7 @@ def is_lost(error: ErrorFacts) -> bool:
 
     The words alone may have been written by hand, or have come from another process.
     """
-    return _speaks_of_end(error) and probe(wait=True) is not None
+    return _names_lost_context(error) and probe(wait=True) is not None
 
 
 def is_of_another(error: BaseException) -> bool:
@@ -40,7 +40,7 @@ def is_of_another(error: BaseException) -> bool:
 
     What came up while torch started CUDA belongs to this process, though it has no context yet.
     """
-    if not isinstance(error, Exception) or not _speaks_of_end(error_facts(error)):
+    if not isinstance(error, Exception) or not _names_lost_context(error_facts(error)):
         return False
     if not torch.cuda.is_initialized():
         codes = (item.tb_frame.f_code for item in entries_from_traceback(error.__traceback__))
@@ -49,15 +49,15 @@ def is_of_another(error: BaseException) -> bool:
     return probe(wait=True) is None and not torch.cuda.is_current_stream_capturing()
 
 
-def _speaks_of_end(error: ErrorFacts) -> bool:
+def _names_lost_context(error: ErrorFacts) -> bool:
     return error.error_code in STICKY_CODES or is_sticky(error.message)
 
 
 def is_of_device(error: BaseException) -> bool:
     """Return whether the device reported an exception: CUDA, or another runtime like it."""
     facts = error_facts(error)
-    is_told = facts.type_name == "AcceleratorError" or facts.error_code is not None
-    return is_told or _DEVICE_ERROR.search(facts.message) is not None or is_lost(facts)
+    is_reported = facts.type_name == "AcceleratorError" or facts.error_code is not None
+    return is_reported or _DEVICE_ERROR.search(facts.message) is not None or is_lost(facts)
 
 
 def is_fatal(error: BaseException) -> bool:
@@ -74,10 +74,10 @@ def probe(*, wait: bool = False) -> ErrorFacts | None:
         wait: wait for the work under way; without it, a fault that is still to come is not seen.
     """
     try:
-        _torch.ask_device(wait=wait)
+        _torch.raise_pending_cuda_error(wait=wait)
     except Exception as error:
         facts = error_facts(error)
-        return facts if _speaks_of_end(facts) else None
+        return facts if _names_lost_context(facts) else None
     return None
 
 
@@ -119,7 +119,7 @@ def hidden_fault(error: ErrorFacts) -> DeviceFault:
 
     cuBLAS, cuDNN and others fail with a status of theirs when an assert came before.
     """
-    found = None if _speaks_of_end(error) else probe()
+    found = None if _names_lost_context(error) else probe()
     if found is None:
         return DeviceFault()
     return DeviceFault(

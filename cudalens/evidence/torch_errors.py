@@ -41,7 +41,7 @@ _LOOKUPS = frozenset({"__getattr__", "__getattribute__"})
 _RAISE = "RAISE_VARARGS"
 
 
-def stands_on_torch(frame: FrameType) -> bool:
+def uses_torch(frame: FrameType) -> bool:
     """Return whether a frame's module uses torch: it *is* torch, or has it among its names."""
     names = frame.f_globals
     if package_of(frame) == "torch":
@@ -89,7 +89,7 @@ def is_torch_error(error: BaseException) -> bool:
         return _is_raised_below(error, innermost)
     if _RERAISED.match(text := _text_of(error)):
         return _is_torch_worker(text)
-    return stands_on_torch(innermost.tb_frame) or is_known_message(text)
+    return uses_torch(innermost.tb_frame) or is_known_message(text)
 
 
 def _is_raised_in_ours(entry: TracebackType) -> bool:
@@ -139,7 +139,7 @@ def _is_torch_attribute(
     if is_user_file(frame.f_code.co_filename):
         return _lacks_tensor(entry)
     if _NOT_A_TENSOR.match(str(error)):
-        return stands_on_torch(frame)
+        return uses_torch(frame)
     if asked is not None and hasattr(Tensor, error.name or ""):
         return package_of(asked) == "torch"  # torch asked an argument for what a tensor has
     is_raise = place_of(entry).operation == _RAISE and frame.f_code.co_name not in _LOOKUPS

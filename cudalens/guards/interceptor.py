@@ -96,7 +96,7 @@ class Interceptor:
 
     def install(self) -> None:
         """Register a kernel for each guarded overload that has none yet; does nothing twice."""
-        self.look_later(is_deferred=self.is_deferred, in_compiled=self._in_compiled)
+        self.set_deferred(is_deferred=self.is_deferred, in_compiled=self._in_compiled)
         fresh = {op: entries for op, entries in GUARDS.items() if op not in self._covered}
         if not fresh:
             return
@@ -131,7 +131,7 @@ class Interceptor:
             op, self._known, self._tell_past, self._complain, self._waits, self._is_users
         )
         ask, acts_on, later = self._asker(op, plans), _acting(self), self._later(op, deferred)
-        ask_unseen = partial(_torch.unseen, ask)
+        ask_without_modes = partial(_torch.without_modes, ask)
         later_unseen, known = partial(_torch.unseen_without_wait, later), deferred.is_known
         types, first, listed = usual_call(op)
         may_be, is_plain = types.issuperset, PLAIN.issuperset
@@ -168,7 +168,7 @@ class Interceptor:
                         if made.replaced:
                             args, kwargs = made.put_into(args, kwargs)
                     else:
-                        found = (ask if is_usual else ask_unseen)(args, kwargs)
+                        found = (ask if is_usual else ask_without_modes)(args, kwargs)
                     if found is not None:
                         raise found
                     inside.busy = covers
@@ -216,7 +216,7 @@ class Interceptor:
 
         return look
 
-    def look_later(self, is_deferred: bool, in_compiled: bool = False) -> None:
+    def set_deferred(self, is_deferred: bool, in_compiled: bool = False) -> None:
         """Look later, or at once again; what is pending stays so.
 
         Args:

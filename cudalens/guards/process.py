@@ -84,7 +84,7 @@ class Guarding:
         return own[-1] if own else None
 
     @property
-    def audience(self) -> object:
+    def dedup_scope(self) -> object:
         """Return whom a finding of this thread is for: its session, else the installation."""
         return self.listener or self._interceptor or self
 
@@ -118,7 +118,7 @@ class Guarding:
 
     def _switch(self, interceptor: Any) -> None:
         in_compiled = any(later or inside for later, inside in self._wants)
-        interceptor.look_later(is_deferred=self.is_deferred, in_compiled=in_compiled)
+        interceptor.set_deferred(is_deferred=self.is_deferred, in_compiled=in_compiled)
 
     def release(self, *, is_deferred: bool = False, in_compiled: bool = False) -> None:
         """Want the guards once less; removes them when nobody does.  Harmless at zero."""

@@ -119,9 +119,9 @@ def pytest_runtest_makereport(
         ("cudalens_op", found.op.name),
         (_HEADLINE, found.headline_own or found.headline),
     ]
-    from cudalens.source.shown_frames import said_once  # pytest is loaded without it, too
+    from cudalens.source.shown_frames import without_repeats  # pytest is loaded without it, too
 
-    with said_once(call.excinfo.value) if call.excinfo is not None else nullcontext():
+    with without_repeats(call.excinfo.value) if call.excinfo is not None else nullcontext():
         report = yield
     if report.failed:
         report.sections.append(("cudalens", found.to_text()))

@@ -21,7 +21,7 @@ from cudalens.session.ranks import (
     combined,
     give_way,
     is_cut_off,
-    kept,
+    load_reports,
     reason,
     result_of,
     write_whole,
@@ -108,7 +108,7 @@ class Rank:
             give_way(report)
             _attempt("the ranks' pages were not written", self._write_pages, report)
         # Has another rank a finding, by which this one was cut off?
-        if cut_off and not all(map(is_cut_off, kept(self.folder).values())):
+        if cut_off and not all(map(is_cut_off, load_reports(self.folder).values())):
             line = f"rank {self.number} lost its connection to a rank with a report"
             print(f"cudalens: {line}: {self.index}", file=sys.stderr)
         elif cut_off:
@@ -141,7 +141,8 @@ class Rank:
         """Write this rank's page, and the index of what all ranks have left so far."""
         write_whole(self.folder / f"rank{self.number}.html", report.to_html())
         results = [
-            result_of(found, page=f"{name}.html") for name, found in kept(self.folder).items()
+            result_of(found, page=f"{name}.html")
+            for name, found in load_reports(self.folder).items()
         ]
         first = self.number - self.local
         missing = {*range(first, first + self.siblings)} - {item.rank for item in results}

@@ -41,9 +41,9 @@ from cudalens.source.files import (
 from cudalens.source.inner_cells import forget_inner, note_inner
 from cudalens.source.shown_frames import (
     hide_own_frames,
-    is_told,
-    said_once,
+    is_reported,
     shown,
+    without_repeats,
     without_torch,
 )
 from cudalens.source.timed_cells import forget, note_timed
@@ -319,7 +319,7 @@ class CellWatch:
             self.shell.showtraceback((type(late), late, late.__traceback__))
             if result is not None and result.success:
                 result.error_in_exec = error = late
-        if error is not None and _version() < (8, 14) and not is_told(error, Shown.report):
+        if error is not None and _version() < (8, 14) and not is_reported(error, Shown.report):
             # It shows no notes of an exception.
             for line in _own_notes(error):
                 print(line, file=sys.stderr)
@@ -366,9 +366,9 @@ class CellWatch:
         trace = shown(trace)
         hide_own_frames(error)
         is_ours = isinstance(error, DeviceAssertError | NonFiniteError)
-        is_beside = is_told(error, Shown.report)
+        is_beside = is_reported(error, Shown.report)
         cut = without_torch(trace) if is_ours or is_beside else trace
-        with said_once(error) if is_beside else nullcontext():
+        with without_repeats(error) if is_beside else nullcontext():
             self._show((kind, error, cut), *args, **options)
         # A debugger reaches what is not shown.
         sys.last_traceback = self.shell.InteractiveTB.tb = trace

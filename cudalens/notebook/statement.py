@@ -16,7 +16,7 @@ from cudalens.core._python import innermost
 from cudalens.session.options import OptionsError, split_line
 from cudalens.source.cell_text import split_lines
 from cudalens.source.files import cell_number, cells_of, note_cell, register_cell, typed_of
-from cudalens.source.timed_cells import Home, home_of
+from cudalens.source.timed_cells import CellPosition, cell_position_of
 
 _TEXT = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _CALL = re.compile(rf"(?<!await )get_ipython\(\)\.run_line_magic\('cudacheck', {_TEXT}\)")
@@ -90,8 +90,12 @@ def _place(shell: Any, text: str) -> tuple[str, int, str]:
     names = cells_of(shell)
     magic = innermost(lambda frame: frame.f_code.co_name == "run_line_magic")
     frame = None if magic is None else magic.f_back
-    home = None if frame is None else home_of(frame.f_code)
-    if frame is None or "\n" in text or (home is None and frame.f_code.co_filename not in names):
+    position = None if frame is None else cell_position_of(frame.f_code)
+    if (
+        frame is None
+        or "\n" in text
+        or (position is None and frame.f_code.co_filename not in names)
+    ):
         cell = innermost(lambda frame: frame.f_code.co_filename in names)
         number = shell.execution_count if cell is None else names[cell.f_code.co_filename]
         filename = str(shell.compile.cache(text, number))
@@ -99,11 +103,11 @@ def _place(shell: Any, text: str) -> tuple[str, int, str]:
             note_cell(filename, number)
         register_cell(filename, number, split_lines(text))
         return filename, 1, ""
-    home = home or Home(frame.f_code.co_filename)
-    filename, line = home.filename, frame.f_lineno + home.lines
+    position = position or CellPosition(frame.f_code.co_filename)
+    filename, line = position.filename, frame.f_lineno + position.lines
     lines = [line.rstrip("\n") for line in linecache.getlines(filename)]
     column = list(frame.f_code.co_positions())[frame.f_lasti // 2][2] or 0
-    before = lines[line - 1].encode()[: column + (home.columns or 0)].decode()
+    before = lines[line - 1].encode()[: column + (position.columns or 0)].decode()
     before = before.removesuffix("await ")
     typed = list(typed_of(filename))
     lines[line - 1] = before + text

@@ -71,7 +71,7 @@ class NonFiniteWatch:
             return None
         overwritten = [item for write in written if (item := write.tensor()) is not None]
         look = self._judge
-        return _torch.unseen(look, api, args, kwargs or {}, result, overwritten)  # type: ignore[no-any-return]
+        return _torch.without_modes(look, api, args, kwargs or {}, result, overwritten)  # type: ignore[no-any-return]
 
     def of_node(self, node: str, made: Sequence[Any], given: Sequence[Any]) -> BaseException | None:
         """Judge the gradients that a node of a backward pass made.
@@ -82,7 +82,7 @@ class NonFiniteWatch:
         if not _torch.has_dispatch_modes():
             with _torch.Unseen():
                 made = [item for item in made if item is not None and not _is_surely_finite(item)]
-        return _torch.unseen(self._judge_node, node, made, given) if made else None
+        return _torch.without_modes(self._judge_node, node, made, given) if made else None
 
     def _judge_node(
         self, node: str, made: Sequence[Any], given: Sequence[Any]
@@ -380,7 +380,7 @@ def _name_of(tensor: Tensor, frames: Sequence[FrameType]) -> str | None:
     """Find a tensor among what the user's running code speaks of, innermost first."""
     for frame in reversed(frames):
         if is_user_file(frame.f_code.co_filename):
-            for name, value in _spoken(frame).items():
+            for name, value in _names_used(frame).items():
                 if value is tensor:
                     return name
                 if isinstance(value, nn.Module) and (path := _path_in(value, tensor)):
@@ -388,7 +388,7 @@ def _name_of(tensor: Tensor, frames: Sequence[FrameType]) -> str | None:
     return None
 
 
-def _spoken(frame: FrameType) -> Mapping[str, object]:
+def _names_used(frame: FrameType) -> Mapping[str, object]:
     """Return the variables that a function mentions, and what it mentions of its own object."""
     code, variables = frame.f_code, frame.f_locals
     names = (*code.co_varnames, *code.co_names, *code.co_freevars)

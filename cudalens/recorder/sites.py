@@ -21,7 +21,7 @@ from cudalens.source.files import is_shared, is_user_file, torch_path
 from cudalens.source.locate import locate_line
 from cudalens.source.module_path import paths_below
 from cudalens.source.stack import StackEntry, line_of, place_of
-from cudalens.source.timed_cells import home_of
+from cudalens.source.timed_cells import cell_position_of
 
 _OTHER, _USER, _SHARED, _NOTED, _OPTIMIZER = range(5)
 _STEP_RANGE: Final = "Optimizer.step#"
@@ -72,7 +72,7 @@ class SiteTracker:
             code = frame.f_code
             kind = kinds[code.co_filename]
             if kind:
-                if kind == _USER or (kind == _SHARED and home_of(code) is not None):
+                if kind == _USER or (kind == _SHARED and cell_position_of(code) is not None):
                     if user is None:
                         user, lasti = code, frame.f_lasti
                     if code.co_name == "<module>" or code.co_name[:11] == "<cell line:":

@@ -238,7 +238,7 @@ def _common_indent(texts: Iterable[str]) -> int:
 
 
 def _hung(report: Report, line: CodeLine) -> list[TensorFact]:
-    # The accused first, so that a line with very many tensors never loses it.
+    # The tensor at fault first, so that a line with very many tensors never loses it.
     length = min(len(line.text), MAX_LINE_LENGTH)
     on_line = [
         fact

@@ -173,8 +173,8 @@ def facts_of(report: Report, limits: _Limits = _FRAGMENT) -> dict[str, Any]:
     rows, loose = code_rows(report, device=True, fold=WIDE), unplaced_tensors(report)
     narrow = code_rows(report, device=True, fold=NARROW)
     value_map = figures.value_map_svg(report)
-    accused = next((fact for fact in report.tensors if words.is_at_fault(report, fact)), None)
-    histogram = accused and figures.histogram_svg(accused, report.bounds, report.offenders)
+    faulty = next((fact for fact in report.tensors if words.is_at_fault(report, fact)), None)
+    histogram = faulty and figures.histogram_svg(faulty, report.bounds, report.offenders)
     return {
         "report": report,
         "found": report.offenders,
@@ -196,7 +196,7 @@ def facts_of(report: Report, limits: _Limits = _FRAGMENT) -> dict[str, Any]:
         ),
         "bad_table": _bad_table(report.offenders),
         "map": value_map,
-        "accused": accused,
+        "faulty": faulty,
         "histogram": histogram,
         "graph": graph.graph_svg(
             report.graph, prevented=report.prevented, types=words.module_types(report)

@@ -323,8 +323,8 @@ def headline(report: Report) -> str:
     if not line.strip():
         return f"{KINDS.get(report.kind, report.kind)}: nothing more could be established"
     allowed = format_bounds(report)
-    is_said = "allowed" in line or allowed in line
-    return one_line(line if is_said else f"{line}: allowed {allowed}")
+    has_bounds = "allowed" in line or allowed in line
+    return one_line(line if has_bounds else f"{line}: allowed {allowed}")
 
 
 def headline_parts(report: Report) -> tuple[str, str]:

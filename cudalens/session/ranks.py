@@ -104,7 +104,7 @@ class Ranks:
 
     def results(self) -> tuple[RankResult, ...]:
         """Return what became of each process, those that made a report first, by time."""
-        reports = {} if self._folder is None else kept(self._folder)
+        reports = {} if self._folder is None else load_reports(self._folder)
         found = [result_of(reports[name], process=int(name)) for name in reports]
         found += [
             RankResult(process=number, outcome=_format_end(process.exitcode))
@@ -201,7 +201,7 @@ def give_way(report: Report) -> None:
 # --- reading what they left -----------------------------------------------------------------------
 
 
-def kept(folder: Path) -> dict[str, Report]:
+def load_reports(folder: Path) -> dict[str, Report]:
     """Return the reports of a folder: raised ones, then warnings, then who was cut off; by time."""
     found = []
     for path in folder.glob("*.json"):

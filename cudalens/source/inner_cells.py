@@ -11,11 +11,11 @@ from pathlib import Path
 
 from cudalens.core._python import innermost
 from cudalens.source.files import forget_cell, register_cell
-from cudalens.source.timed_cells import Home
+from cudalens.source.timed_cells import CellPosition
 
 _MAX_CELLS = 256
 
-_homes: dict[str, Home] = {}
+_positions: dict[str, CellPosition] = {}
 """By the name that the shell gave to the code; the newest is last."""
 
 
@@ -33,20 +33,20 @@ def note_inner(
     forget_inner(name)
     frame = innermost(lambda frame: frame.f_code.co_name == "safe_execfile_ipy")
     source = "" if frame is None else f" from {Path(str(frame.f_locals.get('fname'))).name}"
-    home = Home(f"<cell {count} run by In [{number}]{source}>")
-    register_cell(home.filename, None, lines, typed)
-    _homes[name] = home
-    while len(_homes) > _MAX_CELLS:
-        forget_inner(next(iter(_homes)))
+    position = CellPosition(f"<cell {count} run by In [{number}]{source}>")
+    register_cell(position.filename, None, lines, typed)
+    _positions[name] = position
+    while len(_positions) > _MAX_CELLS:
+        forget_inner(next(iter(_positions)))
 
 
-def inner_home(filename: str) -> Home | None:
+def inner_position(filename: str) -> CellPosition | None:
     """Return the place where the code of a file name was typed, ``None`` for other code."""
-    return _homes.get(filename)
+    return _positions.get(filename)
 
 
 def forget_inner(name: str | None = None) -> None:
     """Undo :func:`note_inner` for the code of one name, such as the user runs again, or of all."""
-    for each in list(_homes) if name is None else [name]:
-        if (home := _homes.pop(each, None)) is not None:
-            forget_cell(home.filename)
+    for each in list(_positions) if name is None else [name]:
+        if (position := _positions.pop(each, None)) is not None:
+            forget_cell(position.filename)

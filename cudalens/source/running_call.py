@@ -313,8 +313,8 @@ class RunningCall:
                 package = path.partition(".")[0]
                 # What is reached from another package over several names says little.
                 is_known = package == "torch" or len(names) == 1
-                is_said = is_known and package not in sys.stdlib_module_names
-                return ".".join([path, *names]) if is_said else None
+                is_public = is_known and package not in sys.stdlib_module_names
+                return ".".join([path, *names]) if is_public else None
         return None
 
 

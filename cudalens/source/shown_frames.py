@@ -46,14 +46,14 @@ def without_torch(trace: TracebackType | None) -> TracebackType | None:
     return linked(kept) or trace
 
 
-def is_told(error: BaseException, report: object) -> bool:
+def is_reported(error: BaseException, report: object) -> bool:
     """Return whether a report is that of an exception."""
     known = [getattr(error, name, None) for name in ("report", "__cudalens_report__")]
     return report is not None and any(item is report for item in known)
 
 
 @contextmanager
-def said_once(error: BaseException) -> Iterator[None]:
+def without_repeats(error: BaseException) -> Iterator[None]:
     """Let an exception say its first line alone, while it is shown beside a report of the rest."""
     args, notes = error.args, error.__dict__.get("__notes__")
     is_ours = getattr(error, "report", None) is not None and bool(args)

@@ -24,9 +24,9 @@ from cudalens.source.files import (
     torch_path,
     typed_line,
 )
-from cudalens.source.inner_cells import inner_home
+from cudalens.source.inner_cells import inner_position
 from cudalens.source.safe_eval import instance_dict
-from cudalens.source.timed_cells import Home, home_of
+from cudalens.source.timed_cells import CellPosition, cell_position_of
 
 MAX_FRAMES = 60
 OUTERMOST = 5
@@ -87,13 +87,13 @@ class Place(NamedTuple):
     lineno: int
     lasti: int
     frame: FrameType | None
-    home: Home | None = None
+    typed_at: CellPosition | None = None
     """Where the code was typed, when that is not where it says itself."""
 
     @property
     def filename(self) -> str:
         """The file name of the code's source."""
-        return self.code.co_filename if self.home is None else self.home.filename
+        return self.code.co_filename if self.typed_at is None else self.typed_at.filename
 
     @property
     def is_user(self) -> bool:
@@ -117,7 +117,7 @@ class Place(NamedTuple):
         line, end_line, column, end_column = _origin_of(self.code, self.lasti)
         if line is None or end_line is None or column is None or end_column is None:
             return None
-        _, lines, columns = self.home or Home("")
+        _, lines, columns = self.typed_at or CellPosition("")
         if columns is None:
             return None
         return Position(line + lines, end_line + lines, column + columns, end_column + columns)
@@ -173,9 +173,9 @@ def place_of(entry: Entry) -> Place:
         place = Place(entry.f_code, line, entry.f_lasti, entry)
     else:
         place = Place(*entry)
-    if (home := inner_home(place.code.co_filename) or home_of(place.code)) is None:
+    if (at := inner_position(place.code.co_filename) or cell_position_of(place.code)) is None:
         return place
-    return place._replace(home=home, lineno=place.lineno + home.lines)
+    return place._replace(typed_at=at, lineno=place.lineno + at.lines)
 
 
 def stack_of(frame: FrameType | None) -> tuple[FrameType, ...]:
@@ -212,7 +212,7 @@ def _as_written(places: Sequence[Place]) -> Iterator[Place]:
         if not place.is_generated:
             yield place
         elif (line := _traced_line(place.code, places[at + 1 :])) is not None:
-            yield place._replace(lineno=line + (place.home.lines if place.home else 0))
+            yield place._replace(lineno=line + (place.typed_at.lines if place.typed_at else 0))
 
 
 def _traced_line(code: CodeType, below: Sequence[Place]) -> int | None:

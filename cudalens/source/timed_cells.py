@@ -32,7 +32,7 @@ _NAMES = ("<timed exec>", "<timed eval>")
 _MAX_TEXTS = 64
 
 
-class Home(NamedTuple):
+class CellPosition(NamedTuple):
     """Where code was typed: add ``lines`` and ``columns`` to the positions that it has."""
 
     filename: str
@@ -58,7 +58,7 @@ class _TimedText:
         return list(_codes(self.python))
 
     @cached_property
-    def home(self) -> Home:
+    def position(self) -> CellPosition:
         """Its place, where its lines are at their columns of the cell then."""
         above, lines = self.line or 0, split_lines(self.python)
         column: int | None = 0
@@ -72,11 +72,11 @@ class _TimedText:
         name = f"<timed-input-{self.cell}-{crc:08x}>"
         register_cell(name, self.cell, lines, self.typed)
         _registered.add(name)
-        return Home(name, above, column)
+        return CellPosition(name, above, column)
 
 
 _texts: deque[_TimedText] = deque(maxlen=_MAX_TEXTS)
-_answers: dict[int, tuple[CodeType, Home | None]] = {}
+_answers: dict[int, tuple[CodeType, CellPosition | None]] = {}
 """By ``id``: to compare codes is to compare their constants."""
 _registered: set[str] = set()
 
@@ -105,7 +105,7 @@ def forget() -> None:
     share_names()
 
 
-def home_of(code: CodeType) -> Home | None:
+def cell_position_of(code: CodeType) -> CellPosition | None:
     """Return the place where timed code was typed; ``None`` for other code, and where none is
     known.
 
@@ -117,7 +117,7 @@ def home_of(code: CodeType) -> Home | None:
     if known is None or known[0] is not code:
         while len(_answers) >= _MAX_TEXTS:
             _answers.pop(next(iter(_answers)), None)
-        found = (text.home for text in reversed(list(_texts)) if _is_of(code, text))
+        found = (text.position for text in reversed(list(_texts)) if _is_of(code, text))
         known = _answers[id(code)] = (code, next(found, None))
     return known[1]
 

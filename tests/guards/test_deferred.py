@@ -46,11 +46,11 @@ class Found:
     def __init__(self, guards: Collector, run: Callable[[], Any], *, later: bool) -> None:
         self.result: Any = None
         self.error: Exception | None = None
-        guards.look_later(later)
+        guards.set_deferred(later)
         try:
             self.violation: Violation | None = guards.look(lambda: self._keep(run))
         finally:
-            guards.look_later(True)
+            guards.set_deferred(True)
         self.op = guards.found[0][0] if guards.found else None
         self.is_past = guards.past is not None
 
@@ -447,14 +447,14 @@ def test_torch_refuses_what_it_refuses_without_guards(guards: Collector, name: s
     """Memory that overlaps: an op is given its very index where it writes there."""
 
     def outcome(later: bool) -> tuple[str, list[int]]:
-        guards.look_later(later)
+        guards.set_deferred(later)
         i = tensor([2, 0, 1])
         try:
             REFUSED[name](i)
         except RuntimeError as error:
             return str(error), i.tolist()
         finally:
-            guards.look_later(True)
+            guards.set_deferred(True)
         return "", i.tolist()
 
     assert outcome(True) == outcome(False)

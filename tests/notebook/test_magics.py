@@ -593,7 +593,7 @@ def test_notes_are_printed_where_the_shell_shows_none(
 ) -> None:
     """Below the traceback, as in IPython before 8.14; those of the user are the user's."""
     monkeypatch.setattr(cells, "_version", lambda: (8, 13))
-    monkeypatch.setattr(cells, "is_told", lambda error, report: False)
+    monkeypatch.setattr(cells, "is_reported", lambda error, report: False)
     result = notebook.run("%%cudacheck\ntorch.ones(2, 3) @ torch.ones(4, 5)")
     assert result.error_in_exec.__notes__[0] in notebook.err
     for notes in ("None", "5", "[3, 'mine']"):

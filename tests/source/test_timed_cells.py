@@ -52,8 +52,8 @@ def note(text: str, typed: str, line: int | None = None) -> None:
 
 def where(code: CodeType) -> tuple[int, int] | None:
     """Return how far the lines and columns of a code are moved."""
-    home = timed_cells.home_of(code)
-    return None if home is None else (home.lines, home.columns)
+    position = timed_cells.cell_position_of(code)
+    return None if position is None else (position.lines, position.columns)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_inner_code_and_the_parts_of_the_magic_are_found(shell: InteractiveShell
 
 def test_the_newest_of_two_like_cells_is_meant(shell: InteractiveShell) -> None:
     note("a = 1", "%time a = 1", 0)
-    first = timed_cells.home_of(code_of("a = 1"))
+    first = timed_cells.cell_position_of(code_of("a = 1"))
     timed_cells.note_timed("a = 1", 2, ["# again", "%time a = 1"], 1)
-    second = timed_cells.home_of(code_of("a = 1"))
+    second = timed_cells.cell_position_of(code_of("a = 1"))
     assert (first.filename, second.lines) != (second.filename, first.lines)
     assert source_lines(second.filename) == ["", "pass; a = 1"]
 
@@ -106,16 +106,16 @@ def test_the_name_alone_says_nothing(shell: InteractiveShell) -> None:
     assert place_of(StackEntry(code_of("a = 1"), 1, 0)).is_user
     timed_cells.forget()
     assert not is_user_file(EXEC)
-    assert place_of(StackEntry(code_of("a = 1"), 1, 0)).home is None
+    assert place_of(StackEntry(code_of("a = 1"), 1, 0)).typed_at is None
 
 
 def test_what_was_noted_is_bounded_and_forgotten(shell: InteractiveShell) -> None:
     names = []
     for number in range(timed_cells._MAX_TEXTS + 1):
         note(f"a = {number}", f"%time a = {number}", 0)
-        names.append(timed_cells.home_of(code_of(f"a = {number}")).filename)
+        names.append(timed_cells.cell_position_of(code_of(f"a = {number}")).filename)
     assert len(timed_cells._texts) == len(timed_cells._answers) == timed_cells._MAX_TEXTS
-    assert timed_cells.home_of(code_of("a = 0")) is None
+    assert timed_cells.cell_position_of(code_of("a = 0")) is None
     assert all(name in linecache.cache for name in names)
     timed_cells.forget()
     assert not any(name in linecache.cache for name in names)
@@ -250,7 +250,7 @@ def test_the_line_that_runs_is_named(
             "%%time\nhalf = table * 0.5\nloss = half.exp().sum()\nloss.backward()\nloss.backward()",
             {3, 4, 5},
         ),
-        # Code without a home leaves the line of its call: what IPython allows before the magic is
+        # Code without a cell leaves the line of its call: what IPython allows before the magic is
         # more than we know.
         (
             "d = {}\nhalf = table * 0.5\nd['x'] = %time half.exp()\n"
