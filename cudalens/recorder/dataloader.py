@@ -176,7 +176,7 @@ def describe(batch: Batch, row: int | None) -> str:
     index = batch.indices[row]
     dataset = None if batch.dataset is None else batch.dataset()
     named = None if dataset is None else _name_of(lambda value: value is dataset, stack)
-    return f"{text} = {named}[{index}]" if named else f"{text} = item {index} of its dataset"
+    return f"{text} = {named}[{index}]" if named else f"{text} (dataset item {index})"
 
 
 def dataset_of(batch: Batch) -> tuple[object, str | None]:

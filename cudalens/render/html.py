@@ -26,7 +26,7 @@ from cudalens.render.svg import PALETTES
 from cudalens.render.words import clip, headline, visible
 
 MAX_BYTES = 200_000
-_SAMPLE = "dataset index"
+_SAMPLE = "dataset item"
 _TENSOR_HEADS = (
     *("tensor", "argument", "shape", "dtype", "device", "stride", "grad", "bad"),
     *("min", "max", "mean", "nan", "inf", "distinct"),

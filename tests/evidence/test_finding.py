@@ -31,7 +31,7 @@ def bad_batch(labels: Tensor, **options: Any) -> Report:
     return report_of(run)
 
 
-HEAD = "dataset index"
+HEAD = "dataset item"
 """The head of the column; the page shows the source of the tests below as well."""
 
 

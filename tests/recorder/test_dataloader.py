@@ -221,7 +221,7 @@ def test_what_was_written_into_a_batch_did_not_come_with_it(value: int, op: str 
         labels[0] = value
         steps = steps_of(recorder, labels)
     assert [(step.op, step.note) for step in steps] == [
-        (op, "it writes 77" if op else "batch 1 of loader, row 23 = item 23 of its dataset")
+        (op, "it writes 77" if op else "batch 1 of loader, row 23 (dataset item 23)")
     ]
 
 

@@ -60,7 +60,7 @@ def test_one_report_says_which_processes_met_what() -> None:
     assert [item.name for item in report.ranks] == ["process 0", "process 1", "process 2"]
     bad = [item for item in report.ranks if item.report is not None]
     assert {item.process for item in bad} == {0, 2}
-    assert {item.batch for item in bad} == {"batch 2 of loader, row 1 = item 3 of its dataset"}
+    assert {item.batch for item in bad} == {"batch 2 of loader, row 1 (dataset item 3)"}
     assert report.explanation.startswith("2 of 3 processes have a finding: process 0 (batch 2 ")
     # The launcher's own exception: its type, its words, and what it is about.
     assert type(error) is ProcessRaisedException
