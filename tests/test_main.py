@@ -176,7 +176,7 @@ ENDS = {
         "KeyboardInterrupt$",
     ),
     "a swallowed finding": (SUPPRESSED, 0, "10 is outside the 10 classes"),
-    "item 15, advice for a script": (OF_NAN, 1, ADVICE),
+    "advice for a script": (OF_NAN, 1, ADVICE),
 }
 """A script, its exit status, and what is said on stderr."""
 
@@ -186,7 +186,7 @@ ENDS = {
 def test_how_a_script_ends(
     run_here: Run, tmp_path: Path, text: str, status: int, says: str
 ) -> None:
-    """Nothing is said of how it was run, nor what can be done in a notebook alone (issue 17)."""
+    """Nothing is said of how it was run, nor what can be done in a notebook alone."""
     script(tmp_path, text)
     done = run_here("train.py")
     assert done.returncode == status and "went on" not in done.stdout

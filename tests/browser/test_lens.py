@@ -377,7 +377,7 @@ def test_notebook_7_shows_the_same(
 def test_a_foreign_notebook_shows_the_static_twin(
     theme: str, lab: Lab, opened: Reader, context: BrowserContext, pictures: Path
 ) -> None:
-    """Item 19: sent by mail it is not trusted, and yet it has its look, its pictures, no garble."""
+    """Sent by mail it is not trusted, and yet it has its look, its pictures, no garble."""
     _save(opened, lab.directory / "quickstart.ipynb")
     source = json.loads((lab.directory / "quickstart.ipynb").read_text(encoding="utf-8"))
     source["metadata"]["title"] = "changed by somebody, so its signature does not hold"

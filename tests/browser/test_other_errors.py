@@ -104,7 +104,7 @@ COVERED = """root => {
 def test_other_errors_can_be_read(
     kind: str, theme: str, lab: Lab, browser: Browser, pictures: Path
 ) -> None:
-    """Issue 17, items 20, 23, 26, 27: contrast, size of words, the code at fault, no overflow."""
+    """Contrast, size of words, the code at fault, no overflow."""
     setup, cell, said = CELLS[kind]
     name = f"{kind}_{theme.lower()}"
     write_notebook(lab.directory / f"{name}.ipynb", setup, cell)

@@ -73,7 +73,7 @@ def test_the_headline_has_the_users_expressions_where_they_are_proven(row: tuple
 
 
 def test_the_exception_names_one_thing_by_one_name() -> None:
-    """Issue 17, item 22: the user's expression comes first, the schema's name after it."""
+    """The user's expression comes first, the schema's name after it."""
     lines = format_message(make_report(module_path="head")).splitlines()
     assert lines[0].startswith("y[17] = 10 is outside the 10 classes of logits (allowed ")
     assert ", argument y (target) in module head" in lines[1]
@@ -82,7 +82,7 @@ def test_the_exception_names_one_thing_by_one_name() -> None:
 
 
 def test_cuda_is_not_called_fine_where_nobody_used_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 17, item 29: a host error of tensors in host memory says nothing of a device."""
+    """A host error of tensors in host memory says nothing of a device."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     with pytest.raises(RuntimeError), cudalens.check() as session:
         torch.ones(2, 3) @ torch.ones(2, 3)

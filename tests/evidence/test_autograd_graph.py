@@ -185,7 +185,7 @@ def test_ops_behind_nodes(node: str, op: str | None) -> None:
     assert op_of(node) == op
 
 
-def test_item_24_parameters_keep_their_names_in_a_straight_cell(sim: simulate.Simulation) -> None:
+def test_parameters_keep_their_names_in_a_straight_cell(sim: simulate.Simulation) -> None:
     """Made in an earlier cell, and not mentioned by the statement that fails."""
     made = {
         "net": nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).cuda(),

@@ -59,7 +59,7 @@ def test_a_value_of_no_loader_has_no_dataset_index() -> None:
     assert HEAD not in report.to_html()
 
 
-# --- item 22: one name for one thing --------------------------------------------------------------
+# --- one name for one thing --------------------------------------------------------------
 
 
 def inputs_in_the_picture(call: Callable[[], object]) -> set[str]:
@@ -77,7 +77,7 @@ def test_inputs_in_the_picture_have_the_users_names() -> None:
     assert inputs_in_the_picture(lambda: torch.sqrt(*[variance * 1])) == {"self"}
 
 
-# --- item 14: what has left the recorder's ring ---------------------------------------------------
+# --- what has left the recorder's ring ---------------------------------------------------
 
 
 BEFORE = """
@@ -99,13 +99,13 @@ def limits_of(code: str, max_ops: int) -> str:
 
 
 @pytest.mark.parametrize("code", CELLS.values(), ids=CELLS)
-def test_item_14_what_has_left_the_ring_is_said(code: str) -> None:
+def test_what_has_left_the_ring_is_said(code: str) -> None:
     """A short ring ends the search, and the report says so; a long one holds the origin."""
     assert "is not among the last 16 calls" in limits_of(code, 16)
     assert "is not among the last" not in limits_of(code, 4096)
 
 
-def test_item_14_a_tensor_from_before_the_check_is_no_loss() -> None:
+def test_a_tensor_from_before_the_check_is_no_loss() -> None:
     """While nothing was dropped there is nothing to say."""
     assert "is not among the last" not in limits_of("F.cross_entropy(z, old)", 16)
 

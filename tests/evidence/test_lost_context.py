@@ -27,7 +27,7 @@ def reported(error: BaseException) -> Report:
         RuntimeError("CUDA error: an illegal memory access was encountered"),
     ],
 )
-def test_item_10_words_alone_end_no_context(error: BaseException, sim: simulate.Simulation) -> None:
+def test_words_alone_end_no_context(error: BaseException, sim: simulate.Simulation) -> None:
     """Raised by hand, or relayed: the device answers, and is said to; nothing is remembered."""
     assert torch.ones(2, device="cuda").sum().item() == 2
     report = reported(error)
@@ -38,7 +38,7 @@ def test_item_10_words_alone_end_no_context(error: BaseException, sim: simulate.
     assert "no device of this process has failed" in report.headline
 
 
-def test_item_10_without_cuda_nothing_is_said_of_it() -> None:
+def test_without_cuda_nothing_is_said_of_it() -> None:
     """A process that has not used CUDA has no context to lose."""
     if torch.cuda.is_initialized():
         pytest.skip("this process has used a GPU")

@@ -30,7 +30,7 @@ def reported(code: str) -> Report:
 
 
 @pytest.mark.parametrize(("code", "line"), [(NEAR, 2), (FAR, 3)])
-def test_item_23_the_line_at_fault_stands_in_the_code(code: str, line: int) -> None:
+def test_the_line_at_fault_stands_in_the_code(code: str, line: int) -> None:
     """Both lines are drawn, when far apart with a sign that some are left out."""
     report = reported(code)
     assert report.kind == "autograd_error"
@@ -48,7 +48,7 @@ def test_item_23_the_line_at_fault_stands_in_the_code(code: str, line: int) -> N
     assert ("⋮" in report.to_text()) is (code is FAR)
 
 
-def test_item_23_the_node_at_fault_is_marked() -> None:
+def test_the_node_at_fault_is_marked() -> None:
     """Where backward leads over the write; a graph that does not has no mark."""
     marked = [node for node in reported(NEAR).graph.nodes if node.role == "bad_input"]
     assert [(node.op, node.source and node.source.text) for node in marked] == [
@@ -67,7 +67,7 @@ def test_item_23_the_node_at_fault_is_marked() -> None:
         (NO_GRADIENT, ""),
     ],
 )
-def test_item_21_a_report_links_the_page_on_its_error(code: str, page: str) -> None:
+def test_a_report_links_the_page_on_its_error(code: str, page: str) -> None:
     """Of the pages of ``docs/errors``; an error without a page has no link."""
     report = reported(code)
     link = page_link(report)

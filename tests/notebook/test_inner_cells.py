@@ -1,4 +1,4 @@
-"""Cells that a checked cell runs: their lines are those of the user's cell (issue 17, item 8)."""
+"""Cells that a checked cell runs: their lines are those of the user's cell."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CELLS = {
 
 
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
-def test_item_8_number_and_line_are_those_of_the_cell_that_was_typed(
+def test_number_and_line_are_those_of_the_cell_that_was_typed(
     notebook: Notebook, cell: str
 ) -> None:
     """A plain cell of the same text, run next, has its own number and lines."""
@@ -46,7 +46,7 @@ def test_item_8_number_and_line_are_those_of_the_cell_that_was_typed(
     assert place() == (notebook.count, line, inside[line - 1])
 
 
-def test_item_8_in_the_every_cell_mode(notebook: Notebook) -> None:
+def test_inner_cells_keep_their_lines_in_the_every_cell_mode(notebook: Notebook) -> None:
     """Under ``on`` the line of ``%%capture`` is the first; a function keeps its place."""
     notebook.run("%cudacheck on")
     notebook.run(f"%%capture out\ndef f():\n    {BAD}\nf()")
@@ -56,7 +56,7 @@ def test_item_8_in_the_every_cell_mode(notebook: Notebook) -> None:
     assert place() == (number, 3, BAD)
 
 
-def test_item_8_a_text_that_the_cell_does_not_hold_has_no_number(notebook: Notebook) -> None:
+def test_a_text_that_the_cell_does_not_hold_has_no_number(notebook: Notebook) -> None:
     """Which of the cells it is that another cell ran is known, a number of its own it has none."""
     notebook.run(
         f"%%cudacheck\nget_ipython().run_cell('x = 1')\nget_ipython().run_cell('\\n{BAD}')"
@@ -75,7 +75,7 @@ FAILING = f"x = 1\n{BAD}"
         (["a = 1", f"if a > 1:\n  {BAD}\na = 2", f"if a > 1:\n  {BAD}\na = 2"], 3),
     ],
 )
-def test_item_8_a_cell_of_a_notebook_that_was_run_is_named_by_its_notebook(
+def test_a_cell_of_a_notebook_that_was_run_is_named_by_its_notebook(
     notebook: Notebook, tmp_path: Path, texts: list[str | list[str]], known: int
 ) -> None:
     """The how manieth that was run; an empty one is not."""
@@ -89,17 +89,13 @@ def test_item_8_a_cell_of_a_notebook_that_was_run_is_named_by_its_notebook(
     assert report is not None and f"{name}:2: {BAD}" in format_message(report)
 
 
-def test_item_8_an_ipython_script_has_its_name_and_lines(
-    notebook: Notebook, tmp_path: Path
-) -> None:
+def test_an_ipython_script_has_its_name_and_lines(notebook: Notebook, tmp_path: Path) -> None:
     (tmp_path / "setup.ipy").write_text(f"%precision 3\n{BAD}\n")
     notebook.run(f"%%cudacheck\n%run {tmp_path / 'setup.ipy'}")
     assert place() == (f"<cell 1 run by In [{notebook.count}] from setup.ipy>", 2, BAD)
 
 
-def test_item_8_a_script_that_stopped_is_not_called_handled(
-    notebook: Notebook, tmp_path: Path
-) -> None:
+def test_a_script_that_stopped_is_not_called_handled(notebook: Notebook, tmp_path: Path) -> None:
     """The shell printed the error: that is known.  Where an except clause took it, nothing is."""
     script = tmp_path / "script.py"
     script.write_text(f"{SETUP}\n{BAD}\nprint('after')\n")

@@ -220,8 +220,8 @@ def test_run_all_goes_on_when_the_cell_caught_it(tmp_path: Path) -> None:
 PRINTED = "Loss.cu:245: f: block: [0,0,0], thread: [0,0,0] Assertion `t >= 0` failed."
 
 
-def test_item_25_the_assertions_that_were_printed_are_kept(kernel: Kernel) -> None:
-    """Issue 17: what is printed still reaches the notebook; unloaded, nothing is listened to."""
+def test_the_assertions_that_were_printed_are_kept(kernel: Kernel) -> None:
+    """What is printed still reaches the notebook; unloaded, nothing is listened to."""
     kernel.run("%reload_ext cudalens\nimport sys\nfrom cudalens.notebook import magics")
     kernel.run("printed = magics._loaded[get_ipython()]._printed")
     said = f"for each in range(3): print({PRINTED!r}, file=sys.stderr)"

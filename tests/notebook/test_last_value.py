@@ -1,4 +1,4 @@
-"""The shell's own display of the last value of a checked cell is checked too (issue 17, item 4)."""
+"""The shell's own display of the last value of a checked cell is checked too."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def notebook(notebook: Notebook) -> Notebook:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", WAYS)
-def test_item_4_a_display_that_fails_is_stopped_before_its_launch(
+def test_a_display_that_fails_is_stopped_before_its_launch(
     notebook: Notebook, sim: simulate.Simulation, kind: str, how: str
 ) -> None:
     """The context survives and there is one report, which names the line of the display."""
@@ -59,9 +59,7 @@ def test_item_4_a_display_that_fails_is_stopped_before_its_launch(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", WAYS)
-def test_item_4_a_good_display_is_as_without_the_magic(
-    notebook: Notebook, kind: str, how: str
-) -> None:
+def test_a_good_display_is_as_without_the_magic(notebook: Notebook, kind: str, how: str) -> None:
     """It is shown once, bound to ``_``, and nothing is said."""
     notebook.run("ids = ids - ids")
     notebook.run(notebook.under(how) + f"{kind}()")
@@ -70,7 +68,7 @@ def test_item_4_a_good_display_is_as_without_the_magic(
     assert type(notebook.names["_"]).__name__ == kind
 
 
-def test_item_4_a_bound_report_outlives_a_good_display(notebook: Notebook) -> None:
+def test_a_bound_report_outlives_a_good_display(notebook: Notebook) -> None:
     """``-r`` keeps the report of the cell; a display with a report of its own binds that."""
     notebook.run("labels = torch.tensor([[9]], device='cuda')")
     silent = "labels.new_zeros(1, 3).take_along_dim(labels, 1).shape"
@@ -81,7 +79,7 @@ def test_item_4_a_bound_report_outlives_a_good_display(notebook: Notebook) -> No
     assert notebook.names["found"].kind == "device_assert"
 
 
-def test_item_4_a_value_that_is_not_displayed_leaves_nothing(notebook: Notebook) -> None:
+def test_a_value_that_is_not_displayed_leaves_nothing(notebook: Notebook) -> None:
     """Neither a hook nor the value stays when the cell ends."""
     before = sys.displayhook
     notebook.run("import weakref")

@@ -1,4 +1,4 @@
-"""What listens to a kernel's stderr, over a stream of the test's own (issue 17, item 25)."""
+"""What listens to a kernel's stderr, over a stream of the test's own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class KernelStream(io.StringIO):
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_item_25_a_line_may_come_in_pieces_and_all_of_them_go_on(
+def test_a_line_may_come_in_pieces_and_all_of_them_go_on(
     monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     stream = KernelStream()
@@ -36,7 +36,7 @@ def test_item_25_a_line_may_come_in_pieces_and_all_of_them_go_on(
     assert vars(stream) == {}
 
 
-def test_item_25_a_wrapper_put_around_ours_works_on_and_nothing_more_is_kept(
+def test_a_wrapper_put_around_ours_works_on_and_nothing_more_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A stream that somebody had wrapped before gets his method back."""
@@ -56,7 +56,7 @@ def test_item_25_a_wrapper_put_around_ours_works_on_and_nothing_more_is_kept(
     assert stream.write is wrapper
 
 
-def test_item_25_in_a_terminal_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_terminal_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = io.StringIO()
     monkeypatch.setattr(sys, "stderr", plain)
     printed = PrintedAsserts()

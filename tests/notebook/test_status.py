@@ -1,4 +1,4 @@
-"""What is said beside a report: where it is, and what was looked at (issue 17, item 29)."""
+"""What is said beside a report: where it is, and what was looked at."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def last_check(notebook: Notebook) -> str:
 
 
 @pytest.mark.parametrize("how", ["%%cudacheck {}\n", "%cudacheck {} ", "%cudacheck on {}"])
-def test_item_29_a_report_is_bound_and_its_files_are_written_and_named(
+def test_a_report_is_bound_and_its_files_are_written_and_named(
     notebook: Notebook, how: str, tmp_path: Path
 ) -> None:
     """With their whole paths, one line each; a good cell writes nothing and says nothing."""
@@ -40,7 +40,7 @@ def test_item_29_a_report_is_bound_and_its_files_are_written_and_named(
 
 
 @pytest.mark.parametrize("how", ["%%cudacheck\n", "%cudacheck ", "%cudacheck on"])
-def test_item_29_status_says_what_a_silent_check_looked_at(notebook: Notebook, how: str) -> None:
+def test_status_says_what_a_silent_check_looked_at(notebook: Notebook, how: str) -> None:
     """A checked cell says nothing itself; an unchecked one does not change the line."""
     magic = notebook.under(how)
     notebook.run(magic + GOOD)
@@ -56,7 +56,7 @@ def test_item_29_status_says_what_a_silent_check_looked_at(notebook: Notebook, h
     assert last_check(notebook).endswith("recorded; device_assert")
 
 
-def test_item_29_the_display_of_a_value_counts_for_its_cell(notebook: Notebook) -> None:
+def test_the_display_of_a_value_counts_for_its_cell(notebook: Notebook) -> None:
     """It is a second check, and one cell."""
     notebook.run(f"class R:\n    def __repr__(self): return str({GOOD})")
     notebook.run(f"%%cudacheck\n{GOOD}\nR()")
@@ -64,7 +64,7 @@ def test_item_29_the_display_of_a_value_counts_for_its_cell(notebook: Notebook) 
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_item_29_simulate_says_at_once_what_it_is_doing(
+def test_simulate_says_at_once_what_it_is_doing(
     notebook: Notebook,
     is_first: bool,
     capsys: pytest.CaptureFixture[str],

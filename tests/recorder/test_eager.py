@@ -173,7 +173,7 @@ UNKNOWN = "[node.meta.clear() for node in graph.graph.nodes]"
 def test_compiled_code_is_not_at_its_decorator(
     on_cpu: None, compiled: list[object], runs: str, options: dict[str, bool], text: str
 ) -> None:
-    """Issue 17, item 11: the line that the compiler read, or the line of the call."""
+    """The line that the compiler read, or the line of the call."""
     torch.compile(torch.sin, backend="eager")  # the first in a process calls torch by itself
     says = [OWN_BACKEND] if options else []
     report = run_cell(LOOK_UP.format(runs=runs), None, says, fast=False, **options).shown

@@ -136,7 +136,7 @@ INSTANTS = [
 def test_no_instant_loses_what_a_handler_raises(
     sim: simulate.Simulation, part: str, options: Any, step: int, kind: type[BaseException]
 ) -> None:
-    """Item 1: at every instant the exception arrives, and nothing stays installed."""
+    """At every instant the exception arrives, and nothing stays installed."""
     lost, tried = [], 0
     instant = 1 + RAISED.index(kind)
     while (found := is_lost(instant, kind, part, options)) is not None:
@@ -234,7 +234,7 @@ def test_such_a_loop_is_found(form: str, place: str) -> None:
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 13), reason="it reads the bytecode of Python 3.13")
 def test_no_loop_leaves_a_block_without_its_end() -> None:
-    """Issue 22: such a loop stands in a function of its own, which the block calls."""
+    """Such a loop stands in a function of its own, which the block calls."""
     found = []
     for path in sorted(ROOT.rglob("*.py")):
         found += lost_ends(compile(path.read_bytes(), str(path.relative_to(ROOT)), "exec"))

@@ -266,7 +266,7 @@ def test_an_input_that_the_op_wrote_over_is_not_read(
 
 
 def test_what_went_in_stands_beside_each_bad_value() -> None:
-    """Item 27 of issue 17: in the table, in the text, and in the graph for the first of them."""
+    """In the table, in the text, and in the graph for the first of them."""
     x = torch.tensor([[1.0, -4.0], [-9.0, 2.0]], device="cuda")
     scale = torch.tensor([2.0, 3.0], device="cuda")
     report = found(lambda: torch.pow(x, scale / 4))

@@ -333,7 +333,7 @@ def test_no_words_are_drawn_below_nine_pixels() -> None:
 
 
 def test_a_single_bad_value_has_its_own_bar() -> None:
-    """Item 26: the bin that reaches over the bound is split where its bad values are known."""
+    """The bin that reaches over the bound is split where its bad values are known."""
     tensor = replace(fact((0.0, 8.0, 16.0), (90, 10)), dtype="int64")
     bounds = Bounds(min=0, max=9)
     found = Offenders(count=1, total=100, first=(Offender(position=(3,), value=12),))
@@ -347,7 +347,7 @@ def test_a_single_bad_value_has_its_own_bar() -> None:
 
 
 def test_the_bound_does_not_cut_the_last_allowed_bar() -> None:
-    """Item 26: whole numbers end half a step below the line; other numbers reach it."""
+    """Whole numbers end half a step below the line; other numbers reach it."""
     edges, counts = (-0.5, 0.5, 1.5, 2.5), (4, 4, 4)
     for dtype, spot in (("int64", 2 / 3), ("float32", 1.5 / 3)):
         svg = histogram_svg(replace(fact(edges, counts), dtype=dtype), Bounds(max=1))
@@ -397,7 +397,7 @@ def test_a_bar_that_goes_on_beyond_the_picture_is_marked() -> None:
 
 @pytest.mark.parametrize(("rows", "name"), [(1, "bar"), (3, "cell")])
 def test_fewer_marks_than_bad_values_are_said(rows: int, name: str) -> None:
-    """Item 26: one place of the map may stand for several values."""
+    """One place of the map may stand for several values."""
     report = grid_report(rows, 4, {(0, 1), (0, 3)})
     found = report.offenders
     said = [text for text in texts(value_map_svg(report)) if "bad" in text]
@@ -562,7 +562,7 @@ def test_the_bad_input_is_drawn_narrow_however_it_is_written() -> None:
     ],
 )
 def test_views_fold_into_their_neighbour(op: str, name: str, folds: bool) -> None:
-    """Item 27: a view has no box of its own, and lends its neighbour no name."""
+    """A view has no box of its own, and lends its neighbour no name."""
     ends = (node("b", "aten::relu"), node("c", "aten::exp"), node("last", "aten::nll", "failed"))
     graph = in_a_row(node("a", "aten::mm"), node("v", op, name=name), *ends)
     drawn = texts(graph_svg(graph))

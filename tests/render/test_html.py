@@ -164,7 +164,7 @@ def test_sanitised_page_tells_the_story_in_order() -> None:
 
 
 def test_nothing_is_garbled_where_styles_and_pictures_are_dropped() -> None:
-    """Item 19: no rule and no picture leaves its text behind, in any report; a page's would."""
+    """No rule and no picture leaves its text behind, in any report; a page's would."""
     garbled = re.compile(r"[{}]|prefers-color|\.cl-|font-size|M\d+ \d+|base64")
     for build in REPRESENTATIVE.values():
         shown = sanitised(render_fragment(build()))
@@ -179,7 +179,7 @@ def test_nothing_is_garbled_where_styles_and_pictures_are_dropped() -> None:
 
 
 def test_looks_are_said_at_the_elements() -> None:
-    """Item 19: an untrusted page keeps the frame, the marked line and where tables begin."""
+    """An untrusted page keeps the frame, the marked line and where tables begin."""
     page = Page(render_fragment(make_report()))
     assert not {"style", "svg", "script"} & {tag for tag, _ in page.elements}
     looks = {at.get("class"): at.get("style") or "" for _, at in page.elements}
@@ -193,14 +193,14 @@ def test_looks_are_said_at_the_elements() -> None:
 
 
 def test_colours_without_a_theme_are_seen_on_both() -> None:
-    """Item 19: nobody says whether an untrusted page is light or dark: 3 : 1 on either."""
+    """Nobody says whether an untrusted page is light or dark: 3 : 1 on either."""
     for role in ("bad", "warn", "link", "line"):
         for ground in ("#ffffff", "#111111", "#1e1e1e"):
             assert contrast(SAFE_COLOURS[role], ground) >= 3, (role, ground)
 
 
 def test_pictures_of_a_notebook_are_the_pages_own() -> None:
-    """Item 19: an image holds the drawing of the page, with colours for dark pages besides."""
+    """An image holds the drawing of the page, with colours for dark pages besides."""
     page = Page(render_fragment(make_report()))
     drawn = re.findall(r"<svg .*?</svg>", render_page(make_report()), re.DOTALL)
     for at, svg in zip(page.every("img"), drawn, strict=True):
@@ -285,7 +285,7 @@ def test_one_tab_is_open_and_each_report_has_its_own_group() -> None:
 
 @pytest.mark.parametrize("width", [70, 37])
 def test_a_long_failing_line_is_folded(width: int) -> None:
-    """Item 20: column 0 and the expression at fault are in view; other lines stay whole."""
+    """Column 0 and the expression at fault are in view; other lines stay whole."""
     report = REPRESENTATIVE["long_line"]()
     rows = code_rows(report, device=True, fold=width)
     hot = [row for row in rows if row.is_hot]
@@ -305,7 +305,7 @@ def test_a_short_failing_line_is_not_folded() -> None:
 
 
 def test_the_width_of_the_pane_chooses_the_folding() -> None:
-    """Item 20: a page holds both forms and shows one; a notebook's fragment has the narrow one."""
+    """A page holds both forms and shows one; a notebook's fragment has the narrow one."""
     report = REPRESENTATIVE["long_line"]()
     for html, names in (
         (render_page(report), ["cl-code cl-wide", "cl-code cl-narrow"]),
@@ -343,7 +343,7 @@ def test_the_page_of_an_error_exists(
 
 
 def test_equal_ops_of_the_history_are_one_row() -> None:
-    """Item 28: runs of one op are counted, a line is told once, and the failed op is the last."""
+    """Runs of one op are counted, a line is told once, and the failed op is the last."""
     line = LineRef(cell=1, line=4, text="x = x + 1")
     ops = [HistoryEntry(seq=at, op="aten::add", source=line) for at in range(5)]
     ops.append(HistoryEntry(seq=5, op="aten::mul", source=line))
@@ -361,7 +361,7 @@ def test_equal_ops_of_the_history_are_one_row() -> None:
 
 
 def test_why_does_not_repeat_the_head() -> None:
-    """Item 28: the first hint is said above; the tab is there for what is said nowhere else."""
+    """The first hint is said above; the tab is there for what is said nowhere else."""
     one = make_report()
     assert "Why" not in [at.label for at in facts_of(one)["tabs"]]
     two = make_report(hints=(*one.hints, Hint(text="the other cause", fix="y % 10")))

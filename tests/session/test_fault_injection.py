@@ -237,7 +237,7 @@ AFTER_A_FINDING = {
 def test_whatever_fails_after_a_finding_the_op_is_not_launched(
     stage: str, opened: Callable[[], Any], sim: simulate.Simulation
 ) -> None:
-    """Issue 17, item 2: an error with the value arrives; a good call passes all the same.
+    """An error with the value arrives; a good call passes all the same.
 
     What the device is like without guards is in ``test_session.py``.
     """
@@ -261,7 +261,7 @@ def test_whatever_fails_after_a_finding_the_op_is_not_launched(
 
 @takes_modulo
 def test_a_silent_finding_that_cannot_be_reported_stops_nothing() -> None:
-    """Issue 17, item 2: nothing asserts there, so that the op runs; the report of another tells."""
+    """Nothing asserts there, so that the op runs; the report of another tells."""
     table = torch.zeros(3, device="cuda")
     with broken("session.process:on_violation", raising):
         with pytest.raises(DeviceIndexError), cudalens.check() as session:

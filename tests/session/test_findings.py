@@ -30,7 +30,7 @@ def test_one_finding_alone_leaves_nothing_to_list() -> None:
         assert said == f"1 more in this block: {second.headline}."
 
 
-def test_item_15_a_cell_is_called_a_cell() -> None:
+def test_a_cell_is_called_a_cell() -> None:
     """A script has none: what else was found there is in its block."""
     first = Report(kind="device_assert", headline="a", source=SourceSpan(cell=3, line=1))
     said = findings_of(first, raised("b")).others(first, None)

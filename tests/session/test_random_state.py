@@ -1,4 +1,4 @@
-"""Issue 17, item 3: the first report of a process draws from nobody's random numbers."""
+"""The first report of a process draws from nobody's random numbers."""
 
 from __future__ import annotations
 

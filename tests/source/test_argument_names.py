@@ -226,7 +226,7 @@ ARGUMENTS = {
         (lambda x, i: x.gather(*(1, i[:, None] - 1)), None),
         # The method's receiver is not on the line: what stands first is the dimension.
         (lambda x, i: [gather(1, i[:, None] - 1) for gather in [x.gather]], None),
-        # Issue 17, item 7: positions of a function are not those of an op in another order.
+        # Positions of a function are not those of an op in another order.
         (lambda w, i: torch.repeat_interleave(i * 2, -i, output_size=2, dim=0), None),
         (lambda w, i: (i * 2).repeat_interleave(-i, 0, output_size=2), None),
         (lambda w, i: torch.repeat_interleave(w, NEGATIVE.cuda(), 0, output_size=2), None),
@@ -266,7 +266,7 @@ def test_an_argument_is_named_by_its_place(
 def test_places_are_those_of_the_op_only_where_it_takes_this_call(
     text: str, op: str, overload: str, expected: dict[str, str]
 ) -> None:
-    """Issue 17, item 7: the order of the API is that of the op only where it is proven."""
+    """The order of the API is that of the op only where it is proven."""
     code = compile(text, "<test>", "eval")
     node = ast.parse(text, mode="eval").body
     call = RunningCall(Place(code, 1, 0, None), node)

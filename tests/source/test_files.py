@@ -130,10 +130,10 @@ def installed_with_target(folder: Path) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("entry", ["{folder}", "{folder}/", ""])
-def test_item_16_a_package_installed_with_target_is_a_library(
+def test_a_package_installed_with_target_is_a_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str
 ) -> None:
-    """Issue 17: its files are on the list beside it; the user's, in the same folder, are not."""
+    """Its files are on the list beside it; the user's, in the same folder, are not."""
     found = installed_with_target(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(entry.format(folder=tmp_path))
@@ -141,10 +141,10 @@ def test_item_16_a_package_installed_with_target_is_a_library(
     assert users == {"pkg/mine.py", "train.py"}
 
 
-def test_item_16_a_package_installed_meanwhile_is_seen(
+def test_a_package_installed_meanwhile_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 17: a cell may install one; a project that is installed editable stays the user's."""
+    """A cell may install one; a project that is installed editable stays the user's."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "project.egg-info").mkdir()
     (tmp_path / "own.py").write_text("x = 1\n", encoding="utf-8")

@@ -66,7 +66,7 @@ CHANGES = [
 def hint_of(text: str) -> Hint:
     """The only hint about a cell whose backward finds a saved tensor modified.
 
-    Issue 17, item 23: the headline is one sentence of at most 100 characters.
+    The headline is one sentence of at most 100 characters.
     """
     outcome = run_cell(f"{SETUP}{text}", fast=False)
     assert "modified by an inplace operation" in str(outcome.error)
@@ -138,7 +138,7 @@ SHARED = "y = torch.ones(3, requires_grad=True)*1; z = y.exp(); z += 1; z.sum().
         SHARED.replace("; z = y.exp(); z += 1; ", "; z = y.exp()\nz += 1  # one; two\n"),
     ],
 )
-def test_item_23_of_several_statements_on_a_line_the_one_at_fault_is_named(code: str) -> None:
+def test_of_several_statements_on_a_line_the_one_at_fault_is_named(code: str) -> None:
     """The whole line would be cut before it; a line of one statement is shown as it is typed."""
     report = run_cell(f"{SETUP}{code}", fast=False).shown
     assert report.headline.startswith("`z += 1` in line ")
@@ -148,7 +148,7 @@ def test_item_23_of_several_statements_on_a_line_the_one_at_fault_is_named(code:
     assert saved is None or f"`{saved}` at " in report.explanation
 
 
-def test_item_23_the_headline_without_the_writing_line_is_short() -> None:
+def test_the_headline_without_the_writing_line_is_short() -> None:
     """Guards alone do not know who wrote; of the rest, the headline holds what fits."""
     outcome = run_cell(f"{SETUP}e = w.exp()\ne += 1\ne.sum().backward()")
     start = "a tensor that backward needs was changed in place: float32 (4, 4), output 0 of Exp"
@@ -156,7 +156,7 @@ def test_item_23_the_headline_without_the_writing_line_is_short() -> None:
     assert len(outcome.shown.headline) <= 100
 
 
-def test_item_23_a_long_name_of_a_leaf_is_shortened() -> None:
+def test_a_long_name_of_a_leaf_is_shortened() -> None:
     """The name is cut, and what is wrong with it is not."""
     report = run_cell(f"{SETUP}{'w' * 60} = w\n{'w' * 60}.add_(1)").shown
     assert len(report.headline) == 100
