@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -64,6 +65,19 @@ def modes_of(kind: type[Any]) -> list[Any]:
     """Return the function modes of a kind on the stack of this thread, innermost last."""
     stack = map(_get_function_stack_at, range(_len_torch_function_stack()))
     return [mode for mode in stack if isinstance(mode, kind)]
+
+
+def forgotten_keywords(func: Any, frame: FrameType) -> dict[str, Any]:
+    """Return the keyword arguments that a function of torch's did not hand on to the modes.
+
+    Args:
+        func: one of those that forget them.
+        frame: what called the mode.
+    """
+    own = frame.f_back
+    if own is None or own.f_code is not getattr(func, "__code__", None):
+        return {}
+    return {name: own.f_locals[name] for name in func.__kwdefaults__ or ()}
 
 
 def watch_modules(hook: Callable[[nn.Module, Any], None]) -> None:

@@ -83,6 +83,8 @@ CONVERSIONS = names(
     "copy_"
 )
 """Functions that give the values in another type or at another place."""
+_FORGETFUL = ("__dlpack__", "chain_matmul", "dim_order")
+"""Functions that do not hand their keyword arguments on to the modes: a mistake of torch's."""
 _OWN = "cudalens."
 """Ops that guards put into compiled code: they are not the user's."""
 _SHIFTS = {"add": 1, "sub": -1, "add_": 1, "sub_": -1, "__add__": 1, "__sub__": -1}
@@ -94,6 +96,7 @@ class Api:
 
     __slots__ = (
         "adds",
+        "forgets",
         "func",
         "has_operand",
         "is_backward",
@@ -102,6 +105,7 @@ class Api:
         "is_index",
         "is_quiet",
         "is_range",
+        "is_special",
         "is_view",
         "makes_values",
         "may_write",
@@ -148,6 +152,8 @@ class Api:
         self.makes_values = not (makes_none or self.is_backward)
         """Views show old values, and memory that was only reserved holds anything."""
         self.shift = _SHIFTS.get(name, 0)
+        self.forgets = kind == "function" and name in _FORGETFUL
+        self.is_special = self.is_foreign or self.forgets
         self.may_write = kind not in _COMPILED or self.is_in_place or not writes_nothing(name)
         self.has_operand = bool(self.value_at or self.shift or self.is_index)
 

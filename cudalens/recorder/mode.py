@@ -197,7 +197,9 @@ class RecordingMode(_torch.RemovableMode):
                     self._note_range(api, args, _getframe(1))
                 return result
             # Whoever else sees function calls must not see what is asked of the tensors here.
-            if api.is_foreign or (types and types != _PLAIN) or _has_modes_below():
+            if api.is_special or (types and types != _PLAIN) or _has_modes_below():
+                if api.forgets:
+                    kwargs = _torch.forgotten_keywords(func, _getframe(1)) | (kwargs or {})
                 with Unseen():
                     tensors, versions = self._look(api, args, kwargs)
                     copies = self._before(api, args, kwargs, tensors)

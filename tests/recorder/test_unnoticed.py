@@ -74,6 +74,27 @@ def jagged() -> object:
     return (nested * 2).to_padded_tensor(0.0).tolist()
 
 
+def copied_by_dlpack() -> object:
+    """Under a function mode torch forgets keyword arguments: the copy would share its memory."""
+    x = torch.ones(2)
+    copied = torch.from_dlpack(x.__dlpack__(copy=True))
+    x += 1
+    return copied.tolist()
+
+
+def out_of_a_chain() -> object:
+    made = torch.empty(2, 2)
+    torch.chain_matmul(torch.ones(2, 3), torch.ones(3, 2), out=made)
+    return made.tolist()
+
+
+def ambiguous() -> object:
+    try:
+        return torch.empty(2, 2, 1, 2).dim_order(ambiguity_check=True)
+    except RuntimeError as error:
+        return str(error)
+
+
 PROGRAMS: list[Callable[[], object]] = [
     subclass,
     traced_with_a_number,
@@ -83,6 +104,9 @@ PROGRAMS: list[Callable[[], object]] = [
     converted_by_swapping,
     on_a_default_device,
     jagged,
+    copied_by_dlpack,
+    out_of_a_chain,
+    ambiguous,
 ]
 
 
