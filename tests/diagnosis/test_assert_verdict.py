@@ -47,7 +47,7 @@ CASES = {
         "aten::nll_loss_backward in the backward pass asserted on the device: target: a label"),
     "op and text disagree": (
         evidence(op=OpName(name="aten::relu"), device_text=LABELS), "unknown",
-        "CUDA printed the assert of F.cross_entropy, nn.CrossEntropyLoss, F.nll_loss or another, "
+        "CUDA printed the assert of F.cross_entropy or F.nll_loss, "
         "but aten::relu was the op that reported it: a label"),
     "an extension that calls torch's kernel": (
         evidence(op=OpName(name="mine::pick"), device_text=ROWS), "likely",
@@ -67,10 +67,10 @@ CASES = {
         evidence(op=OpName(name="mine::pick"), replay=ZEROS), "likely",
         "mine::pick asserted on the device: index 9 is out of bounds"),
     "a text without an op": (evidence(device_text=LABELS), "likely",
-        "F.cross_entropy, nn.CrossEntropyLoss, F.nll_loss or another asserted on the device: a "
+        "F.cross_entropy or F.nll_loss asserted on the device: a "
         "label is neither one of the classes nor ignore_index"),
     "two texts without an op": (evidence(device_text=f"{LABELS}\n{ROWS}"), "likely",
-        "F.cross_entropy, nn.CrossEntropyLoss, F.nll_loss or another asserted on the device"),
+        "F.cross_entropy or F.nll_loss asserted on the device"),
     "an unknown text without an op": (evidence(device_text=OWN), "unknown",
         "CUDA asserted `mine < yours`, and no recorded op can be blamed for it"),
     "nothing": (evidence(), "unknown",
