@@ -19,10 +19,11 @@ from torch import Tensor
 
 from cudalens.core.report_types import Violation
 from tests.cpu_guards import strided, transposed
+from tests.releases import release
 
 Bad = list[tuple[tuple[int, ...], Any]]
 Draw = st.DrawFn
-HUGE = (2**31 - 1, 2**31, 2**32, 2**40, -(2**31), -(2**31) - 1, -(2**40))
+HUGE = (2**31 - 1, 2**31, 2**32, 2**40, -(2**31), -(2**31) - 1, -(2**40), 2**63 - 1, -(2**63))
 FEW = st.integers(1, 4)
 
 
@@ -132,13 +133,15 @@ def laid_out(values: Tensor, layout: str) -> Tensor:
     return values
 
 
+NARROW = torch.int32 if release() >= (2, 8) else torch.int64
+"""What every op with an index takes beside int64, since torch 2.8."""
 LAYOUTS = st.sampled_from(["plain", "transposed", "strided", "offset"])
 
 
 @st.composite
 def indices(draw: Draw, shape: tuple[int, ...], size: int) -> Tensor:
     """Draw an index: good, at the lower bound, or with some beyond; of any layout."""
-    dtype = draw(st.sampled_from([*[torch.int64] * 3, torch.int32]))
+    dtype = draw(st.sampled_from([*[torch.int64] * 3, NARROW]))
     count = math.prod(shape)
     values = draw(st.lists(st.integers(0, max(size - 1, 0)), min_size=count, max_size=count))
     odd = draw(st.sampled_from([[-size, -1], [-size - 1, size, size + 1, *HUGE]]))

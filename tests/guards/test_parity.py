@@ -51,9 +51,7 @@ aten = torch.ops.aten
 ones, zeros = torch.ones, torch.zeros
 TAKE_ALONG_DIM = aten.take_along_dim.default if release() >= (2, 10) else None  # modulo since
 GROUPED, SCALED, SCALED_V2 = (
-    getattr(
-        getattr(aten, name, None), "default", None
-    )  # the last from 2.10 on, the others from 2.8
+    getattr(getattr(aten, name, None), "default", None)  # from 2.8 on; the last: 2.10
     for name in ("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
 )
 
