@@ -54,10 +54,13 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
         return _kept(hint, name, value, found.dropped, trial)
     hint = replace(hint, text=hint.text + _how_made(hint, name, found))
     assert isinstance(hint.fix, Fix)
-    fix = Fix(f"{name} = {value}", [item._replace(span=None) for item in hint.fix.changes])
-    if not found.is_read_again or not trial(fix).succeeds:
+    own, (change,) = found.name or name, hint.fix.changes
+    value = change.template.replace("{x}", own)
+    fix = Fix(f"{own} = {value}", [change._replace(span=None)])
+    is_elsewhere = own != name and hint.rule in ("cast_needed", "move_tensor")
+    if not found.is_read_again or is_elsewhere or not trial(fix).succeeds:
         return hint
-    text = f"{hint.text}; {name} is used more than once: change it behind line {found.at.line}"
+    text = f"{hint.text}; {own} is used more than once: change it behind line {found.at.line}"
     return replace(hint, text=text, fix=fix, at=found.at)
 
 
@@ -114,7 +117,8 @@ def _with_bound(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
         parts.append(named := f"the layer is {made.name}")
     if made is None and is_bound:
         made = _bounding_tensor(evidence, trial)
-    if made is not None and made.value is not None and not _is_failing_line(made.at, evidence):
+    has_line = made is not None and (made.value or (named and made.at.line))
+    if made is not None and has_line and not _is_failing_line(made.at, evidence):
         line = f"made in {place(made.at, evidence)}: {_short(made)}"
         parts[-1:] = [f"{named}, {line}"] if named else [parts[-1], f"{made.name} is {line}"]
         if made.tied or made.beside:
@@ -192,5 +196,5 @@ def _is_failing_line(at: SourceSpan, evidence: Evidence) -> bool:
 
 
 def _short(found: Binding) -> str:
-    value = found.value or ""
+    value = found.value or found.at.text or ""
     return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"

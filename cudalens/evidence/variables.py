@@ -179,7 +179,7 @@ class Variables(candidates.Trial):
                 return None
             found = binding_of(run, same[0].id)
             if found is not None:
-                return replace(found, name=same[0].id, is_read_again=False, dropped=None)
+                return replace(found, name=same[0].id, dropped=None)
         return None
 
     def layer(self, path: str) -> Binding | None:

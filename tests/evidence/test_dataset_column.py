@@ -54,10 +54,10 @@ OWN = "ds = Own({})\nOwn.__getitem__ = lambda self, at: (torch.zeros(4), {})"
          "21 of 30 labels are 10 … 30, all others are 1 … 9"),
         # One label is far beyond the others, or one of a class that is no other row's.
         ("y = torch.arange(40) % 3\ny[17] = 999\nds = TensorDataset(torch.randn(40, 4), y)",
-         {"outputs": 3, "shuffle": False}, "1 of 40 labels of ds is 999 (row 17), all others are "
+         {"outputs": 3, "shuffle": False}, "1 of 40 labels of ds is 999 (item 17), all others are "
          "0 … 2"),
         ("y = torch.arange(3200) % 7\ny[17] = 7\nds = TensorDataset(torch.randn(3200, 4), y)",
-         {"outputs": 7, "shuffle": False}, "1 of 3200 labels of ds is 7 (row 17), all others are "
+         {"outputs": 7, "shuffle": False}, "1 of 3200 labels of ds is 7 (item 17), all others are "
          "0 … 6"),
     ],
 )  # fmt: skip
@@ -84,7 +84,7 @@ ds = {ds}
 for batch in DataLoader(ds, 30):
     table({given}.cuda())
 """
-SAYS = "1 of 120 ids of ds is 12 (row 17), all others are 0 … 8"
+SAYS = "1 of 120 ids of ds is 12 (item 17), all others are 0 … 8"
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def _values(evidence: Evidence, violation: Violation, ids: Ids | None) -> str:
     noun = _NOUNS.get(ids.role, "values") if ids is not None else "values"
     if ids is not None and column is not None and column.count:
         values = sorted(v for v in column.distinct or ids.bad if not 0 <= v < ids.size)
-        rows = f" (row {list_of(column.rows)})" if column.bad_count <= len(column.rows) else ""
+        rows = f" (item {list_of(column.rows)})" if column.bad_count <= len(column.rows) else ""
         of, bad = f"{column.count} {noun} of {column.name}", f"{_numbers(values)}{rows}"
         return _share(column.bad_count, of, bad, column.others)
     if found.total < 2:

@@ -133,3 +133,26 @@ def test_two_places_are_named_where_two_parts_must_agree() -> None:
         "torch.tensor([names.index(c) for c in 'fad']).cuda(); the layer is emb, made in line 7: "
         "nn.Embedding(n, 2).cuda(); n is set in line 6: len(names)"
     )
+
+
+HELPER = """\
+def loss_of(scores, target):
+    return F.cross_entropy(scores, target)
+y, z = torch.arange(1, 11).cuda(), torch.zeros(10, 10).cuda()
+loss = loss_of(z, y)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rest", "fix", "line"),
+    [
+        ("", "F.cross_entropy(scores, target - 1)", None),
+        ("right = (z.argmax(1) == y).sum()", "y = y - 1", 7),
+    ],
+)
+def test_a_tensor_that_others_read_is_changed_where_it_was_made(
+    rest: str, fix: str, line: int | None
+) -> None:
+    """Inside the helper a change would leave the accuracy with the other numbers."""
+    hint = run_cell(f"{SETUP}{HELPER}{rest}").shown.hints[0]
+    assert (hint.fix, hint.at and hint.at.line) == (fix, line)
