@@ -141,8 +141,9 @@ def fills_row_ends(ids: Ids) -> bool:
     ]
     right = all(row == list(range(length - len(row), length)) for row in rows)
     left = all(row == list(range(len(row))) for row in rows)
-    # A single id at the end of each row may be an added end token as well.
-    return (right or left) and max(len(row) for row in rows) > 1
+    # A single id at the end of each row may be an added end token as well, and what fills whole
+    # rows is at no end.
+    return (right or left) and max(len(row) for row in rows) > 1 and min(map(len, rows)) < length
 
 
 def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
@@ -217,8 +218,8 @@ def _all_values(evidence: Evidence, violation: Violation, fact: TensorFact) -> _
     is_known = isinstance(low, int) and low not in allowed
     count = None if unique is None or allowed & {*unique} else numel(fact)
     return (
-        min(low, *seen, low) if is_known and isinstance(low, int) else None,
-        max(high, *seen, high),
+        min({low, *seen}) if is_known and isinstance(low, int) else None,
+        max({high, *seen}),
         distinct,
         None if distinct is None else len(distinct),
         count,
@@ -422,7 +423,7 @@ def came_from(evidence: Evidence) -> str:
     first = next((step.source for step in steps if step.note == FIRST_BAD), None)
     made = [step.source for step in steps if stem_of(step.op or "") not in COPIES]
     given = [step.source for step in steps if stem_of(step.op or "") == "tensor"]
-    line = first or next(reversed(made or given), None)
+    line = first or next(iter(made or given), None)
     here = None if evidence.source is None else evidence.source.ref
     if line is None or (here and (line.line, line.where) == (here.line, here.where)):
         return ""

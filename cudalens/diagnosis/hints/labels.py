@@ -78,33 +78,32 @@ def one_based_labels(evidence: Evidence, ids: Ids) -> Hint | None:
     )
 
 
-@ids_rule("label", "one_hot", priority=18)
+@ids_rule("label", "one_hot", "token", priority=18)
 def relabel(evidence: Evidence, ids: Ids) -> Hint | None:
     """No more different labels than outputs, with other numbers: years, 10, 20, 30, or 0, 1, 4."""
     seen, places = ids.distinct or (), ids.size
-    if (
-        not seen
-        or ids.bad == {255}
-        or ids.counts_from_one
-        or head_of(evidence) == "tokens"
-        or places < 2
+    if not seen or places < 2 or ids.bad == {255} or ids.counts_from_one:
+        return None
+    if head_of(evidence) == "tokens" or (
+        ids.role == "token" and in_library(evidence, "transformers")
     ):
         return None
+    what, of = ("ids", "rows") if ids.role == "token" else ("labels", "outputs")
     is_run = seen == tuple(range(seen[0], seen[0] + places))
     if is_run and (seen[0] >= places or seen[0] < -1):
         sign = "-" if seen[0] > 0 else "+"
         return Hint(
-            text=f"the labels run from {seen[0]} to {seen[-1]}, as many as there are outputs: "
+            text=f"the {what} run from {seen[0]} to {seen[-1]}, as many as there are {of}: "
             f"number them 0 … {places - 1}",
             fix=rewritten(evidence, ids.named, f"{{x}} {sign} {abs(seen[0])}"),
         )
-    is_all = len(seen) == places and (seen[0] >= places or (seen[0] == 0 and ids.has_gaps))
+    is_all = len(seen) == places and (seen[0] >= places or (seen[0] >= 0 and ids.has_gaps))
     is_part = seen[0] == 0 and ids.has_gaps and ids.high < 2 * places <= 4 * len(seen)
     if not is_all and not is_part:
         return None
     # One batch may lack a label, so that no code can number those of a batch.
     return Hint(
-        text=f"the labels are {list_of(seen)}: number them 0 … {len(seen) - 1}, once for the whole "
+        text=f"the {what} are {list_of(seen)}: number them 0 … {len(seen) - 1}, once for the whole "
         "dataset"
     )
 
