@@ -1,1 +1,1 @@
-"""What everything stands on: the report and its pieces, exceptions, seams to torch and CPython."""
+"""Foundation: the report and its pieces, exceptions, seams to torch and CPython."""

@@ -61,7 +61,7 @@ class PositionTable:
 
 @dataclass(frozen=True, kw_only=True)
 class RefusedCall:
-    """What is known of the arguments of a refused call besides their values."""
+    """Facts about the arguments of a refused call, without their values."""
 
     odd_argument: OddArgument | None = None
     parameters: tuple[str, ...] = ()
@@ -114,21 +114,21 @@ class DeviceFault:
     hidden_error: str | None = None
     """The device's own error behind an exception that does not speak of it."""
     is_assert: bool = False
-    """Whether the hidden error is a device-side assert."""
+    """True if the hidden error is a device-side assert."""
     was_before: bool = False
-    """Whether the context had ended before the block began."""
+    """True if the context had ended before the block began."""
     was_handled_inside: bool = False
-    """Whether the exception is a later one than that of the op which ended the context."""
+    """True if the exception is a later one than that of the op which ended the context."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronization:
-    """Whether the check waited for the device, so that an error belongs to the op it met."""
+    """True if the check waited for the device, so that an error belongs to the op it met."""
 
     waits: bool | None = None
-    """Whether the check waited after each op; ``None`` where nothing was checked."""
+    """True if the check waited after each op; ``None`` where nothing was checked."""
     is_op_unwaited: bool = False
-    """Whether the failed op was not waited for, so that an earlier one may be at fault."""
+    """True if the failed op was not waited for, so that an earlier one may be at fault."""
     previous_op: str | None = None
 
 
@@ -162,7 +162,7 @@ class Binding:
     """What that expression calls: ``torch.ones``."""
     keywords: tuple[str, ...] = ()
     is_in_loop: bool = False
-    """Whether the statement stands in a loop or a function, and may run again."""
+    """True if the statement stands in a loop or a function, and may run again."""
     name: str = ""
     """For a layer: what the user calls it."""
     tied: str | None = None
@@ -170,7 +170,7 @@ class Binding:
     beside: str | None = None
     """For a table: another layer of its size, as the output head of a language model is."""
     is_read_again: bool = False
-    """Whether other code, or another turn of a loop, reads the name too."""
+    """True if other code, or another turn of a loop, reads the name too."""
     dropped: tuple[str, SourceSpan] | None = None
     """A later statement that calls a method of the name and keeps nothing: ``x.to(device)``."""
 

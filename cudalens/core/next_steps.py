@@ -1,4 +1,4 @@
-"""What to do next, in words: a notebook's cell is run again, a script is started again."""
+"""Next steps in words: a notebook's cell is run again, a script is started again."""
 
 from __future__ import annotations
 

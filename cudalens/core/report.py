@@ -45,7 +45,7 @@ _FIGURES = (".png", ".svg", ".pdf")
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorFacts:
-    """What an exception says of itself, without the exception."""
+    """Type, message and CUDA error code of an exception, without the exception."""
 
     type_name: str
     """The class name, such as ``RuntimeError``."""
@@ -70,7 +70,7 @@ class Evidence:
     phase: Phase = "unknown"
     prevented: bool = False
     deferred: bool = False
-    """Whether the op was launched with values in bounds, and its own were looked at later."""
+    """True if the op was launched with values in bounds, and its own were looked at later."""
     context_usable: bool | None = None
     source: SourceSpan | None = None
     forward_source: SourceSpan | None = None
@@ -108,14 +108,14 @@ class Evidence:
     worker_line: str | None = None
     """The user's line in a worker process whose exception was raised again here."""
     has_run_kernels: bool = False
-    """Whether the values at fault were read by kernels before the call was refused."""
+    """True if the values at fault were read by kernels before the call was refused."""
     libraries: tuple[str, ...] = ()
     """Libraries in use that some hints name: ``transformers``, ``torch_geometric``."""
     environment: Environment = field(default_factory=Environment)
     is_checked: bool = True
-    """Whether the failing code ran inside a check."""
+    """True if the failing code ran inside a check."""
     is_script: bool = False
-    """Whether no notebook and no IPython runs here: the words are then those of a script."""
+    """True if no notebook and no IPython runs here: the words are then those of a script."""
     timing: Timing = field(default_factory=Timing)
     limits: tuple[str, ...] = ()
 
@@ -161,9 +161,9 @@ class Report:
     certainty: Certainty = "unknown"
     """``proven``: a guard fired or the CPU kernel raised; else ``likely`` or ``unknown``."""
     prevented: bool = False
-    """Whether it was found before the launch."""
+    """True if it was found before the launch."""
     context_usable: bool | None = None
-    """Whether CUDA can still be used; ``None`` where the process has not used it."""
+    """True if CUDA can still be used; ``None`` where the process has not used it."""
     phase: Phase = "unknown"
     """Where in training the failing call ran."""
     headline: str = ""
@@ -181,9 +181,9 @@ class Report:
     offenders: Offenders | None = None
     """The bad values: how many of how many, and the first 20 with their positions."""
     bounds: Bounds | None = None
-    """What would have been allowed."""
+    """Allowed values."""
     seen_before: SeenBefore | None = None
-    """What earlier calls of the same line gave the argument at fault."""
+    """Values of the argument at fault in earlier calls of the same line."""
     source: SourceSpan | None = None
     """The innermost line of the user's cell or script."""
     forward_source: SourceSpan | None = None
@@ -193,7 +193,7 @@ class Report:
     frames: tuple[Frame, ...] = ()
     """The call stack, without frames of this package."""
     replay: Replay = field(default_factory=Replay)
-    """What the CPU kernel says to the same arguments."""
+    """Result of the CPU kernel with the same arguments."""
     device_text: str | None = None
     """The assertion line of CUDA: as it was printed, or as it would have been."""
     tensors: tuple[TensorFact, ...] = ()
@@ -205,15 +205,15 @@ class Report:
     history: tuple[HistoryEntry, ...] = ()
     """The last ops before the failure."""
     hints: tuple[Hint, ...] = ()
-    """What to change; ``fix`` is code that was tried, otherwise the advice is in words."""
+    """Suggested changes; ``fix`` is code that was tried, otherwise the advice is in words."""
     environment: Environment = field(default_factory=Environment)
     """Versions and device."""
     timing: Timing = field(default_factory=Timing)
     """How many ops were checked and recorded, and how long the diagnosis took."""
     deferred: bool = False
-    """Whether it was found after the launch, by a check that does not wait for each op."""
+    """True if it was found after the launch, by a check that does not wait for each op."""
     limits: tuple[str, ...] = ()
-    """What could not be established, one line each."""
+    """Facts that could not be established, one line each."""
     ranks: tuple[RankResult, ...] = ()
     """Where several processes ran under the check: each of them, and the report it made."""
 
@@ -302,7 +302,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class RankResult:
-    """What became of one process of several that ran under the check."""
+    """Result of one process of several that ran under the check."""
 
     rank: int | None = None
     """Its rank, ``None`` where it had none."""
@@ -318,7 +318,7 @@ class RankResult:
 
     @property
     def name(self) -> str:
-        """What it is called: by its rank, else by its place among those started."""
+        """Name: the rank, else the place among the processes started."""
         return f"process {self.process or 0}" if self.rank is None else f"rank {self.rank}"
 
 

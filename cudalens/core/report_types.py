@@ -31,7 +31,7 @@ Number: TypeAlias = int | float | str | None
 
 @dataclass(frozen=True, kw_only=True)
 class TensorMeta:
-    """What can be told of a tensor without reading its values; safe after a context is lost."""
+    """Metadata of a tensor, without its values; safe after a context is lost."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -135,7 +135,7 @@ class Offenders:
     """Empty where they were looked at after the launch."""
     map: OffenderMap | None = None
     others: str | None = None
-    """What the good values are, in short: ``0 … 4``."""
+    """The good values, in short: ``0 … 4``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class Bounds:
 
 @dataclass(frozen=True, kw_only=True)
 class SeenBefore:
-    """What earlier calls of one line gave one argument, in all of them together."""
+    """Values that earlier calls of one line gave one argument, taken together."""
 
     calls: int
     min: Number = None
@@ -180,13 +180,13 @@ class Violation:
     """For a first NaN or infinity: the arguments that the op wrote to, whose values of before the
     op are gone."""
     is_masked_row: bool = False
-    """Whether the NaN is that of a softmax over a row of -inf alone."""
+    """True if the NaN is that of a softmax over a row of -inf alone."""
     is_index: bool = True
-    """Whether the CPU would call it an IndexError (else a ValueError)."""
+    """True if the CPU would call it an IndexError (else a ValueError)."""
     element: str = ""
     """The first bad value, as ``headline`` begins with it: ``{argument}[17] = 10``."""
     unit: str = ""
-    """What ``size`` counts: ``row``, ``class``."""
+    """Unit of ``size``: ``row``, ``class``."""
     related: str | None = None
     """The schema name of the argument that sets the bound, such as ``weight``."""
     size: int | None = None
@@ -254,7 +254,7 @@ def _subscript(position: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What the same overload did with the same arguments on the CPU."""
+    """Result of the same overload with the same arguments on the CPU."""
 
     outcome: ReplayOutcome = "unavailable"
     exception: str | None = None

@@ -1,4 +1,4 @@
-"""What the values of a tensor look like: summaries, bad positions and where they lie.
+"""Summaries of a tensor's values, and positions of the bad ones.
 
 Everything here reads the device and is called only after something went wrong, while the context
 is alive.

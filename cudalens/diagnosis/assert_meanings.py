@@ -34,7 +34,7 @@ class Meaning:
     sentence: str
     """What is wrong with the values, in words; begins small, without a full stop."""
     is_compiled: bool = False
-    """Whether code that torch.compile generated printed it: no op of the table's is to blame."""
+    """True if code that torch.compile generated printed it: no op of the table's is to blame."""
 
     @property
     def ops(self) -> tuple[str, ...]:

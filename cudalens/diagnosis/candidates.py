@@ -138,7 +138,7 @@ class _Step:
 
     @property
     def has_shape(self) -> bool:
-        """Whether the shape of a tensor is another one then."""
+        """True if the shape of a tensor is another one then."""
         return not set(self.rules) <= {*OF_KIND, "made_tensor", "choose_one"}
 
     def __add__(self, other: _Step) -> _Step:

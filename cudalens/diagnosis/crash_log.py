@@ -88,7 +88,7 @@ class CrashLog:
     """In order of their first lines."""
     ranks: set[int] = field(default_factory=set)
     is_launched: bool = False
-    """Whether torchrun, or a launcher like it, started the processes."""
+    """True if torchrun, or a launcher like it, started the processes."""
     last_text: int = 0
     """The last line that holds more than blanks and assertions."""
 

@@ -64,9 +64,9 @@ class Called:
     device: str | None = None
     """Of the parameters of the called module."""
     is_model: bool = False
-    """Whether a library's model is called, to which another shape means another thing."""
+    """True if a library's model is called, to which another shape means another thing."""
     is_batch_second: bool = False
-    """Whether a layer for sequences is called that was made without ``batch_first``."""
+    """True if a layer for sequences is called that was made without ``batch_first``."""
 
 
 def moves(

@@ -1,6 +1,6 @@
 """Collect evidence after an exception has left the checked block.
 
-The stack lives on in the traceback.  Whether tensors may be read depends on whether the device's
+The traceback keeps the stack.  Whether tensors may be read depends on whether the device's
 context survived; after a device-side assert it did not.
 """
 

@@ -1,4 +1,4 @@
-"""What the user's variables tell a fix: operands, layers, where values were made.
+"""The user's variables for a fix: operands, layers, where values were made.
 
 Nothing of the user's is run.
 """

@@ -78,7 +78,7 @@ class Captured:
         self._lock = threading.RLock()
         self._pages: dict[torch.device, _RowPage] = {}
         self.is_used = False
-        """Whether any check was captured."""
+        """True if any check was captured."""
         self.replay: int | None = None
         """The replay whose finding is being told."""
 

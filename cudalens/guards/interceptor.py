@@ -42,7 +42,7 @@ OnInternalError = Callable[[str], None]
 
 
 class _Inside(threading.local):
-    """Whether this thread is already inside a guard."""
+    """True if this thread is already inside a guard."""
 
     busy = False
 

@@ -15,7 +15,7 @@ from cudalens.core.report_types import Violation
 StackLine = tuple[CodeType, int]
 """The code of a frame and its instruction, which hold no variable."""
 IsUsers = Callable[[str], bool]
-"""Whether a file is the user's."""
+"""True if a file is the user's."""
 
 _MAX_LINES, _USERS_LINES = 60, 2
 _BACKWARD = "_engine_run_backward"
@@ -23,7 +23,7 @@ _BACKWARD = "_engine_run_backward"
 
 @dataclass(frozen=True, kw_only=True)
 class PastCall:
-    """What is known of a call that was made some time ago."""
+    """State of a deferred call: enough to report it later."""
 
     lines: tuple[StackLine, ...]
     """From the user's down to the call, outermost first."""

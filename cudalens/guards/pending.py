@@ -206,7 +206,7 @@ class Pending:
         self._lock = threading.RLock()
         self._queues = {}
         self._is_used = False
-        """Whether a slot was filled since everything was read."""
+        """True if a slot was filled since everything was read."""
         self.findings: list[Claim] = []
         """What is known not to hold; :meth:`settle` reports it."""
 

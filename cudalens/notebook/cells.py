@@ -62,14 +62,14 @@ class _Cell:
     options: Options | None = None
     """Those of its own check; ``None`` where nothing asks for one."""
     is_by_hand: bool = False
-    """Whether somebody's code has called the magic: that code gets the exception."""
+    """True if somebody's code has called the magic: that code gets the exception."""
     typed: list[str] = field(default_factory=list)
     """The lines that its own are counted by, as they were typed."""
     is_part: bool = False
-    """Whether it is the lower part of a running cell, whose lines it is counted by."""
+    """True if it is the lower part of a running cell, whose lines it is counted by."""
     number: int | None = None
     is_silent: bool = True
-    """Whether the shell tells nothing of it."""
+    """True if the shell tells nothing of it."""
     session: CheckSession | None = None
     """Its own session, until that is closed."""
     late: BaseException | None = None

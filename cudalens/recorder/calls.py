@@ -1,4 +1,4 @@
-"""What is recorded of an API call: weak references, shapes and numbers, and no tensor.
+"""Record of an API call: weak references, shapes and numbers, and no tensor.
 
 A recorded call is a plain tuple (see :class:`Recorded` for its fields): hundreds of thousands of
 them are made, and almost all are thrown away unread.
@@ -127,10 +127,10 @@ class Api:
         self.stem: str = full.split(".")[1] if is_op else name
         """The name alone, such as ``add_`` or ``__setitem__``."""
         self.is_foreign = is_op and not full.startswith(("aten.", "prims.", "profiler."))
-        """Whether it is an op that a library other than torch brought."""
+        """True if it is an op that a library other than torch brought."""
         is_asked = (is_getter and name not in _VIEWS) or (is_setter and name != "data")
         self.is_quiet = is_asked or name in _QUIET or full.startswith(_OWN) or self.is_range
-        """Whether it is no call to note."""
+        """True if it is no call to note."""
         self.is_view = name in _VIEWS
         self.is_in_place = (
             name in _VALUE_AT
@@ -141,11 +141,11 @@ class Api:
             or (is_setter and name == "data")
         )
         self.is_backward = func in (Tensor.backward, torch.autograd.grad, torch.autograd.backward)
-        """Whether it runs a backward pass."""
+        """True if it runs a backward pass."""
         self.value_at: int = _VALUE_AT.get(name, 0)
         """The place among the arguments of what it writes to some elements; 0 for others."""
         self.adds = name in _ADDS
-        """Whether it adds that to what was there."""
+        """True if it adds that to what was there."""
         self.is_index = name == "__getitem__"
         is_copy = name in CONVERSIONS and name != "contiguous"
         makes_none = (self.is_view and not is_copy) or name.startswith(_UNINITIALISED)
@@ -164,7 +164,7 @@ class Api:
 
     @property
     def is_positional(self) -> bool:
-        """Whether each element of the result comes from its own position in the arguments."""
+        """True if each element of the result comes from its own position in the arguments."""
         packet = getattr(torch.ops.aten, self.stem.strip("_"), None)
         overloads = packet.overloads() if packet is not None else ()
         tags = (getattr(packet, item).tags for item in overloads)
@@ -229,7 +229,7 @@ class Recorded(NamedTuple):
     """Of a call that writes to some elements what it writes, a number or a reference; the number by
     which a call moves every value; ``True`` for an index that takes dimension 0 whole."""
     is_alias: bool = False
-    """Whether the result shows the memory of the first argument."""
+    """True if the result shows the memory of the first argument."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""What is told of the API call that an exception came out of, from host memory alone."""
+"""Facts about the API call that raised an exception, from host memory alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CallRecord:
     where a kernel of backward failed."""
     overload: str | None
     is_op: bool
-    """Whether an op of the dispatcher was called by its own name: ``torch.ops.mine.same``."""
+    """True if an op of the dispatcher was called by its own name: ``torch.ops.mine.same``."""
     phase: Phase
     entries: tuple[StackEntry, ...]
     """The user's lines that led to the call, outermost first."""

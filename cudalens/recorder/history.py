@@ -215,9 +215,9 @@ class FreedPart:
     kept: int | None = None
     """The place, on the way to the freed node, of the node whose result that call read."""
     is_made_again: bool = False
-    """Whether the line that made that result has run again since."""
+    """True if the line that made that result has run again since."""
     has_stepped: bool = False
-    """Whether an optimizer has changed parameters since the pass."""
+    """True if an optimizer has changed parameters since the pass."""
 
 
 def is_of_earlier_graph(snapshot: Snapshot, node: Any) -> bool:

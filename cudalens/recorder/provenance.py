@@ -56,7 +56,7 @@ _FILLS = names(
 
 @dataclass
 class Provenance:
-    """What is known of the way of a tensor's bad values."""
+    """Provenance of a tensor's bad values."""
 
     steps: list[ProvenanceStep] = field(default_factory=list)
     samples: dict[Position, int] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Provenance:
     batch: Batch | None = None
     """The batch of a loader that the values came in."""
     is_open: bool = False
-    """Whether it ended only because no older call is known."""
+    """True if it ended only because no older call is known."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class _ProvenanceWalk:
         self._before: int | None = None
         """The current tensor is bad right before this call; ``None`` for now."""
         self._is_certain = self._is_bad(tensor)
-        """Whether the current tensor is proven to have been bad then."""
+        """True if the current tensor is proven to have been bad then."""
         self._elements = _Elements(tuple(positions))
         if positions and all(len(item) == tensor.dim() for item in positions):
             places = tuple(ravel(item, tensor.shape) for item in positions)

@@ -64,7 +64,7 @@ class ModifiedTensor:
     saved_at: tuple[StackEntry, ...] = ()
     """The user's lines of the call that saved it, outermost first."""
     is_parameter: bool = False
-    """Whether it certainly is a leaf that requires grad."""
+    """True if it certainly is a leaf that requires grad."""
     written_within: nn.Module | None = None
     """The module that made the last write, where a library did; not to be kept."""
 

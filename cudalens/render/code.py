@@ -45,7 +45,7 @@ class Row:
     number: int | None
     pieces: tuple[Piece, ...]
     is_hot: bool = False
-    """Whether it belongs to the failing statement."""
+    """True if it belongs to the failing statement."""
 
     @property
     def text(self) -> str:

@@ -35,7 +35,7 @@ class Box:
 
     @property
     def is_side(self) -> bool:
-        """Whether it is an input of the graph: nothing of it is computed."""
+        """True if it is an input of the graph: nothing of it is computed."""
         return self.role in ("parameter", "leaf")
 
     @property
@@ -119,7 +119,7 @@ _CALLED = {
 _NODE = re.compile(r"^(.*?)Backward\d*$")
 
 Rule: TypeAlias = Callable[[Box, Box], bool]
-"""Whether the two ends of a link are alike enough to be drawn as one box."""
+"""True if the two ends of a link are alike enough to be drawn as one box."""
 
 
 def is_statement(node: GraphNode) -> bool:

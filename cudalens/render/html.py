@@ -205,7 +205,7 @@ def facts_of(report: Report, limits: _Limits = _FRAGMENT) -> dict[str, Any]:
 
 
 def _coded(limit: int, text: str) -> Markup:
-    """Return a sentence with what stands in backticks as code."""
+    """Return a sentence; parts in backticks become code."""
     cleaned = str(escape(clip(visible(text), limit)))
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", cleaned))
 

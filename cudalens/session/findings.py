@@ -1,4 +1,4 @@
-"""What one checked block has found: its findings, what became of them, and which is shown.
+"""Findings of one checked block: how each ended, and which is shown.
 
 Not here: how a report is made, of a finding (``evidence/finding.py``) or an error (``exit.py``).
 """
@@ -115,13 +115,13 @@ class SwallowedFinding:
     """
 
     is_of_thread: bool = False
-    """Whether it was made in another thread than the block's."""
+    """True if it was made in another thread than the block's."""
     was_shown: bool = False
-    """Whether the shell has shown it: code that the shell ran inside the block stopped at it."""
+    """True if the shell has shown it: code that the shell ran inside the block stopped at it."""
     other: str | None = None
     """The kind of the exception that left the block in its place."""
     was_raised_while_handled: bool = False
-    """Whether that exception was raised while the finding was being handled."""
+    """True if that exception was raised while the finding was being handled."""
 
     def sentence(self) -> str:
         """Return the sentence of a report, without the full stop."""
@@ -175,7 +175,7 @@ class Outcome:
 
     @property
     def is_reminder(self) -> bool:
-        """Whether the report is that of the earlier block."""
+        """True if the report is that of the earlier block."""
         return self.shown is not None and self.shown is self.error is self.earlier
 
     def report(self, findings: Findings, limits: Iterable[str] = ()) -> Report:

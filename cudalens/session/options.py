@@ -38,7 +38,7 @@ class OptionsError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the user asked for, each field named as the keyword of ``cudalens.check()``."""
+    """Options of a check; each field is named as the keyword of ``cudalens.check()``."""
 
     fast: bool = False
     deferred: bool = False

@@ -80,7 +80,7 @@ class CheckSession:
         self._files = [name and expanded(name).absolute() for name in (html, json)]
         self._stack = ExitStack()
         self.reads_stderr = True
-        """Whether the assertions that CUDA prints are read off file descriptor 2."""
+        """True if the assertions that CUDA prints are read off file descriptor 2."""
         self.counted_before = (0, 0)
         """What was looked at and recorded of a part of the block that was checked before."""
         self.show_early: Callable[[], None] | None = None
@@ -109,12 +109,12 @@ class CheckSession:
         self._thread = threading.get_ident()
         self._was_shown = False
         self.is_shown_early = False
-        """Whether ``show_early`` was called."""
+        """True if ``show_early`` was called."""
         self.is_reminder = False
-        """Whether the report is that of an earlier block, which ended the device's context."""
+        """True if the report is that of an earlier block, which ended the device's context."""
         self._was_lost = False
         self._is_lost = False
-        """Whether the loss of the device has been reported."""
+        """True if the loss of the device has been reported."""
         self._ranks: Ranks | None = None
         self._earlier = lost_context.end()
 
@@ -322,7 +322,7 @@ class CheckSession:
         return outcome
 
     def _was_raised_by_launcher(self, error: BaseException | None) -> bool:
-        """Whether an exception only says that one of the processes has failed."""
+        """True if an exception only says that one of the processes has failed."""
         has_started = self._ranks is not None and self._ranks.has_started
         return has_started and launcher_error(error) is not None
 

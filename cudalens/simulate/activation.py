@@ -114,7 +114,7 @@ class Simulation:
         self._registrations = Registrations()
         self._patches = Patches()
         self._is_joined = False
-        """Whether the last `start` found this simulation running."""
+        """True if the last `start` found this simulation running."""
         self._ends: list[bool] = []
         """For each open with statement: whether leaving it stops the simulation."""
 

@@ -64,7 +64,7 @@ class DeviceState:
         self.failure: DeviceFailure | None = None
         """The first failure, reported or not."""
         self.is_poisoned = False
-        """Whether the error has been raised, after which every launch raises it again."""
+        """True if the error has been raised, after which every launch raises it again."""
         self._process = os.getpid()
         self.sync_debug_mode = 0
         self.sync_count = 0

@@ -97,12 +97,12 @@ class Place(NamedTuple):
 
     @property
     def is_user(self) -> bool:
-        """Whether the code is the user's, and its source is known to be."""
+        """True if the code is the user's, and its source is known to be."""
         return is_user_source(self.filename)
 
     @property
     def is_generated(self) -> bool:
-        """Whether torch's compiler wrote the running instruction: its line is only the function's.
+        """True if torch's compiler wrote the running instruction: its line is only the function's.
 
         Such code has the file and the name of the user's function, and no columns.
         """

@@ -63,7 +63,7 @@ class Ids:
     bad_share: float
     """Which part of all values is bad."""
     may_have_zero: bool
-    """Whether a 0 may have been seen: in a tensor that these are a part of, or beside a mark."""
+    """True if a 0 may have been seen: in a tensor that these are a part of, or beside a mark."""
     violation: Violation
 
     @property

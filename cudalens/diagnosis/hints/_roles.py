@@ -1,4 +1,4 @@
-"""What the integers at fault number: classes, tokens, positions, nodes; exactly one role each.
+"""What the bad integers index: classes, tokens, positions, nodes; exactly one role each.
 
 One role for each finding keeps the rules of two causes from speaking about the same values.
 """

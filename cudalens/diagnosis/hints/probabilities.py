@@ -281,7 +281,7 @@ def bad_weights(evidence: Evidence) -> Hint | None:
     if _is_difference(weights, made):
         return Hint(text=f"{text}, and none may be below 0: abs() makes weights of errors")
     if is_small:
-        return Hint(text=f"{text}, and none may be below 0: softmax makes weights of scores")
+        return Hint(text=f"{text}, and none may be below 0: softmax turns scores into weights")
     fix = rewritten(evidence, weights, "torch.softmax({x}, dim=-1)")
     return Hint(text=f"{text}: these look like logits, softmax is missing", fix=fix)
 

@@ -75,7 +75,7 @@ class MessagePattern:
     regex: re.Pattern[str]
     explain: Explain
     is_distinct: bool
-    """Whether only torch and the libraries on top of it raise such an error."""
+    """True if only torch and the libraries on top of it raise such an error."""
 
 
 _patterns: list[MessagePattern] = []

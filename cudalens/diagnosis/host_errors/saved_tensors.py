@@ -1,4 +1,4 @@
-"""What backward had saved: freed with its graph by an earlier one, or changed in place since."""
+"""Saved tensors: freed with the graph by an earlier backward, or changed in place since."""
 
 from __future__ import annotations
 

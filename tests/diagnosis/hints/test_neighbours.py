@@ -258,7 +258,7 @@ TOLD: list[tuple[Evidence, str, str | None, *tuple[dict[str, bool], ...]]] = [
     # Weights are logits where one end is further from 0 … 1 than rounding goes; differences around
     # 0 may be anything, unless a layer made them.
     (drawn([-2.5, 0.5]), "bad_weights", SOFTMAX),
-    (drawn([-0.1, 1.0]), "bad_weights", None, {"softmax makes weights of scores": True}),
+    (drawn([-0.1, 1.0]), "bad_weights", None, {"softmax turns scores into weights": True}),
     (drawn([-1e-7, 1.5]), "bad_weights", SOFTMAX),
     (drawn([-1e-7, 1.0]), "what_is_there", None),
     (drawn_of("aten::mul", [-0.5, 0.5]), "bad_weights", None),
