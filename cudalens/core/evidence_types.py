@@ -69,8 +69,6 @@ class RefusedCall:
     given: tuple[str, ...] | None = None
     """The parameters that the forward which raised was given; ``None`` where none raised."""
     position_table: PositionTable | None = None
-    is_indexed_by_numbers: bool = False
-    """True if the running subscript is proven to contain whole numbers and slices only."""
 
 
 @dataclass(frozen=True, kw_only=True)

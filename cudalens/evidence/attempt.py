@@ -186,7 +186,7 @@ class Attempt:
             raise CannotTryError  # kernels of meta tensors do not compare dtypes
         kwargs = {key: item for key, item in kwargs.items() if key != "device"}
         # Some kernels of the CPU check nothing: a bad value would write where it may not.
-        with nullcontext() if self._on_meta else _torch.before_each_op(_ask_guards):
+        with nullcontext() if self._on_meta else _torch.before_each_op(ask_guards):
             return function(*args, **kwargs)
 
     def _check_devices(self, tensors: Sequence[Tensor], name: str) -> None:
@@ -433,7 +433,7 @@ def is_torchs(value: object) -> bool:
     return is_builtin and (of_value(value) is not None or str(home).startswith("torch"))
 
 
-def _ask_guards(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def ask_guards(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse what a guard would not let onto the device."""
     slots = schema_parameters(op) if op in GUARDS else ()
     arguments = {item.name: item.default for item in slots} | kwargs

@@ -38,7 +38,6 @@ from cudalens.core.report_types import (
 )
 from cudalens.diagnosis.diagnose import is_device_assert
 from cudalens.evidence import autograd_graph, context, finding, lost_context, memory
-from cudalens.evidence.call_arguments import refused_call
 from cudalens.evidence.call_stack import locate, parameter_names, phase_of, worker_line
 from cudalens.evidence.failed_op import (
     FailedOp,
@@ -46,14 +45,14 @@ from cudalens.evidence.failed_op import (
     failed_record,
     site_of_record,
 )
-from cudalens.evidence.failing_call import api_call_of_stack, arguments_of, call_of
+from cudalens.evidence.failing_call import api_call_of_stack, arguments_of, refused_call
 from cudalens.evidence.freed_graph import FREED, freed_graph
 from cudalens.evidence.host_value import observed_value
 from cudalens.evidence.modified_tensor import MODIFIED, modified_tensor, with_marked_write
 from cudalens.evidence.module_names import module_names
 from cudalens.evidence.tensors import tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
-from cudalens.evidence.variables import line_of
+from cudalens.evidence.trial import ApiTrial, trial_of_error
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.argument_names import Name
 from cudalens.source.locate import CallSite
@@ -68,6 +67,7 @@ def evidence_of_error(
     device_text: Any,
     *,
     started: float,
+    trial: ApiTrial | None = None,
     was_lost: bool = False,
     is_checked: bool = True,
     beside: Callable[[], Sequence[TensorFact]] = tuple,
@@ -77,6 +77,7 @@ def evidence_of_error(
     Args:
         recorder, device_text: of the block that the exception left, ``None`` without one.
         started: when the work on the report began, on the performance counter.
+        trial: of the call that raised, which is read here otherwise.
         was_lost: whether the device's context had ended before that block began.
         is_checked: whether a check was open.
         beside: where the context is gone, other tensors, after those of the line.
@@ -94,18 +95,22 @@ def evidence_of_error(
     record, was_handled_inside = attempt("failing op", find, lambda: (None, False), kind=tuple)
     arguments: Mapping[str, object] = {}
     api: ApiCall | None = None
+    if trial is None and not was_handled_inside:
+        trial = attempt("call", lambda: trial_of_error(error, entries))
     if not was_handled_inside:
-        api = attempt("arguments", lambda: _api_call(error, entries))
+        seen = api_call_of(error)
+        api = attempt("call", lambda: api_call_of_stack(entries) or seen)
+        api = trial.call.api if trial is not None else api
         arguments = attempt("arguments", lambda: arguments_of(api), dict)
     values = tensor_values(arguments)
     if was_handled_inside:
         site = attempt("source", lambda: site_of_record(record), CallSite)
     else:
-        site = attempt("source", lambda: _site(entries, values, api), CallSite)
+        site = attempt("source", lambda: _site(entries, values, trial), CallSite)
     of_line = attempt("tensors", lambda: _tensors(values, site, read=not is_lost), tuple)
     failed = FailedOp(tensors=of_line)
     if record is not None:
-        read = partial(failed_op, record, recorder, of_line, site.call_text, limits)
+        read = partial(failed_op, record, recorder, of_line, limits)
         failed = attempt("failing op", read, lambda: FailedOp(tensors=of_line), kind=FailedOp)
     # The names of the called function: the user did not call the op inside it.
     tensors = of_line if values and not is_lost else failed.tensors
@@ -188,23 +193,17 @@ def evidence_of_error(
     )
 
 
-def _api_call(error: BaseException, entries: Sequence[TracebackType]) -> ApiCall | None:
-    seen = api_call_of(error)
-    return api_call_of_stack(entries) if seen is None or seen.func is None else seen
-
-
 def _site(
-    entries: Sequence[TracebackType], values: Mapping[str, Tensor], api: ApiCall | None
+    entries: Sequence[TracebackType], values: Mapping[str, Tensor], trial: ApiTrial | None
 ) -> CallSite:
     """Return the user's line; what only the failed call contains is named by its text."""
-    site, line = locate(entries, values), line_of(entries)
-    if line is None:
+    site = locate(entries, values)
+    if trial is None:
         return site
-    operands = call_of(entries, line, api).operands
     names = {
-        key: Name(key, item.text, span_of(item.node, line.running.lines))
+        key: Name(key, item.text, span_of(item.node, trial.line.running.lines))
         for key, value in values.items()
-        for item in operands
+        for item in trial.call.operands
         if item.value is value
     }
     rest = [item for item in site.names if item.key not in names]

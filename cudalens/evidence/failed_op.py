@@ -6,7 +6,6 @@ arguments, so it is known after the device's context is gone.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens.core._python import parse_expression
 from cudalens.core._torch import op_of
 from cudalens.core.limits import Limits
 from cudalens.core.report_types import (
@@ -31,12 +29,9 @@ from cudalens.core.tensor_values import summarise
 from cudalens.diagnosis.host_errors import is_sticky
 from cudalens.evidence.finding import FORWARD_CALL, forward_place
 from cudalens.evidence.replay import replay
-from cudalens.evidence.tensors import is_alike, of_meta
+from cudalens.evidence.tensors import of_meta
 from cudalens.source.locate import CallSite, locate_entries
 from cudalens.source.stack import frames_of
-
-_LISTS = (ast.List, ast.Tuple, ast.Starred, ast.keyword)
-"""What only carries the arguments of a call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +77,6 @@ def failed_op(
     record: Any,
     recorder: Any,
     tensors: tuple[TensorFact, ...],
-    call_text: str | None,
     limits: Limits,
 ) -> FailedOp:
     """Return the op, its arguments, its forward line and its replay.
@@ -104,62 +98,28 @@ def failed_op(
         source=limits.attempt("source", lambda: locate_entries(record.entries)),
         forward_source=forward,
         module_path=record.module_path or module_path,
-        tensors=_merged(tensors, call_text, record, limits),
+        tensors=_described(tensors, record, limits),
         replay=limits.attempt("replay", lambda: _replay(record), Replay),
         previous_op=None if recorder.is_synchronous else record.previous_op,
     )
 
 
-def _merged(
-    tensors: tuple[TensorFact, ...], call_text: str | None, record: Any, limits: Limits
+def _described(
+    tensors: tuple[TensorFact, ...], record: Any, limits: Limits
 ) -> tuple[TensorFact, ...]:
-    """Put the op's own arguments first; a tensor of the line with the same metadata names one.
-
-    Not one that the line only makes an argument of: ``x`` in ``torch.cat([net(x), y])``.
-    """
-    rest = list(tensors)
-    passed = _passed(call_text)
-    given = [pair for item in record.arguments for pair in item.keyed]
+    """Put the op's own arguments first, with what was copied of their values before the call."""
+    known = {item.argument: item for item in tensors if item.argument is not None}
     found = []
-    for key, meta in given:
-        alike = [item for item in rest if is_alike(item, meta) and _is_passed(item, passed)]
-        # Of two alike that it was given, the line may spell only the other one.
-        is_only = len(alike) == 1 == sum(is_alike(alike[0], other) for _, other in given)
-        if is_only:
-            rest.remove(alike[0])
-        fact = replace(alike[0], argument=key) if is_only else of_meta(key, meta)
+    for key, meta in (pair for item in record.arguments for pair in item.keyed):
+        fact = known.pop(key, None) or of_meta(key, meta)
         copy = record.host_copies.get(key)
         if copy is not None and not isinstance(copy, (list, tuple)):
             read = partial(summarise, copy)
             fact = replace(fact, summary=limits.attempt("values", read, TensorSummary))
         found.append(fact)
+    rest = [item for item in tensors if item.argument is None or item.argument in known]
     # What has no name of the user's is an argument of the function that they called, not of the op.
     return (*found, *(item for item in rest if item.expression is not None))
-
-
-def _passed(call: str | None) -> frozenset[str] | None:
-    """Return what a call passes on as it stands, ``None`` where the line spells no call."""
-    try:
-        node: ast.AST = parse_expression(f"({call}\n)").body
-    except (SyntaxError, ValueError):
-        return None
-    found, waiting = set(), [node]
-    while waiting:
-        item = waiting.pop()
-        if item is node or isinstance(item, _LISTS):
-            waiting.extend(ast.iter_child_nodes(item))
-        elif isinstance(item, ast.Attribute) and item is getattr(node, "func", None):
-            found.add(ast.unparse(item.value))
-        elif isinstance(item, ast.expr):
-            found.add(ast.unparse(item))
-    return frozenset(found)
-
-
-def _is_passed(fact: TensorFact, passed: frozenset[str] | None) -> bool:
-    if passed is None or fact.expression is None:
-        return True
-    # ``batch["ids"]`` goes along with ``batch``.
-    return any(fact.expression == text or fact.expression.startswith(f"{text}[") for text in passed)
 
 
 def _replay(record: Any) -> Replay:

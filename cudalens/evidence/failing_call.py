@@ -20,12 +20,14 @@ from torch.nn import functional
 
 from cudalens.core import _torch
 from cudalens.core.call import ApiCall, Call, OpCall, Operand
+from cudalens.core.evidence_types import OddArgument, RefusedCall
 from cudalens.evidence.call_stack import parameters_of
+from cudalens.evidence.context import table_of_positions
 from cudalens.evidence.variables import RunningLine
 from cudalens.recorder.failure import named_arguments
 from cudalens.source.files import is_torch_file, torch_path
 from cudalens.source.running_call import ABSENT, RunningCall, method_of
-from cudalens.source.safe_eval import is_tensor
+from cudalens.source.safe_eval import is_module, is_tensor
 from cudalens.source.stack import place_of
 
 LIBRARIES = ("torch.nn.modules.", "transformers.", "torchvision.")
@@ -65,7 +67,7 @@ def call_of(
         named: values by the expressions that are proven to be them.
     """
     read = api_call_of_stack(entries)
-    api = api or read
+    api = read or api if api is None or api.func is None else api
     is_whole = api is not None and is_known([*api.args, *api.kwargs.values()])
     if not is_whole and op is not None and op.op is not None:
         api = ApiCall(func=op.op, args=op.args, kwargs=op.kwargs)
@@ -281,6 +283,78 @@ def arguments_of(api: ApiCall | None) -> dict[str, object]:
     }
 
 
+# --- arguments of the wrong kind or size ---------------------------------------------------------
+
+_PLAIN = (Tensor, str, bytes, bool, int, float, complex, type(None), torch.dtype, torch.device)
+_MAX_PARAMETERS = 60
+
+
+def refused_call(entries: Sequence[TracebackType], arguments: Mapping[str, object]) -> RefusedCall:
+    """Return what is known of arguments apart from their values: kinds, parameters, sizes."""
+    if not entries:
+        return RefusedCall()
+    return RefusedCall(
+        odd_argument=_odd_argument(arguments) or _odd_argument(_asked(entries)),
+        parameters=_callee_parameters(entries),
+        given=_given_parameters(entries),
+        position_table=table_of_positions(entries),
+    )
+
+
+def _asked(entries: Sequence[TracebackType]) -> dict[str, object]:
+    """Return what the innermost line asks for an attribute, by its text: ``input_ids.size``."""
+    call = RunningCall.at(place_of(entries[-1]))
+    asked = call.node.func if isinstance(call.node, ast.Call) else call.node
+    if not isinstance(asked, ast.Attribute):
+        return {}
+    value = call.value(asked.value)
+    is_data = isinstance(value, (list, tuple, dict)) or type(value).__module__ == "numpy"
+    return {ast.unparse(asked.value): value} if is_data else {}
+
+
+def _odd_argument(arguments: Mapping[str, object]) -> OddArgument | None:
+    """Describe the first argument that is an array or container."""
+    for name, value in arguments.items():
+        items = value if isinstance(value, (list, tuple)) else ()
+        is_list = any(map(is_tensor, items)) and all(isinstance(item, _PLAIN) for item in items)
+        if not (isinstance(value, _PLAIN) or is_list):
+            return OddArgument(name=name, kind=_kind(value))
+    return None
+
+
+def _callee_parameters(entries: Sequence[TracebackType]) -> tuple[str, ...]:
+    """Name the parameters of the module whose forward refused its arguments."""
+    frame = entries[-1].tb_frame
+    owner = frame.f_locals.get("self")
+    forward = getattr(type(owner), "forward", None) if is_module(owner) else None
+    calls = ("_call_impl", "__call__", "_wrapped_call_impl", "inner")
+    if forward is None or frame.f_code.co_name not in calls:
+        return ()
+    names = [name for name in inspect.signature(forward).parameters if name != "self"]
+    return tuple(names[:_MAX_PARAMETERS])
+
+
+def _given_parameters(entries: Sequence[TracebackType]) -> tuple[str, ...] | None:
+    """Name the parameters that the forward which raised had been given."""
+    frame = entries[-1].tb_frame
+    if frame.f_code.co_name != "forward":
+        return None
+    names = frame.f_code.co_varnames[1 : frame.f_code.co_argcount]
+    return tuple(name for name in names if frame.f_locals.get(name) is not None)
+
+
+def _kind(value: object) -> str:
+    kind = type(value)
+    if kind.__module__ == "builtins":
+        name = kind.__qualname__
+    else:
+        name = f"{kind.__module__}.{kind.__name__}"
+    if name == "numpy.ndarray":
+        array: Any = value
+        return f"{name} of {array.dtype} {tuple(array.shape)}"
+    return f"{name} of {len(value)}" if isinstance(value, (list, tuple)) else name
+
+
 # --- the user's operands --------------------------------------------------------------------------
 
 
@@ -349,8 +423,9 @@ def _passed(node: ast.AST | None, below: Sequence[FrameType]) -> Iterator[tuple[
         args, kwargs = variables.get("args", ()), variables.get("kwargs", {})
     else:
         names = code.co_varnames[: code.co_argcount]
-        is_method = isinstance(node.func, ast.Attribute) and names[:1] == ("self",)
-        args = [variables.get(name, ABSENT) for name in names[int(is_method) :]]
+        # The line spells it as an argument where the class is asked for the function.
+        has_self = names[:1] == ("self",) and len(node.args) < len(names)
+        args = [variables.get(name, ABSENT) for name in names[has_self:]]
         kwargs = {name: variables[name] for name in code.co_varnames if name in variables}
     yield from zip(map(id, node.args), args, strict=False)
     yield from ((id(item.value), kwargs[item.arg]) for item in node.keywords if item.arg in kwargs)

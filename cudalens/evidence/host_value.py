@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from cudalens.core import _torch
+from cudalens.core._python import raise_if_outside
 from cudalens.core.call import ApiCall
 from cudalens.core.report_types import TensorFact, Violation
+from cudalens.evidence.attempt import RefusedError, ask_guards
 from cudalens.evidence.call_stack import locate
 from cudalens.evidence.tensors import tensor_facts
-from cudalens.guards import GUARDS
-from cudalens.guards._base import schema_parameters
 from cudalens.guards._ranges import exact_offenders, format_offender
 from cudalens.recorder.failure import named_arguments
 from cudalens.recorder.tensor_refs import tensor_values
@@ -93,33 +93,27 @@ def _ask_again(call: ApiCall) -> tuple[Violation, Mapping[str, Any]] | None:
 
     Up to an op that writes, or that draws random numbers: the second run changes nothing.
     """
-    found: list[tuple[Violation, Mapping[str, Any]]] = []
 
     def look(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if op in GUARDS:
-            given = {item.name: item.of(args, kwargs) for item in schema_parameters(op)}
-            violation = _ask(op, given)
-            if violation is not None:
-                found.append((violation, given))
-                raise _EnoughError
+        try:
+            ask_guards(op, args, kwargs)
+        except RefusedError as refused:
+            if refused.violation is not None and not refused.violation.is_silent:
+                raise
         if op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags:
             raise _EnoughError
 
-    quiet = (suppress(Exception), torch.no_grad(), _torch.NoTorchFunction())
     with ExitStack() as stack:
-        for block in (*quiet, _torch.no_dispatch_modes(), _torch.before_each_op(look)):
+        for block in (torch.no_grad(), _torch.NoTorchFunction(), _torch.no_dispatch_modes()):
             stack.enter_context(block)
-        call.func(*call.args, **call.kwargs)
-    return found[0] if found else None
-
-
-def _ask(op: Any, arguments: Mapping[str, object]) -> Violation | None:
-    """Return the first finding of the op's guards."""
-    for guard in GUARDS[op]:
-        with _torch.plain_torch(), _torch.no_dispatch_modes():
-            found = guard.check(*[arguments[name] for name in guard.parameters])
-        if found is not None and not found.is_silent:
-            return found
+        try:
+            with _torch.before_each_op(look):
+                call.func(*call.args, **call.kwargs)
+        except RefusedError as refused:
+            if refused.violation is not None:
+                return refused.violation, refused.arguments or {}
+        except Exception as error:  # the same again, or that it was enough
+            raise_if_outside(error)
     return None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 from torch import Tensor
@@ -181,12 +180,6 @@ def of_meta(argument: str | None, meta: TensorMeta, expression: str | None = Non
         requires_grad=meta.requires_grad,
         grad_fn=meta.grad_fn,
     )
-
-
-def is_alike(one: TensorFact | TensorMeta, other: TensorMeta) -> bool:
-    """Return whether two tensors look the same from host memory."""
-    looks = attrgetter("shape", "dtype", "device", "stride")
-    return bool(looks(one) == looks(other))
 
 
 def tensors_of_output(value: object) -> dict[str, Tensor]:

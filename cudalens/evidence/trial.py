@@ -53,6 +53,9 @@ class ApiTrial(Variables):
         has_autograd: whether gradients may be recorded, which the call of a guard may not.
     """
 
+    is_possible = True
+    """Not under autocast, which does not reach copies on the host."""
+
     def __init__(self, call: Call, line: RunningLine, *, has_autograd: bool) -> None:
         super().__init__(call, line)
         self._has_autograd = has_autograd
@@ -68,7 +71,7 @@ class ApiTrial(Variables):
         """
         result = TrialResult()
         for api in (*self.call.enclosing, self.call.api):
-            if api is None or not self._is_failing(api):
+            if api is None or not self.is_possible or not self._is_failing(api):
                 continue
             if self._deadline is None or time.thread_time() > self._deadline:
                 break
@@ -213,9 +216,11 @@ def _quiet(*, has_autograd: bool) -> Iterator[None]:
 def trial_of_error(error: BaseException, entries: Sequence[TracebackType]) -> ApiTrial | None:
     """Return the trial of the call that raised, ``None`` where the user's line cannot be read."""
     line = line_of(entries)
-    if line is None or "autocast" in str(error):  # copies on the host are not under it
+    if line is None:
         return None
-    return ApiTrial(call_of(entries, line, api_call_of(error)), line, has_autograd=True)
+    trial = ApiTrial(call_of(entries, line, api_call_of(error)), line, has_autograd=True)
+    trial.is_possible = "autocast" not in str(error)
+    return trial
 
 
 def trial_of_finding(

@@ -61,13 +61,16 @@ def explained(
     def full() -> Report:
         if lost_context.is_of_another(error):
             return exception.report_of_another(error)
+        trial = limits.attempt("call", lambda: trial_of_error(error, visible_entries(error)))
         evidence = exception.evidence_of_error(
-            error, None if was_lost else recorder, device_text, started=started, was_lost=was_lost
+            error,
+            None if was_lost else recorder,
+            device_text,
+            started=started,
+            trial=trial,
+            was_lost=was_lost,
         )
-        trial = None
-        if evidence.context_usable is not False:
-            trial = limits.attempt("trial", lambda: trial_of_error(error, visible_entries(error)))
-        return diagnose(evidence, trial)
+        return diagnose(evidence, None if evidence.context_usable is False else trial)
 
     def bare() -> Report:
         return bare_report_of_error(error_facts(error), tuple(limits.lines))

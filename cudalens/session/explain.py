@@ -59,12 +59,14 @@ def explain(
     started = time.perf_counter()
     lines = _assertions(facts.message, printed) if is_lost else ""
     tree = Limits().attempt("cell", lambda: _tree_of_cell(error), lambda: ast.Module([], []))
+    trial = Limits().attempt("call", lambda: trial_of_error(error, visible_entries(error)))
     # In place of the stream of a checked block.
     evidence = evidence_of_error(
         error,
         None,
         SimpleNamespace(text=lambda **_: lines),
         started=started,
+        trial=trial,
         is_checked=False,
         beside=lambda: _tensors(namespace, tree),
     )
@@ -72,7 +74,7 @@ def explain(
     if evidence.op.name is None and (fits := _call_that_fits(tree, lines)) is not None:
         evidence = replace(evidence, op=fits[0])
         called = f" {fits[0].api} is called once in this cell, in line {fits[1]}."
-    report = diagnose(evidence, None if is_lost else trial_of_error(error, visible_entries(error)))
+    report = diagnose(evidence, None if is_lost else trial)
     PROCESS.last = report = replace(report, explanation=f"{report.explanation}{called}")
     lost_context.remember(report)
     return report

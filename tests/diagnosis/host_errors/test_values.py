@@ -387,6 +387,25 @@ def test_an_operand_that_no_variable_holds_is_named_by_the_line() -> None:
     assert [item.expression for item in report.tensors][:2] == ["a", "made(a)"]
 
 
+@pytest.mark.parametrize("made", ["Pair", "cell.Pair", "cell.pair.of", "cell.Pair.of"])
+def test_arguments_of_a_constructor_and_a_method_are_told_apart(made: str) -> None:
+    """``self`` is one of the parameters, and on the line only where a class is asked."""
+    code = f"""
+import types
+class Pair:
+    def __init__(self, one, two):
+        self.of(one, two) if one is not None else None
+    def of(self, one, two):
+        return one + two
+cell = types.SimpleNamespace(Pair=Pair, pair=Pair(None, None))
+{made}({"cell.pair, " * made.endswith("Pair.of")}w * 1, torch.cat([w, w]))
+"""
+    report = cell(f"w = torch.ones(2, 3).cuda()\n{code}").shown
+    named = {item.expression: item.shape for item in report.tensors if item.expression}
+    assert {"one": (2, 3), "two": (4, 3)}.items() <= named.items()
+    assert all(shape != (4, 3) for name, shape in named.items() if "w * 1" in name)
+
+
 def test_what_a_model_views_is_copied_before_the_call() -> None:
     """A slice of a batch does not lie in order; the view is no line of the user's to change."""
     pytest.importorskip("transformers")
