@@ -416,8 +416,8 @@ def test_an_error_behind_a_swallowed_finding(
     assert is_listed or own in (None, session.report)
     if is_listed:
         assert own is not session.report and own.kind == "host_error"
-        assert own.headline in notes[0]
-        assert f"1 more in this block: host error: {own.headline}." in explanation
+        assert own.headline_own in notes[0]
+        assert f"1 more in this block: host error: {own.headline_own}." in explanation
 
 
 def test_a_fault_of_the_device_behind_a_swallowed_finding_is_remembered(
