@@ -33,10 +33,13 @@ _OPS = frozenset(
     f"aten::{name}"
     for name in (
         *("gather", "index_select", "scatter", "scatter_add", "scatter_reduce", "embedding"),
-        *("index", "index_put", "_unsafe_index", "_unsafe_index_put"),
+        *("index", "index_put", "_unsafe_index_put"),
     )
 )
-"""Guarded ops that inductor writes kernels for; it leaves the others to torch's own."""
+"""Guarded ops that inductor writes kernels for; it leaves the others to torch's own.
+
+Not ``_unsafe_index``, with which the compiler reads by what it computed from shapes, as
+``interpolate`` does."""
 _SAME_VALUES = frozenset(
     f"aten::{name}"
     for name in ("expand", "unsqueeze", "squeeze", "view", "reshape", "permute", "clone", "alias")
@@ -77,8 +80,7 @@ class _Found:
 def _indices(graph: Any) -> Iterator[_Found]:
     """Yield each integer index of a graph that a kernel of inductor's will use."""
     for node in graph.nodes:
-        name = _schema_name(node)
-        if node.op != "call_function" or name not in _OPS:
+        if node.op != "call_function" or _schema_name(node) not in _OPS:
             continue
         arguments = {
             item.name: item.of(node.args, node.kwargs) for item in schema_parameters(node.target)
@@ -86,8 +88,7 @@ def _indices(graph: Any) -> Iterator[_Found]:
         for need in _requirements(node.target, arguments):
             index = arguments[need.argument]
             index = index if need.item is None else index[need.item]
-            # What the compiler makes an unsafe op of has mostly an index that it computed itself.
-            if _is_index(index) and not (name.startswith("aten::_unsafe") and not _has_data(index)):
+            if _is_index(index):
                 yield _Found(node, index, arguments[str(need.of)], _check(node, need))
 
 
@@ -159,20 +160,6 @@ def _is_index(node: Any) -> bool:
         return False
     # The size of nonzero's result is not known yet: no reduction may be made of it.
     return not any(_compiler.is_data_dependent(size) or size == 0 for size in value.shape)
-
-
-def _has_data(node: Any) -> bool:
-    """Return whether the values of a node come from a tensor, and not from shapes alone."""
-    todo, seen = [node], set()
-    while todo:
-        here = todo.pop()
-        if here.op != "call_function":
-            if isinstance(here.meta.get("val"), Tensor):
-                return True
-        elif here not in seen:
-            seen.add(here)
-            todo += here.all_input_nodes
-    return False
 
 
 # --- the pass -------------------------------------------------------------------------------------

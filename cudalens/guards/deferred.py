@@ -28,7 +28,7 @@ from cudalens.core.limits import failure_line
 from cudalens.core.report_types import Offenders, Violation
 from cudalens.guards import engine
 from cudalens.guards._base import ArgumentSlot, Guard, schema_parameters
-from cudalens.guards._ranges import FLOATS, unexpanded
+from cudalens.guards._ranges import FEW, FLOATS, unexpanded
 from cudalens.guards.engine import INDEX_DTYPES, Between, Within
 from cudalens.guards.host_waits import HostWaits
 from cudalens.guards.past_calls import IsUsers, PastCall, StackLine, running_call
@@ -303,7 +303,7 @@ class DeferredOp:
         """Have the extremes of a tensor noted, and return one in bounds."""
         low, high, form = _interval(need)
         slot = None if slots is None else slots.get(form)
-        distinct = unexpanded(tensor)
+        distinct = tensor if tensor.numel() <= FEW else unexpanded(tensor)
         claims = () if slot is None else slot.claims or ()
         if not any(item.low >= low and item.high <= high for item in claims):
             if isinstance(need, Within):

@@ -86,7 +86,24 @@ class HostWaits:
             self._undo.append(PENDING.when_on_device(self._see_copies))
 
     def _see_copies(self) -> None:
-        self._register({_COPY: self._kernel(_COPY, self._before_copy)})
+        go_on, below = _torch.redispatcher(_torch.op_of(_COPY))
+        numbers, wait = _torch.NUMBERS, self._before_read
+
+        # Every copy passes here, so speed comes before form.
+        def copying(keyset: Any, target: Any, source: Any, non_blocking: bool = False) -> Any:
+            __tracebackhide__ = True
+            try:
+                if type(source) in numbers:
+                    source = _torch.as_tensor(source)
+                # A copy that does not wait is used at a later place, which nobody can see.
+                elif target.is_cpu and PENDING and not (non_blocking or source.is_cpu):
+                    wait(source)
+                return go_on(keyset & below, target, source, non_blocking)
+            except BaseException:
+                target = source = None  # a traceback that stays keeps this frame
+                raise
+
+        self._register({_COPY: copying})
 
     def _register(self, kernels: dict[str, Callable[..., Any]]) -> None:
         self._undo.append(partial(_torch.destroy, _torch.register_kernels(kernels)))
@@ -124,7 +141,7 @@ class HostWaits:
         places = [at for at, kind in enumerate(kinds) if kind == "Tensor"]
         numbers = _torch.NUMBERS
 
-        # Every copy and every read passes here, so speed comes before form.
+        # Every read passes here, so speed comes before form.
         def waiting(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             try:
@@ -144,11 +161,6 @@ class HostWaits:
     def _before_read(self, source: Tensor, *_: Any, **__: Any) -> None:
         if source.device.type in self._devices:
             self.wait()
-
-    def _before_copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> None:
-        # A copy that does not wait is used at a later place, which nobody can see.
-        if target.is_cpu and not non_blocking and not source.is_cpu:
-            self._before_read(source)
 
     def _before_norm(self, *args: Any, **kwargs: Any) -> None:
         if args[5] is not False:
