@@ -82,7 +82,7 @@ def forgotten_keywords(func: Any, frame: FrameType) -> dict[str, Any]:
 
 def watch_modules(hook: Callable[[nn.Module, Any], None]) -> None:
     """Call ``hook`` before the forward of every module, until :func:`unwatch_modules`."""
-    # A compiled module warns when it meets such a hook; the user has not asked for ours.
+    # A compiled module warns of such a hook, and this one is not the user's.
     warnings.filterwarnings("ignore", message=_HOOK_WARNING, category=UserWarning)
     register_module_forward_pre_hook(hook)
 

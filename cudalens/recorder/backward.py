@@ -96,7 +96,7 @@ class BackwardPass:
                 continue
             seen.add(node)
             waiting += [following for following, _ in node.next_functions]
-            # No reference to the node: it would keep alive what checkpoint holds.
+            # No reference to the node: it would keep alive what checkpoint has saved.
             mark = node.name(), node._sequence_nr()
             handles.append(node.register_prehook(partial(before, mark)))
             if watch is not None and not mark[0].startswith(_PASSING_ON):

@@ -150,7 +150,7 @@ class Api:
         is_copy = name in CONVERSIONS and name != "contiguous"
         makes_none = (self.is_view and not is_copy) or name.startswith(_UNINITIALISED)
         self.makes_values = not (makes_none or self.is_backward)
-        """Views show old values, and memory that was only reserved holds anything."""
+        """Views show old values, and memory that was only reserved has any values."""
         self.shift = _SHIFTS.get(name, 0)
         self.forgets = kind == "function" and name in _FORGETFUL
         self.is_special = self.is_foreign or self.forgets
@@ -304,7 +304,7 @@ def shows_argument(result: Any, tensors: Sequence[Tensor]) -> bool:
     """Return whether a result of a function that makes views shows the memory of the argument."""
     if len(tensors) != 1 or not isinstance(result, Tensor):
         return len(tensors) == 1
-    # In inference mode torch does not tell.
+    # In inference mode torch does not say.
     return result is tensors[0] or result._is_view() or result.is_inference()
 
 

@@ -40,7 +40,7 @@ class Batch:
     """The number of the last recorded call when it was given out."""
     tensors: tuple[ref[Tensor], ...]
     indices: Sequence[int] | None
-    """Which items of the dataset its rows are; ``None`` where the sampler does not tell."""
+    """Which items of the dataset its rows are; ``None`` where the sampler does not say."""
     dataset: ref[Any] | None
     sampler: ref[Any] | None
     iterator: ref[Any] | None = None
@@ -84,7 +84,7 @@ class Batches:
         )
 
     def find(self, tensor: ref[Tensor]) -> Batch | None:
-        """Return the batch that held the tensor."""
+        """Return the batch that contained the tensor."""
         for batch in reversed(self._batches):
             if any(item is tensor for item in batch.tensors):
                 return batch
@@ -115,9 +115,9 @@ class Batches:
             if order is not None and len(order) == len(batches.sampler):
                 self._orders[generator] = order
                 return order[start:stop]
-        held = variables.get("batch")
+        indices = variables.get("batch")
         is_ahead = getattr(iterator, "_num_workers", 0) > 0
-        return held if isinstance(held, list) and not is_ahead else None
+        return indices if isinstance(indices, list) and not is_ahead else None
 
 
 def _order_of(sampler: Any) -> Sequence[int] | None:
@@ -181,7 +181,7 @@ def describe(batch: Batch, row: int | None) -> str:
 
 def dataset_of(batch: Batch) -> tuple[object, str | None]:
     """Return the dataset of a batch, ``None`` where it is not known, and the user's name of it."""
-    # A list has no weak reference; the loop's iterator holds it.
+    # A list has no weak reference; the loop's iterator has a reference.
     iterator = None if batch.iterator is None else batch.iterator()
     dataset = getattr(iterator, "_dataset", None)
     if dataset is None:

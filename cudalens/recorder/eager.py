@@ -25,7 +25,7 @@ such as a checkpoint, runs through another one."""
 # The stance belongs to the process, and blocks of several threads may overlap: the first of them
 # sets it, the last gives it back.
 _lock = threading.RLock()
-_holding: list[EagerCompiler] = []
+_open: list[EagerCompiler] = []
 _stance = ExitStack()
 
 
@@ -39,11 +39,11 @@ def limit_of(codes: Iterable[CodeType]) -> tuple[str, ...]:
         and code.co_qualname.startswith(_WRAPPER)
         for code in codes
     )
-    return (RAN_EAGERLY,) if _holding and passes else ()
+    return (RAN_EAGERLY,) if _open and passes else ()
 
 
 class EagerCompiler:
-    """Holds torch's compiler in the stance ``force_eager`` while open, loaded or not yet."""
+    """Keep torch's compiler in the stance ``force_eager`` while open, loaded or not yet."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -52,26 +52,26 @@ class EagerCompiler:
         """Set the stance, or wait for the compiler to be imported."""
         compiler = sys.modules.get(_COMPILER)
         if compiler is not None and hasattr(compiler, "set_stance"):
-            self.hold(compiler)
+            self.set_stance(compiler)
         else:
-            self._stack.callback(when_imported(_COMPILER, self.hold))
+            self._stack.callback(when_imported(_COMPILER, self.set_stance))
         return self
 
     def __exit__(self, *_: object) -> None:
         """Return the stance back as it was."""
         self._stack.close()
 
-    def hold(self, compiler: ModuleType) -> None:
+    def set_stance(self, compiler: ModuleType) -> None:
         """Set the stance of the loaded compiler until the block ends."""
         with _lock:
-            if not _holding:
+            if not _open:
                 _stance.enter_context(compiler.set_stance("force_eager"))
-            _holding.append(self)
+            _open.append(self)
         self._stack.callback(self._release)
 
     def _release(self) -> None:
         with _lock:
-            if self in _holding:
-                _holding.remove(self)
-            if not _holding:
+            if self in _open:
+                _open.remove(self)
+            if not _open:
                 _stance.close()

@@ -176,7 +176,7 @@ class Snapshot:
 
     @cached_property
     def _bases(self) -> dict[int, Ref]:
-        """What each recorded view shows: in inference mode autograd does not tell."""
+        """What each recorded view shows: in inference mode autograd does not say."""
         bases: dict[int, Ref] = {}
         for call in self.calls:
             if call.is_alias and call.inputs:

@@ -37,8 +37,7 @@ from cudalens.recorder.calls import (
 )
 from cudalens.recorder.dataloader import LOADER_RANGE, Batches
 from cudalens.recorder.earlier_values import EarlierValues, caller_of
-from cudalens.recorder.failure import named_arguments
-from cudalens.recorder.hostcopies import host_copies
+from cudalens.recorder.failure import host_copies, named_arguments
 from cudalens.recorder.replaced import COMPILED, REPLACED, around_compiled, forget, here
 from cudalens.recorder.sites import RawSite, Site, SiteTracker
 from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
@@ -58,13 +57,13 @@ class RecordingMode(_torch.RemovableMode):
     """Record every API call while open; use it in a with statement.
 
     Args:
-        max_ops: how many of the last calls are kept.
+        max_ops: size of the ring of recorded calls.
         sync: wait for the device after each call, so that the call at fault raises the fault.
         copy_budget: bytes of arguments copied to the host before each op that is not torch's own.
         watch: looks at the result of each call, and at the gradients of each node of a backward
             pass; what it returns is raised by the call.
         modules: note which module each call belongs to; a compiled module runs eagerly then.
-        is_fatal: tells whether the device cannot be used after an exception.
+        is_fatal: returns whether the device cannot be used after an exception.
         on_device_end: called with each exception that says so; the first may come in a thread of
             autograd's, and again where ``backward`` was called.
     """
@@ -196,7 +195,7 @@ class RecordingMode(_torch.RemovableMode):
                 if api.is_range:
                     self._note_range(api, args, _getframe(1))
                 return result
-            # Whoever else sees function calls must not see what is asked of the tensors here.
+            # Other modes and subclasses must not see the calls of the recorder itself.
             if api.is_special or (types and types != _PLAIN) or _has_modes_below():
                 if api.forgets:
                     kwargs = _torch.forgotten_keywords(func, _getframe(1)) | (kwargs or {})

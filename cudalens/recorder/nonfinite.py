@@ -45,7 +45,7 @@ class NonFiniteWatch:
     """Called after each call; returns what ``on_found`` gives for one that makes a first NaN.
 
     Args:
-        on_found: told of the call's arguments by name and the finding.
+        on_found: called with the call's arguments by name and the finding.
     """
 
     def __init__(self, on_found: OnNonFinite) -> None:
@@ -151,7 +151,7 @@ class NonFiniteWatch:
         if api.stem in FROM_PYTHON or _is_given(args, kwargs):
             return None
         if is_overwritten and not all(map(self._was_finite, written)):
-            return None  # overwritten in place: what it held before is gone
+            return None  # overwritten in place: what it contained before is gone
         # NaN out of infinities is new; an infinity out of infinities is not.
         if has_nan and any(bool(item.isnan().any()) for item in inputs):
             return None
@@ -250,7 +250,7 @@ def _violation(
 ) -> Violation:
     offenders = find_offenders(_real(result), bad)
     first = offenders.first[0]
-    # What the call wrote to no longer holds what it was given.
+    # What the call wrote to no longer has the values that it was given.
     overwritten = [key for key, value in arguments.items() if id(value) in lost]
     written = [arguments[key] for key in overwritten]
     read = {key: value for key, value in arguments.items() if key not in overwritten}
@@ -353,8 +353,8 @@ def arrival(op: str, inputs: Sequence[Tensor]) -> NanArrival:
     """Describe how the first NaN came, for the cause rules.
 
     Args:
-        op: the name of the running op, the first whose result holds a NaN.
-        inputs: those of its tensors that held one; empty where it was given the number itself.
+        op: the name of the running op, the first whose result contains a NaN.
+        inputs: those of its tensors that contained one; empty where it was given the number itself.
     """
     frames = stack_of(sys._getframe(1))
     span = locate_entries(frames)
@@ -364,7 +364,7 @@ def arrival(op: str, inputs: Sequence[Tensor]) -> NanArrival:
 
 
 def _holder(tensor: Tensor, frames: Sequence[FrameType]) -> tuple[str | None, str | None]:
-    """Name the tensor that held the NaN, a view by what it shows, and say where in it."""
+    """Return the name of the tensor that contained the NaN, a view by its base, and where in it."""
     base = _torch.base_of(tensor)
     for holder in (tensor,) if base is None else (tensor, base):
         name = _name_of(holder, frames)
@@ -392,9 +392,9 @@ def _names_used(frame: FrameType) -> Mapping[str, object]:
     """Return the variables that a function mentions, and what it mentions of its own object."""
     code, variables = frame.f_code, frame.f_locals
     names = (*code.co_varnames, *code.co_names, *code.co_freevars)
-    spoken = {name: variables.get(name, frame.f_globals.get(name)) for name in names}
-    owner = instance_dict(spoken.get("self"))
-    return spoken | {f"self.{name}": owner[name] for name in names if name in owner}
+    mentioned = {name: variables.get(name, frame.f_globals.get(name)) for name in names}
+    owner = instance_dict(mentioned.get("self"))
+    return mentioned | {f"self.{name}": owner[name] for name in names if name in owner}
 
 
 def _path_in(module: nn.Module, tensor: Tensor) -> str | None:

@@ -1,9 +1,9 @@
 """Provenance of bad values: from the tensor at fault back along the calls that it came through.
 
-Tensors are followed, not elements: a call is the origin when its result is bad and its inputs, as
-far as they live on unchanged, were good.  Of the bad elements only their values are known, and
-their places while every call takes each element from the same place; so much tells a batch's row,
-and a write of other values from theirs.  Where a call cannot be judged the way ends before it.
+The unit is the tensor: a call is the origin when its result is bad and its inputs, which must be
+alive and unchanged, are good.  Of the bad elements their values are known, and their places while
+every call takes each element from the same place.  That is enough for the row of a batch, and to
+pass over a write of other values.  The walk ends before a call that cannot be judged.
 """
 
 from __future__ import annotations
@@ -331,7 +331,7 @@ class _ProvenanceWalk:
 
 
 def describe_step(call: Recorded, snapshot: Snapshot, note: str | None = None) -> ProvenanceStep:
-    """Describe a call as one step of the way of a tensor."""
+    """Describe a call as one step of a tensor's provenance."""
     return ProvenanceStep(op=call.name, source=snapshot.reader.line(call.site), note=note)
 
 

@@ -86,7 +86,7 @@ class Recorder(RecordingMode):
         """Follow a bad tensor back to the call that made it bad, or to where the data entered.
 
         Args:
-            is_bad: tells whether a tensor has a bad value; it is asked for living tensors only.
+            is_bad: returns whether a tensor has a bad value; called with living tensors only.
             positions: of its bad elements, as far as they are listed.
         """
         with no_dispatch_modes(), plain_torch():

@@ -37,7 +37,7 @@ def _engine(run: Callable[..., Any]) -> Callable[..., Any]:
 
     def run_engine(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        # A thread of autograd's, as in a checkpoint, has opened none: its stack of modes tells.
+        # A thread of autograd's, as in a checkpoint, has opened none: they are its modes.
         inner = run
         for recorder in here() or _torch.modes_of(_torch.RemovableMode):
             inner = partial(BackwardPass(recorder).run_backward, inner)

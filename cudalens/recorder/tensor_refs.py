@@ -11,7 +11,7 @@ from torch import Tensor
 
 Ref = ref[Tensor]
 """A weak reference without callback: the same object for each use of one tensor, even after its
-death, as long as somebody has it.  So ``is`` tells whether two calls saw the same tensor."""
+death, as long as somebody has it.  So ``is`` compares the tensors of two calls."""
 
 NO_TENSORS = frozenset({int, float, bool, complex, str, type(None), torch.dtype, torch.device})
 NO_TENSORS |= {slice, type(...), torch.layout, torch.memory_format, torch.Size}
@@ -20,7 +20,7 @@ _MAX_LISTED = 64
 
 
 def is_ref(value: object) -> TypeGuard[Ref]:
-    """Return whether a value stands for a tensor."""
+    """Return whether a value is a reference to a tensor."""
     return type(value) is ref
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import cudalens
 from cudalens import simulate
 from cudalens.guards.process import PROCESS
-from cudalens.recorder.hostcopies import without_tensors
+from cudalens.recorder.failure import without_tensors
 from cudalens.simulate import AssertHit
 from tests.hostcells import Outcome, run_cell
 

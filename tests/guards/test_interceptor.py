@@ -20,7 +20,7 @@ from cudalens import simulate
 from cudalens.core import _torch
 from cudalens.evidence import lost_context
 from cudalens.recorder import Recorder
-from cudalens.recorder.hostcopies import host_copies
+from cudalens.recorder.failure import host_copies
 
 
 @pytest.mark.parametrize("capturing", [False, True])

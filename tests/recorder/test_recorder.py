@@ -21,7 +21,7 @@ import cudalens.recorder.mode
 from cudalens import simulate
 from cudalens.core.call import api_call_of
 from cudalens.recorder import CallRecord, Recorder, _torch
-from cudalens.recorder.hostcopies import host_copies
+from cudalens.recorder.failure import host_copies
 from tests.blocks import own_op
 from tests.probes import SeenFunctions, SeenOps
 from tests.releases import release
@@ -709,7 +709,7 @@ def test_the_device_of_a_call_is_waited_for(
 @pytest.fixture
 def cpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the CPU count as an accelerator where arguments are copied."""
-    monkeypatch.setattr("cudalens.recorder.hostcopies.is_accelerator", lambda device: True)
+    monkeypatch.setattr("cudalens.recorder.failure.is_accelerator", lambda device: True)
 
 
 @pytest.mark.usefixtures("cpu_counts")
