@@ -143,6 +143,15 @@ def positions_beyond_table(evidence: Evidence, ids: Ids) -> Hint | None:
 def boxes_off_page(evidence: Evidence, ids: Ids) -> Hint | None:
     """Boxes are in pixels, begin outside the page, or end before they begin."""
     side, low = _SIDES.get(table_name(evidence)[:1], "coordinate"), min(ids.bad)
+    if ids.is_above and ids.high < ids.size + ids.size // 10:
+        # Boxes that were scaled may still leave the page: scaling them again is no help.
+        text = (
+            f"a box has {side} = {ids.high}, outside the page of 0 … 1000: if the boxes are scaled "
+        )
+        return Hint(
+            rule="boxes_beyond_page",
+            text=f"{text}already, clamp(0, 1000); if not, scale them first",
+        )
     if ids.is_above:
         text = f"a box has {side} = {ids.high}, the table ends at {ids.size - 1}: these look like "
         text += "pixels; scale them by the page's width and height, so that a page goes from 0 to "
