@@ -125,8 +125,9 @@ def _with_bound(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
             goes = f"its weight is that of {made.tied} too" if made.tied else ""
             parts.append(goes or f"{made.beside} has the same size")
         if size := _size_of(made, trial):
-            line = f"{place(size.at, evidence)}: {_short(size)}"
-            parts += [] if line in hint.text else [f"{size.name} is set in {line}"]
+            line = place(size.at, evidence)
+            is_said = f"{line}: " in hint.text
+            parts += [] if is_said else [f"{size.name} is set in {line}: {_short(size)}"]
     return replace(hint, text="; ".join(filter(None, parts)))
 
 

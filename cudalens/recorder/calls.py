@@ -165,10 +165,15 @@ class Api:
     @property
     def is_positional(self) -> bool:
         """True if each element of the result comes from its own position in the arguments."""
-        packet = getattr(torch.ops.aten, self.stem.strip("_"), None)
+        name = self.stem.strip("_")
+        packet = getattr(torch.ops.aten, _REFLECTED.get(name, name), None)
         overloads = packet.overloads() if packet is not None else ()
         tags = (getattr(packet, item).tags for item in overloads)
         return any(torch.Tag.pointwise in item for item in tags)
+
+
+_REFLECTED = {"rdiv": "div", "rfloordiv": "floor_divide", "rmod": "remainder"}
+"""Operators of a number and a tensor, and the ops that compute them."""
 
 
 @cache

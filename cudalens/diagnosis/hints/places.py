@@ -94,10 +94,11 @@ def _values(evidence: Evidence, violation: Violation, ids: Ids | None) -> str:
     else:
         ends = [str(item.value) for item in (found.first[:1] + found.first[-1:])]
         bad = " and ".join(dict.fromkeys(ends))
-        bad = bad if found.count <= 2 else f"outside, such as {bad}"
+        bad = bad if found.count <= 2 else f"such as {bad}"
     bad += ", only at the ends of the rows" if ids is not None and fills_row_ends(ids) else ""
     if found.others is None:
         return f"all {found.total} {noun} are outside: {bad}"
+    bad = f"outside, {bad}" if bad.startswith("such") else bad
     return _share(found.count, f"{found.total} {noun}", bad, found.others)
 
 
