@@ -33,7 +33,7 @@ from cudalens.guards.engine import INDEX_DTYPES, Between, Within
 from cudalens.guards.host_waits import HostWaits
 from cudalens.guards.past_calls import IsUsers, PastCall, StackLine, running_call
 from cudalens.guards.pending import PENDING, Claim, Slot
-from cudalens.guards.plans import Plan, plans_of
+from cudalens.guards.plans import PLAIN, Plan, plans_of
 
 Deferrable = Within | Between
 Tell = Callable[[Any, Guard, Violation, PastCall], "BaseException | None"]
@@ -174,8 +174,9 @@ class DeferredOp:
             if type(index) is not Tensor or not self._known.of(index):
                 return False
             bounds = self._bounds.get(_form(args))
-        except (IndexError, TypeError):  # a shorter list; a size of a traced graph is no key
-            return False
+        except (IndexError, TypeError, RuntimeError) as failure:
+            raise_if_outside(failure)
+            return False  # a shorter list; an argument that is no key; a tensor without memory
         if bounds is None:
             return False
         for position, item, low, high, form in bounds:
@@ -359,7 +360,11 @@ def _form_of(value: Any) -> Any:
     kind = type(value)
     if kind is Tensor or kind is Parameter:
         return value.shape, value.dtype, value.layout, value.device
-    return tuple(map(_form_of, value)) if kind is list else value
+    if kind is list:
+        return tuple(map(_form_of, value))
+    if kind not in PLAIN:
+        raise TypeError(kind)
+    return value
 
 
 def _interval(need: Deferrable) -> tuple[float, float, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -331,6 +332,48 @@ def test_a_call_is_known_by_all_that_its_bounds_follow_from(
     assert looks(lambda: good(ids)) == 0
     assert guards.look(lambda: bad(ids)) is not None
     assert looks(lambda: good(ids)) == 0
+
+
+class Unhashable(Tensor):
+    def __hash__(self) -> int:
+        raise ValueError
+
+    def __eq__(self, other: object) -> Any:
+        raise ValueError
+
+
+def test_nothing_is_asked_of_a_subclass(guards: Collector) -> None:
+    ids = torch.arange(3)
+    for _ in range(3):
+        assert guards.look(lambda: TABLE[ids]) is None
+    assert guards.look(lambda: TABLE.as_subclass(Unhashable)[ids]) is None
+    found = guards.look(lambda: TABLE[:2].as_subclass(Unhashable)[ids])
+    assert found is not None and found.offenders.max == 2
+
+
+def test_a_timeout_is_not_swallowed(guards: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler's exception may come out of any step of ours, and may be of any kind."""
+
+    of = KnownExtremes.of
+
+    def interrupted(known: KnownExtremes, tensor: Tensor) -> Any:
+        monkeypatch.setattr(KnownExtremes, "of", of)
+        signal.raise_signal(signal.SIGALRM)
+        return of(known, tensor)
+
+    def handle(number: int, frame: object) -> None:
+        raise RuntimeError("timeout")
+
+    ids = torch.arange(3)
+    for _ in range(3):
+        assert guards.look(lambda: TABLE[ids]) is None
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        monkeypatch.setattr(KnownExtremes, "of", interrupted)
+        with pytest.raises(RuntimeError, match="timeout"):
+            TABLE[ids]
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_call_that_torch_refuses_is_not_remembered(guards: Collector) -> None:
