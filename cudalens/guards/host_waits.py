@@ -99,7 +99,8 @@ class HostWaits:
                 elif target.is_cpu and PENDING and not (non_blocking or source.is_cpu):
                     wait(source)
                 return go_on(keyset & below, target, source, non_blocking)
-            except BaseException:
+            except BaseException as error:
+                self._on_failed_call(error)
                 target = source = None  # a traceback that stays keeps this frame
                 raise
 

@@ -465,6 +465,20 @@ def has_copy_kernel() -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key("aten::copy_", "BackendSelect")
 
 
+@pytest.mark.usefixtures("installed")
+def test_a_copy_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the device that is lost; a good copy beside it is nothing."""
+    told: list[BaseException] = []
+    with cudalens.check(deferred=True) as session:
+        monkeypatch.setattr(session, "call_failed", told.append)
+        looked_up(0, 1)
+        host = torch.zeros(2).copy_(torch.ones(2, device="cuda"))
+        assert (host.tolist(), told) == ([1, 1], [])
+        with pytest.raises(RuntimeError) as caught:
+            torch.zeros(2).copy_(torch.ones(3, device="cuda"))
+    assert told == [caught.value]
+
+
 def test_a_traced_function_that_asks_for_a_number() -> None:
     """The tracer gives ops numbers in place of tensors."""
 
