@@ -19,6 +19,7 @@ from cudalens.diagnosis.hints._reading import (
     ids_rule,
     is_computed,
     numel,
+    runs_from_one,
     shifting_step,
 )
 from cudalens.diagnosis.hints._roles import Role, fault
@@ -37,6 +38,8 @@ def too_few_places(evidence: Evidence, ids: Ids) -> Hint | None:
     """The values count from 0 without a gap, and need more places than there are."""
     if not ids.is_above or not ids.is_count or ids.size < 2 or fills_row_ends(ids):
         return None
+    if runs_from_one(ids.fact.summary.unique, ids.size, numel(ids.fact)):
+        return None  # this batch counts from 1, and another one from 0
     noun, column = _NOUNS.get(ids.role, "numbers"), evidence.dataset_column
     of = f" of {column.name}" if column is not None and column.count else ""
     dim = "" if ids.violation.dim is None else f" in dimension {ids.violation.dim}"
@@ -84,7 +87,8 @@ def _values(evidence: Evidence, violation: Violation, ids: Ids | None) -> str:
     if ids is not None and column is not None and column.count:
         values = sorted(v for v in column.distinct or ids.bad if not 0 <= v < ids.size)
         rows = f" (item {list_of(column.rows)})" if column.bad_count <= len(column.rows) else ""
-        of, bad = f"{column.count} {noun} of {column.name}", f"{_numbers(values)}{rows}"
+        bad = _numbers(values) if column.distinct else f"outside, such as {list_of(values[:3])}"
+        of, bad = f"{column.count} {noun} of {column.name}", f"{bad}{rows}"
         return _share(column.bad_count, of, bad, column.others)
     if found.total < 2:
         return ""

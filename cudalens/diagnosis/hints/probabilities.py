@@ -19,6 +19,8 @@ _DRAWS = ("aten::bernoulli", "aten::bernoulli_")
 _ROUNDING = 1e-2
 """So far from 0 and 1 the rounding errors of a sum or product go."""
 _PERCENT = 100
+_RARE = 0.1
+"""Of all values, so many may be stray ones."""
 _HALVES = ("float16", "bfloat16")
 _SCORES = frozenset({"addmm", "mm", "bmm", "addmv", "baddbmm", "linear", "convolution"})
 """Ops that end a network without an activation."""
@@ -167,8 +169,9 @@ def labels_as_binary_target(evidence: Evidence) -> Hint | None:
         return None
     _, fact, low, high = found
     bad = violation.offenders
-    if bad.count == 1 and bad.total > 2 and low >= 0 and high > 2:
-        return None  # a stray value, and no third class
+    is_rare = bad.count <= _RARE * bad.total or (bad.count == 1 < bad.total - 1 and high > 2)
+    if is_rare and low >= 0:
+        return None  # stray values, and no third class
     if not _are_whole(evidence, low, high):
         return Hint(
             text=f"{name_of(fact)} runs from {low:.4g} to {high:.4g}, this loss takes "

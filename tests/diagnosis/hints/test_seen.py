@@ -32,8 +32,8 @@ LOSS = "F.cross_entropy(z, b)"
     ("before", "rule", "fix"),
     [
         (ids(*[1, 2, 3, 4] * 2, 1, 2), "one_based_labels", "F.cross_entropy(z, b - 1)"),
-        (ids(*[0, 1, 2, 3, 4] * 2), "too_few_places", None),
-        (ids(*[0, -100, 2, 3, 4] * 2), "too_few_places", None),
+        (ids(*[0, 1, 2, 3, 4] * 2), "what_is_there", None),
+        (ids(*[0, -100, 2, 3, 4] * 2), "what_is_there", None),
     ],
 )
 def test_an_earlier_zero_rules_out_a_count_from_one(
@@ -42,6 +42,15 @@ def test_an_earlier_zero_rules_out_a_count_from_one(
     """A shift by one would leave the 0 of that batch outside."""
     hint = loop(LOSS, before, FIVE, before=HEAD).shown.hints[0]
     assert (hint.rule, hint.fix) == (rule, fix)
+    assert fix is not None or "an earlier call of the line had" in hint.text
+
+
+@pytest.mark.parametrize(("bad", "rule"), [(1, "what_is_there"), (2, "labels_as_binary_target")])
+def test_a_rare_target_is_no_third_class(bad: int, rule: str) -> None:
+    """One of twelve values is a stray one, two may be a class."""
+    made = f"t = torch.zeros(12)\nt[:{bad}] = 2\n"
+    code = f"{SETUP}{made}F.binary_cross_entropy(torch.rand(12).cuda(), t.cuda())"
+    assert run_cell(code, fast=False).rules == [rule]
 
 
 PAIR = "t = torch.ones(3).cuda()"
