@@ -136,7 +136,8 @@ def row(
                 verdict = host(*texts, at_fault)
             else:
                 verdict = (cuda if kind == "cuda_error" else autograd)(*texts, at_fault)
-            by_op: Certainty = "likely" if evidence.op.name else "unknown"
+            is_op_sure = evidence.op.name and not evidence.synchronization.is_op_unwaited
+            by_op: Certainty = "likely" if is_op_sure else "unknown"
             yield replace(verdict, certainty=certainty or by_op)
         if hint is not None:
             fix = hint.fix.format_map(fields) if hint.fix else None
