@@ -32,7 +32,8 @@ class _Breach(NamedTuple):
 def _falls(compressed: Tensor, plain: Tensor, nnz: int) -> Tensor:
     """Mark the plain indices that are not larger than the one before in the same line."""
     starts = torch.zeros(*plain.shape[:-1], nnz + 1, dtype=torch.bool, device=plain.device)
-    starts.scatter_(-1, compressed[..., :-1].clamp(0, nnz), True)
+    # As int64: scatter takes no other index before torch 2.8.
+    starts.scatter_(-1, compressed[..., :-1].clamp(0, nnz).long(), True)
     falls = torch.zeros_like(plain, dtype=torch.bool)
     if nnz > 1:
         is_no_rise = plain[..., 1:] <= plain[..., :-1]
