@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 from tests.standin.build import build_stubs
@@ -27,7 +28,7 @@ INSTALL_LIMIT_S = 15 * 60
 TEST_LIMIT_S = 90 * 60
 MARKS = ("<!-- lanes:begin -->", "<!-- lanes:end -->")
 """What the page says beside the table stays."""
-HEAD = "| Python | torch | outcome |\n| --- | --- | --- |"
+HEAD = "| Python | torch | run on | outcome |\n| --- | --- | --- | --- |"
 
 
 _NVIDIA = re.compile("Requires-Dist: (nvidia|cuda|triton)")
@@ -108,8 +109,12 @@ def _version_of(python: str) -> str:
 
 
 def _call(command: list[str], limit_s: float) -> None:
+    # A constraint of this machine's would ask for its own torch.
+    alone = {**os.environ, "PIP_CONSTRAINT": os.devnull}
     try:
-        subprocess.run(command, check=True, timeout=limit_s, capture_output=True, text=True)
+        subprocess.run(
+            command, check=True, timeout=limit_s, capture_output=True, text=True, env=alone
+        )
     except subprocess.TimeoutExpired:
         raise NotRunError(f"not installed within {limit_s / 60:.0f} minutes") from None
     except subprocess.CalledProcessError as error:
@@ -132,17 +137,18 @@ def main(words: list[str]) -> int:
             outcome, is_bad = f"not run: {error}", False
         is_good = is_good and not is_bad
         print(f"{word}: {outcome}  {time.monotonic() - began:.0f} s", flush=True)
-        PAGE.write_text(with_outcome(PAGE.read_text(encoding="utf-8"), lane, outcome), "utf-8")
+        page = with_outcome(PAGE.read_text(encoding="utf-8"), lane, outcome, date.today())
+        PAGE.write_text(page, encoding="utf-8")
     return 0 if is_good else 1
 
 
-def with_outcome(page: str, lane: Lane, outcome: str) -> str:
+def with_outcome(page: str, lane: Lane, outcome: str, day: date) -> str:
     """Return the page with the outcome of a lane in the place of its last one."""
     before, rest = page.split(MARKS[0])
     table, after = rest.split(MARKS[1])
     start = f"| {lane.python} | {lane.torch} |"
     rows = [row for row in table.split("\n") if re.match(r"\| \d", row) and start not in row]
-    rows.append(f"{start} {outcome} |")
+    rows.append(f"{start} {day} | {outcome} |")
     rows.sort(key=lambda row: [int(number) for number in re.findall(r"\d+", row)[:5]])
     return "\n".join([before + MARKS[0], "", HEAD, *rows, "", MARKS[1] + after])
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import pytest
 
 from tests import compat
 
-ROW = "| 3.12 | 2.8.0 | 5 passed |"
+ROW = "| 3.12 | 2.8.0 | 2026-01-31 | 5 passed |"
 PAGE = f"before\n{compat.MARKS[0]}\n\n{compat.HEAD}\n{ROW}\n\n{compat.MARKS[1]}\nafter\n"
 
 
 @pytest.mark.parametrize(
     ("lane", "rows"),
     [
-        (("3.12", "2.8.0"), ["| 3.12 | 2.8.0 | 7 passed |"]),
-        (("3.12", "2.10.0"), [ROW, "| 3.12 | 2.10.0 | 7 passed |"]),
-        (("3.11", "2.9.1"), ["| 3.11 | 2.9.1 | 7 passed |", ROW]),
+        (("3.12", "2.8.0"), ["| 3.12 | 2.8.0 | 2026-02-01 | 7 passed |"]),
+        (("3.12", "2.10.0"), [ROW, "| 3.12 | 2.10.0 | 2026-02-01 | 7 passed |"]),
+        (("3.11", "2.9.1"), ["| 3.11 | 2.9.1 | 2026-02-01 | 7 passed |", ROW]),
     ],
 )
 def test_an_outcome_has_its_place_in_the_table(lane: tuple[str, str], rows: list[str]) -> None:
-    page = compat.with_outcome(PAGE, compat.Lane(*lane), "7 passed")
+    page = compat.with_outcome(PAGE, compat.Lane(*lane), "7 passed", date(2026, 2, 1))
     assert page == PAGE.replace(ROW, "\n".join(rows))
 
 
