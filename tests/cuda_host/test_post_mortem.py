@@ -60,32 +60,32 @@ def test_the_op_whose_kernel_failed_is_named(
     assert "torch.sigmoid(x + 1)" in report.source.text
 
 
-def in_backward() -> None:
+def in_backward(code: int) -> None:
     x = values()
-    standin.fault("sigmoid_backward")
+    standin.fault("sigmoid_backward", code=code)
     x.sigmoid().sum().backward()
 
 
-def in_a_hook() -> None:
+def in_a_hook(code: int) -> None:
     x = values()
     y = x * 2
     y.register_hook(lambda grad: grad.sigmoid())
-    standin.fault("sigmoid")
+    standin.fault("sigmoid", code=code)
     y.sum().backward()
 
 
-def on_another_stream() -> None:
+def on_another_stream(code: int) -> None:
     x = values()
-    standin.fault("sigmoid")
+    standin.fault("sigmoid", code=code)
     with torch.cuda.stream(torch.cuda.Stream()):
         x.sigmoid()
 
 
-def in_a_checkpoint() -> None:
+def in_a_checkpoint(code: int) -> None:
     from torch.utils.checkpoint import checkpoint
 
     y = checkpoint(lambda x: x.sigmoid().sin(), values(), use_reentrant=False)
-    standin.fault("sigmoid")
+    standin.fault("sigmoid", code=code)
     y.sum().backward()
 
 
@@ -97,17 +97,20 @@ PLACES = {
 }
 
 
+@pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
-def test_it_is_named_wherever_it_ran(place: Callable[[], None]) -> None:
-    report = report_of(place)
-    assert (report.kind, report.phase, report.op.name) == ("device_assert", *PLACES[place])
+def test_it_is_named_wherever_it_ran(place: Callable[[int], None], code: int) -> None:
+    report = report_of(lambda: place(code))
+    kind = CODES[code][0]
+    assert (report.kind, report.phase, report.op.name) == (kind, *PLACES[place])
 
 
-def test_without_waits_no_op_is_blamed() -> None:
+@pytest.mark.parametrize("code", CODES)
+def test_without_waits_no_op_is_blamed(code: int) -> None:
     x = values()
-    standin.fault("sigmoid")
+    standin.fault("sigmoid", code=code)
     report = report_of(lambda: x.sigmoid().sum().item(), sync=False)
-    assert (report.kind, report.certainty) == ("device_assert", "unknown")
+    assert (report.kind, report.certainty) == (CODES[code][0], "unknown")
 
 
 def test_its_arguments_are_read_from_the_host() -> None:
@@ -129,7 +132,7 @@ def test_what_the_kernel_printed_is_in_the_report() -> None:
     assert "Ext.cu:12" in report_of(x.sigmoid).to_json()
 
 
-REMINDER = "the CUDA context is lost since a device-side assert in"
+REMINDER = "the CUDA context was lost to a device-side assert in"
 
 
 def test_a_later_cell_gets_one_line(notebook: Any) -> None:
@@ -144,17 +147,20 @@ def test_a_later_cell_gets_one_line(notebook: Any) -> None:
     assert notebook.error is None
 
 
+@pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("is_narrow", [False, True])
-def test_a_cell_without_a_check_is_explained_afterwards(notebook: Any, is_narrow: bool) -> None:
+def test_a_cell_without_a_check_is_explained_afterwards(
+    notebook: Any, is_narrow: bool, code: int
+) -> None:
     if is_narrow:
         standin.narrow()
-    notebook.run('x = torch.ones(3, device="cuda"); standin.fault("sigmoid")')
+    notebook.run(f'x = torch.ones(3, device="cuda"); standin.fault("sigmoid", code={code})')
     notebook.run("y = torch.sigmoid(x)\nz = (x * 2).tolist()")
     assert isinstance(notebook.error, torch.AcceleratorError)
     notebook.run("%cudacheck explain")
     report = cudalens.last_report()
     assert report is not None
-    assert (report.kind, report.context_usable) == ("device_assert", False)
+    assert (report.kind, report.context_usable) == (CODES[code][0], False)
     assert report.certainty == "unknown"
 
 
