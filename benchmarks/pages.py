@@ -137,7 +137,7 @@ def costs_section(results: dict[str, Any]) -> str:
     """Return the README's sentence: the median over the measured steps, with the extremes."""
     steps = results["steps"]
     return (
-        f"A checked cell runs about {_span('full', steps)}; the guards alone "
+        f"A checked cell runs about {_span('full', steps)}; the value checks alone "
         f"(`cudalens.install()`) about {_span('guards', steps)} "
         f"([what it costs](docs/performance.md), {results['measured']['date']})."
     )
