@@ -182,7 +182,7 @@ def _values(evidence: Evidence, argument: str) -> str:
     fact = evidence.tensor(argument)
     if fact is None or fact.summary.min is None:
         return ""
-    return f"; {fact.expression or argument} holds {fact.summary.min} … {fact.summary.max}"
+    return f"; {fact.expression or argument} has values {fact.summary.min} … {fact.summary.max}"
 
 
 def _copied(evidence: Evidence) -> str:

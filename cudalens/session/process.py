@@ -270,7 +270,7 @@ def note_check(checked: int, recorded: int, report: Report | None) -> None:
     """Take note of a block that was checked: calls looked at, ops recorded, and what was found."""
     calls = f"{checked} guarded call{'s' * (checked != 1)} looked at"
     ops = f"{recorded} op{'s' * (recorded != 1)} recorded"
-    _Last.check = f"{calls}, {ops}; {'nothing found' if report is None else report.kind}"
+    _Last.check = f"{calls}, {ops}; {'nothing' if report is None else 'a problem'} found"
 
 
 def status() -> str:
@@ -280,7 +280,7 @@ def status() -> str:
         ("guards", _guards()),
         ("CUDA", _cuda()),
         ("last check", _Last.check),
-        ("last finding", "none" if last is None else f"{last.kind}: {last.headline_own}"),
+        ("last finding", "none" if last is None else last.headline_own),
     ]
     return "\n".join(f"{name + ':':<14}{text}" for name, text in lines)
 

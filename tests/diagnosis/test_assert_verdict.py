@@ -109,7 +109,7 @@ def test_the_argument_gets_the_users_name_and_its_values_where_known() -> None:
     given = evidence(op=EMBEDDING, device_text=ROWS, tensors=(known,))
     report = diagnose(given)
     assert (report.argument, report.expression) == ("indices", "ids")
-    assert report.headline.endswith("; ids holds 0 … 40")
+    assert report.headline.endswith("; ids has values 0 … 40")
     bare = diagnose(replace(given, tensors=(replace(known, summary=TensorSummary()),)))
     assert "holds" not in bare.headline
 

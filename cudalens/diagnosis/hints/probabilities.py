@@ -210,7 +210,7 @@ def nan_before(evidence: Evidence) -> Hint | None:
     count = f"{fact.summary.nan} of {found[0].offenders.total or fact.summary.nan} values"
     where, is_open = _where_from(evidence, fact)
     more = f"; {evidence.steps.nan} at the first one" if is_open and not watch else ""
-    return Hint(text=f"{count} were NaN before this op, which only received them{where}{more}")
+    return Hint(text=f"{count} are NaN already in the input of this op{where}{more}")
 
 
 def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
@@ -227,7 +227,7 @@ def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
     others = (item for item in evidence.tensors if item is not fact and item.expression)
     holder = next((item for item in others if item.summary.nan), None)
     if holder is not None:
-        return f"; {holder.expression} holds {holder.summary.nan} of them", True
+        return f"; {holder.expression} contains {holder.summary.nan} of them", True
     return "", True
 
 
