@@ -47,7 +47,8 @@ class BackwardPass:
     def run_backward(self, run: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the engine with a mark before each node."""
         __tracebackhide__ = True
-        recorder, handles = self._recorder, list[Any]()
+        recorder = self._recorder
+        handles: list[Any] = []
         is_inside = recorder.is_on()  # called by the user: else an API call is being made
         recorder.passes.append(self)
         try:
@@ -82,7 +83,8 @@ class BackwardPass:
             self.finding = None
 
     def _register(self, outputs: Any, handles: list[Any]) -> None:
-        recorder, seen = self._recorder, set[Any]()
+        recorder = self._recorder
+        seen: set[Any] = set()
         watch, before = recorder.watch_node, self._mark
         if recorder.devices and recorder.is_synchronous:
             before = self._wait_and_mark
