@@ -388,15 +388,14 @@ def _of_model(
     fix = Fix(moved, device=device) if moved else None
     if not fix or device == here or not trial(fix).succeeds:
         return
-    text = f"the parameters of {model} are on {here}: "
     if trial.unregistered is None:
-        yield Hint(rule="move_model", text=f"{text}move the model", fix=fix, tried=True)
+        text = f"move {model} to {device}, where its input is"
+        yield Hint(rule="move_model", text=text, fix=fix, tried=True)
     else:
         name, kind = trial.unregistered
-        text += f"{name} is a plain {kind} and registers no module, so that .to() of the model and "
-        text += (
-            f"its optimizer miss them: make it an nn.Module{'Dict' if kind == 'dict' else 'List'}"
-        )
+        made = "nn.ModuleDict" if kind == "dict" else "nn.ModuleList"
+        text = f"{name} is a plain {kind} and registers no module, so that .to() of the model and "
+        text += f"its optimizer miss them: make it an {made}"
         yield Hint(rule="not_registered", text=text)
 
 

@@ -44,7 +44,7 @@ def second_backward(evidence: Evidence, match: re.Match[str]) -> Answer:
     elif not freed.read:
         yield _carried_names(evidence, freed) or _backward_twice(evidence, freed)
     elif freed.is_made_again:
-        yield _carried_state(freed)
+        yield _carried_state(evidence, freed)
     else:
         yield _made_once(freed)
 
@@ -80,14 +80,15 @@ def _where(line: LineRef | None) -> str:
 # --- hints ---------------------------------------------------------------------------------------
 
 
-def _carried_state(freed: FreedGraph) -> Hint:
+def _carried_state(evidence: Evidence, freed: FreedGraph) -> Hint:
     """A state or a running sum goes from step to step with the graph of all steps before."""
-    by = _where(freed.freed)
     text = f"{freed.name} goes on to the next step with the graph of this one: detach it"
     if freed.name is None:
         text = f"{_where(freed.read)} reads what {_where(freed.kept)} made in an earlier step: "
         text += "detach it"
-    return Hint(rule="carried_state", text=f"{text} after the backward in {by}")
+    is_here = freed.freed and evidence.source and freed.freed.line == evidence.source.line
+    by = "" if is_here else f" in {_where(freed.freed)}"
+    return Hint(rule="carried_state", text=f"{text} after the backward{by}")
 
 
 def _made_once(freed: FreedGraph) -> Hint:
@@ -119,7 +120,7 @@ def _carried_names(evidence: Evidence, freed: FreedGraph) -> Hint | None:
     kept = sorted(stored & read)
     if len(kept) != 1:
         return None
-    return _carried_state(replace(freed, name=kept[0]))
+    return _carried_state(evidence, replace(freed, name=kept[0]))
 
 
 def _names(code: str | None) -> tuple[set[str], set[str]]:
@@ -139,8 +140,8 @@ def _backward_twice(evidence: Evidence, freed: FreedGraph) -> Hint:
     by, here, line = _where(freed.freed), evidence.source, freed.freed
     text = f"keep the graph in {by} (retain_graph=True), or add the losses and run backward once"
     if line is not None and here is not None and line.line == here.line:
-        text = f"the loop of {by} runs backward again through what {_where(freed.made)} made once: "
-        text += f"make it in the loop, before {by}"
+        text = f"the loop runs backward again through what {_where(freed.made)} made once: "
+        text += "make it in the loop, before the backward"
     elif freed.has_stepped:
         text = f"the optimizer has changed the parameters since the backward in {by}: run the "
         text += "forward pass again before this one"
