@@ -56,6 +56,7 @@ _WORD = re.compile(
     r"|\b(?:U?Int(?:16|32|64)?|Complex(?:Float|Double)|BFloat16|Double|Float|Half|Long|Short|Char)\b"
     r"|\b(?:Byte|Bool)\b"
 )
+_SIZE = re.compile(r"(\()?torch\.Size\(\[([\d, ]*)\]\)(?(1)\))")
 _REST = re.compile(
     r" \((?:when|while) checking arguments? .*|, but (?:expected one of:|found invalid values:).*"
 )
@@ -91,6 +92,7 @@ def first_line(message: str) -> str:
     if text.endswith(":"):
         text = f"{text} {rest.strip().partition(chr(10))[0].strip()}"
     text = _TENSOR_TYPE.sub(_type, text.rstrip(" .!"))
+    text = _SIZE.sub(lambda match: format_shape(ints(match[2])), text)
     if re.search(r"type|implemented for", text):
         text = _WORD.sub(lambda match: dtype(match[0]), text.replace("c10::", ""))
     return text
@@ -152,6 +154,7 @@ def with_user_names(text: str, evidence: Evidence) -> str:
             own = [item for item in facts if item.expression]
             named = [item for item in own if re.search(rf"(?i)\b{item.argument}\b", text)]
             meant = named or [item for item in facts if attribute(item) in text] or own
+            meant = [item for item in meant if item.expression or _owner(evidence, item)]
             shown = dict.fromkeys(f"{user_name(evidence, i)} is {attribute(i)}" for i in meant)
             return ": ".join(filter(None, (text, ", ".join([*shown][:_MAX_OPERANDS]))))
     return text
