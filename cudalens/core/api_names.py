@@ -33,14 +33,9 @@ def api_names(op: str) -> tuple[str, ...]:
 def api_names_of_all(ops: Iterable[str]) -> tuple[str, ...]:
     """Return the functions that call one of several ops, each once, best known first.
 
-    Of a function and its module, ``F.embedding`` and ``nn.Embedding``, the better known is named.
     Backward passes are named only where no function calls such an op itself.
     """
     each = [api_names(op) or (op.removeprefix("aten::"),) for op in ops]
     names = dict.fromkeys([names[0] for names in each] + [name for names in each for name in names])
-    forward: dict[str, str] = {}
-    for name in names:
-        if not name.startswith(BACKWARD):
-            plain = stem_of(name).replace("_", "").lower().removesuffix("loss")
-            forward.setdefault(plain, name)
-    return tuple(forward.values()) or tuple(names)
+    forward = tuple(name for name in names if not name.startswith(BACKWARD))
+    return forward or tuple(names)

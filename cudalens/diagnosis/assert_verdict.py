@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cudalens.core.api_names import api_names_of_all
+from cudalens.core.api_names import api_names_of_all, stem_of
 from cudalens.core.device_asserts import AssertLine, fold
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Certainty
@@ -161,7 +161,14 @@ def format_ops(meaning: Meaning) -> str:
 
 
 def joined(names: Sequence[str]) -> str:
-    """Return a few names for reading: ``gather, scatter, scatter_add or another``."""
+    """Return a few names for reading: ``gather, scatter, scatter_add or another``.
+
+    Of a function and its module, ``F.embedding`` and ``nn.Embedding``, the first is named.
+    """
+    each: dict[str, str] = {}
+    for name in names:
+        each.setdefault(stem_of(name).replace("_", "").lower().removesuffix("loss"), name)
+    names = tuple(each.values())
     if len(names) > _MAX_OPS:
         return f"{', '.join(names[:_MAX_OPS])} or another"
     *first, last = names or ["a kernel"]

@@ -45,10 +45,3 @@ def test_names_of_several_ops_begin_with_the_best_known() -> None:
     assert not any(name.startswith(BACKWARD) for name in api_names_of_all(losses))
     assert api_names_of_all(losses[1:2])[0] == "backward of F.cross_entropy"
     assert api_names_of_all(["mylib::lookup"]) == ("mylib::lookup",)
-
-
-def test_of_a_function_and_its_module_one_is_named() -> None:
-    """Others of one op are named beside it."""
-    assert api_names_of_all(["aten::nll_loss_forward"]) == ("F.cross_entropy", "F.nll_loss")
-    assert "F.embedding" not in api_names_of_all(["aten::embedding", "aten::index_select"])
-    assert "torch.index_select" in api_names_of_all(["aten::embedding", "aten::index_select"])

@@ -9,6 +9,7 @@ import pytest
 from cudalens.core.evidence_types import DeviceFault, Synchronization
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import Environment, OpName, Replay, TensorFact, TensorSummary
+from cudalens.diagnosis.assert_verdict import joined
 from cudalens.diagnosis.diagnose import diagnose
 
 ERROR = ErrorFacts(
@@ -141,3 +142,17 @@ def test_the_error_code_alone_is_enough() -> None:
 def test_what_is_explained(known: dict[str, object], text: str, is_said: bool) -> None:
     """What else may have printed the text, and the next step."""
     assert (text in diagnose(evidence(**known)).explanation) is is_said
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["F.cross_entropy", "nn.CrossEntropyLoss", "F.nll_loss"], "F.cross_entropy or F.nll_loss"),
+        (["nn.Embedding", "F.embedding"], "nn.Embedding"),
+        (["x[i]", "x.put_", "torch.take", "y"], "x[i], x.put_, torch.take or another"),
+        ([], "a kernel"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_of_a_function_and_its_module_one_is_named(names: list[str], text: str) -> None:
+    assert joined(names) == text

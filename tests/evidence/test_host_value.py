@@ -53,7 +53,7 @@ def test_value_and_position(
 ) -> None:
     found = cell(line).shown
     assert (found.kind, found.prevented, found.argument) == ("host_error", False, argument)
-    assert found.explanation.endswith("the GPU is not involved.")
+    assert found.explanation.endswith("before running anything on the GPU.")
     assert (found.offenders.first[0].position, found.offenders.first[0].value) == (position, value)
     assert allowed in str(found.bounds.text)
 
@@ -79,7 +79,7 @@ def test_other_errors_keep_their_words(line: str) -> None:
     """Errors about shapes, dtypes and plain numbers get no value."""
     found = cell(line).shown
     assert (found.kind, found.prevented, found.offenders) == ("host_error", False, None)
-    assert "before any kernel" in found.explanation
+    assert "before running anything" in found.explanation
 
 
 @pytest.mark.parametrize(

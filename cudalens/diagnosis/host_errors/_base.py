@@ -24,7 +24,7 @@ from cudalens.diagnosis.host_errors._words import (
     with_user_names,
 )
 
-REFUSED = "Refused on the host before any kernel ran; the GPU is not involved."
+REFUSED = "PyTorch rejected this call before running anything on the GPU."
 NO_ASSERT = "This is not a device-side assert."
 _NO_DSA = "The advice about TORCH_USE_CUDA_DSA under it does not help."
 _UNDER_CHECK = "{check_anew}, which waits after each op and names the one at fault."

@@ -84,7 +84,7 @@ def test_a_value_that_a_distribution_refuses(
     found = report.offenders.first[0]
     assert (found.position, found.value) == first
     # The distribution has read the values on the device.
-    assert "before any kernel" not in report.explanation
+    assert "before running anything" not in report.explanation
     assert report.context_usable is True and report.limits == ()
 
 
