@@ -341,7 +341,7 @@ The JSON Schema is `report.schema.json` in the package; this is version {SCHEMA_
 | kind | what happened |
 | --- | --- |
 | `device_assert` | a guard fired, or CUDA asserted |
-| `host_error` | torch, or a library on top of it, rejected the call before running anything on the GPU |
+| `host_error` | torch, or a library on it, rejected the call before running anything on the GPU |
 | `autograd_error` | a tensor that backward needs was changed or freed |
 | `nonfinite` | a first NaN or infinity was made (`--nan`) |
 | `silent` | neither CUDA nor the CPU complains, and the result is certainly wrong: a warning |
