@@ -29,6 +29,8 @@ from cudalens.diagnosis.user_code import Fix, list_of, parsed, spliced, swapped
 _NOUNS: dict[Role, str] = {"label": "labels", "token": "ids"}
 _ALONG = ("aten::gather", "aten::index_select", "aten::take_along_dim")
 """Ops that are told along which dimension the numbers count."""
+_EVEN = 0.5
+"""As likely as not."""
 _PLACES: dict[Role, str] = {"label": "outputs", "one_hot": "columns", "token": "rows"}
 _ALL: tuple[Role, ...] = ("label", "one_hot", "token", "position", "index", "edge")
 
@@ -61,7 +63,14 @@ def what_is_there(evidence: Evidence) -> Hint | None:
         return None
     violation = found[0]
     parts = [_shifted(ids) or _values(evidence, violation, ids), _earlier(evidence)]
-    may_count = ids is not None and ids.may_count_from_one and ids.low == 1 and numel(ids.fact) > 1
+    # A 0 is as likely not to be seen as to be seen where there are few values.
+    calls = 1 + (evidence.seen_before.calls if evidence.seen_before is not None else 0)
+    may_count = (
+        ids is not None
+        and ids.may_count_from_one
+        and ids.low == 1
+        and (ids.size / (ids.size + 1)) ** (numel(ids.fact) * calls) < _EVEN
+    )
     is_kept = evidence.scalar("padding_idx") == "0" or is_computed(evidence)
     if may_count and not is_kept and not shifting_step(evidence):
         parts.append("none is 0: if they count from 1, subtract 1")

@@ -7,7 +7,13 @@ import re
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
-from cudalens.diagnosis.hints._reading import Ids, fills_row_ends, ids_rule, shifting_step
+from cudalens.diagnosis.hints._reading import (
+    Ids,
+    came_from,
+    fills_row_ends,
+    ids_rule,
+    shifting_step,
+)
 from cudalens.diagnosis.hints._roles import is_run, is_vocabulary, table_name
 from cudalens.diagnosis.user_code import called_name, in_library, list_of, parsed, rewritten
 
@@ -44,6 +50,8 @@ def mark_as_id(evidence: Evidence, ids: Ids) -> Hint | None:
         text = "the decoder ids are made from the labels, and -1 is kept: use -100, which the loss "
         text += "ignores and the model replaces with its padding id"
     fix = _replaced(evidence, ids, number)
+    came = came_from(evidence)
+    text += f"; {came}" if came and fix is None else ""
     return Hint(rule="padding_of_minus_one", text=text, fix=fix)
 
 
