@@ -41,6 +41,8 @@ from cudalens.diagnosis.user_code import (
     with_keyword,
 )
 
+BY_CHANCE = "fits_by_chance"
+"""Rule of a change with which the call succeeds for this batch only."""
 MAX_STEPS = 3
 """Changes of one call together: its device, its dtype, its shape."""
 _MAX_SHOWN = 2
@@ -214,7 +216,7 @@ def _followed(
                 hint = Hint(rule=way.rules[0], text="; ".join(way.words), fix=fix, tried=True)
                 if way.has_shape and not trial.survives(fix, 1 + _is_elementwise(evidence)):
                     text = f"{hint.text}; this succeeds with these sizes only"
-                    by_chance.append(replace(hint, text=text, fix=None, tried=None))
+                    by_chance.append(Hint(rule=BY_CHANCE, text=text))
                     continue
                 if way.has_shape and _is_broadcast(evidence, way):
                     hint = replace(hint, fix=None, tried=None)

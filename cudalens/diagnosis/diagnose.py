@@ -20,7 +20,7 @@ from cudalens.core.report_types import (
     format_count,
 )
 from cudalens.diagnosis.assert_verdict import explain_assert
-from cudalens.diagnosis.candidates import Refusal, Trial, search, verify_fixes
+from cudalens.diagnosis.candidates import BY_CHANCE, Refusal, Trial, search, verify_fixes
 from cudalens.diagnosis.hints import MAX_HINTS, find_hints
 from cudalens.diagnosis.host_errors import REFUSED, Verdict, explain_host_error
 from cudalens.diagnosis.origins import at_origin
@@ -96,7 +96,11 @@ def _hints(
     searched = search(evidence, trial) if is_hosts and not any(h.fix for h in known) else ()
     if is_hosts and not searched and not any(h.fix for h in known):
         searched = _hints_after_fix(evidence, trial, limits)
-    if searched:
+    if any(item.rule not in _WITHOUT_FIX for item in known):
+        searched = tuple(item for item in searched if item.rule != BY_CHANCE)
+    if all(item.rule == BY_CHANCE for item in searched):
+        known = (*searched, *known)
+    else:
         # What a layer would have to be is not asked where the call succeeds without it.
         known = (*searched, *(item for item in known if item.rule not in _WITHOUT_FIX))
     known = at_origin(known, evidence, trial)
