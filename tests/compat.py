@@ -1,7 +1,7 @@
 """Run the tests on other Pythons and torches than those of `make setup`, and write the outcome.
 
 ``make compat`` runs every lane; ``LANES="3.12:2.8.0"`` some.  Each has an environment of its own
-under ``build/compat``, of 3 GB: torch's wheel alone, with empty libraries in place of NVIDIA's.  A
+under ``build/compat``, of 3 GB: torch's wheel alone, with empty libraries instead of NVIDIA's.  A
 lane that cannot run here, for want of the interpreter or of a package, gets its reason.
 """
 
