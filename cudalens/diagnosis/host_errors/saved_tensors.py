@@ -327,12 +327,12 @@ def _after_step(evidence: Evidence, step: LineRef, savers: Sequence[ProvenanceSt
     is_here = here is not None and (step.cell, step.file) == (here.cell, here.file)
     if saver and here and is_here and (step.line or 0) >= (here.line or 0):
         kept = sorted(stored & read)
-        text = f"a variable still leads to the result of {_place(saver, here)} in an earlier step"
+        changed = f"{_place(step, here)} has changed the parameters since"
+        text = f"{changed} {_place(saver, here)} ran: run it again after the step, or detach "
+        text += "what an earlier step has left"
         if kept:
-            text = f"{kept[0]} goes on to the next step with the graph of this one"
-        text += f", and {_place(step, here)} has changed the parameters since: detach it after the "
-        text += "backward"
-        text += "" if kept else ", or empty the list that keeps it"
+            text = f"{kept[0]} goes on to the next step with the graph of this one, and {changed}: "
+            text += "detach it after the backward"
         return Hint(rule="carried_state", text=f"{text}; retain_graph=True does not help here")
     made = ""
     if saver and stored:
