@@ -42,7 +42,7 @@ def _relabelled(tensor: Tensor, label: int) -> Tensor:
         capsule = _to_capsule(tensor)
     except (BufferError, RuntimeError, NotImplementedError) as error:
         raise_if_outside(error)
-        if tensor.element_size() == 1 and tensor.dtype is not torch.uint8:
+        if tensor.element_size() == 1 and tensor.dtype.is_floating_point:
             # Up to torch 2.9 a capsule has no float of eight bits.
             view = _aten.view.dtype.redispatch
             made = _relabelled(view(CPU_KEYS, tensor, torch.uint8), label)
