@@ -81,7 +81,7 @@ class NonFiniteWatch:
         """
         if not _torch.has_dispatch_modes():
             with _torch.Unseen():
-                made = [item for item in made if item is not None and not _is_surely_finite(item)]
+                made = _doubtful(made)
         return _torch.without_modes(self._judge_node, node, made, given) if made else None
 
     def _judge_node(
@@ -194,6 +194,11 @@ class NonFiniteWatch:
             item is not None and (seen := self._finite.get(id(item))) is not None and seen() is item
             for item in known
         )
+
+
+def _doubtful(values: Iterable[Any]) -> list[Any]:
+    """Return the tensors that are not surely finite."""
+    return [item for item in values if item is not None and not _is_surely_finite(item)]
 
 
 def _is_surely_finite(tensor: Tensor) -> bool:
