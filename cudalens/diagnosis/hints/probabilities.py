@@ -285,8 +285,8 @@ def bad_weights(evidence: Evidence) -> Hint | None:
         return Hint(text=f"{text}, and none may be below 0: abs() makes weights of errors")
     if is_small:
         return Hint(text=f"{text}, and none may be below 0: softmax turns scores into weights")
-    fix = rewritten(evidence, weights, "torch.softmax({x}, dim=-1)")
-    return Hint(text=f"{text}: these look like logits, softmax is missing", fix=fix)
+    # No code: for scores of another kind the draw would run as well, and mean something else.
+    return Hint(text=f"{text}: these look like logits, softmax is missing")
 
 
 def _nothing_to_draw(evidence: Evidence, weights: TensorFact) -> Hint | None:
