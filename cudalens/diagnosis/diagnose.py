@@ -92,7 +92,8 @@ def _hints(
 ) -> tuple[Hint, ...]:
     """Return what was tried first, what can only be said after it."""
     known = verify_fixes((*verdict.hints, *found), trial)
-    is_hosts = verdict.kind in ("host_error", "python_error")
+    # What a distribution refused for its values may pass in another shape by chance.
+    is_hosts = verdict.kind in ("host_error", "python_error") and not evidence.has_run_kernels
     searched = search(evidence, trial) if is_hosts and not any(h.fix for h in known) else ()
     if is_hosts and not searched and not any(h.fix for h in known):
         searched = _hints_after_fix(evidence, trial, limits)

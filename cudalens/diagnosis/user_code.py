@@ -301,17 +301,28 @@ def function_named(name: str) -> Rearrange:
     return put
 
 
-def renamed_keyword(evidence: Evidence, old: str, new: str) -> Fix | None:
-    """Return the call with its keyword ``old`` replaced by ``new``, the value as it is."""
+def renamed_keyword(evidence: Evidence, old: str, new: str, value: str | None = None) -> Fix | None:
+    """Return the call with its keyword ``old`` replaced by ``new``, the value as it is.
+
+    Args:
+        value: the value as the line spells it, where the last argument may be it, without keyword.
+    """
     tree = parsed(evidence.call_text or "")
     found = [item for item in getattr(tree, "keywords", ()) if item.arg in (old, new)]
-    if not isinstance(tree, ast.Call) or [item.arg for item in found] != [old]:
+    if not isinstance(tree, ast.Call) or len(found) > 1:
         return None
-    found[0].arg = new
+    is_bare = not found and bool(tree.args) and ast.unparse(tree.args[-1]) == value
+    if is_bare:
+        tree.keywords.insert(0, ast.keyword(new, tree.args.pop()))
+    elif [item.arg for item in found] == [old]:
+        found[0].arg = new
+    else:
+        return None
 
     def put(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         rest = {key: item for key, item in kwargs.items() if key != old}
-        return function, args, {**rest, new: kwargs.get(old)}
+        kept, given = (args[:-1], args[-1]) if is_bare else (args, kwargs.get(old))
+        return function, kept, {**rest, new: given}
 
     return Fix(ast.unparse(tree), rearrange=put)
 

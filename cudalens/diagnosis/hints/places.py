@@ -62,7 +62,10 @@ def what_is_there(evidence: Evidence) -> Hint | None:
     if ids is None and "float" not in found[1].dtype:
         return None
     violation = found[0]
-    parts = [_shifted(ids) or _values(evidence, violation, ids), _earlier(evidence)]
+    # Of a parameter that a distribution refused the report's own lines say all of it.
+    is_said = ids is None and evidence.has_run_kernels
+    parts = [_shifted(ids) or ("" if is_said else _values(evidence, violation, ids))]
+    parts.append(_earlier(evidence))
     # A 0 is as likely not to be seen as to be seen where there are few values.
     calls = 1 + (evidence.seen_before.calls if evidence.seen_before is not None else 0)
     may_count = (
@@ -79,7 +82,8 @@ def what_is_there(evidence: Evidence) -> Hint | None:
     if head_of(evidence) == "classes":
         parts.append(f"the model has num_labels={violation.size}")
     # The layer or line that set the bound is added where it is known.
-    return Hint(text="; ".join(filter(None, parts)))
+    text = "; ".join(filter(None, parts))
+    return None if is_said and not text else Hint(text=text)
 
 
 def _named_classes(evidence: Evidence, ids: Ids | None, before: str = "") -> str:

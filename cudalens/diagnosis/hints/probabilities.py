@@ -12,7 +12,7 @@ from cudalens.core.report_types import FIRST_BAD, FIRST_NAN, WRITES, Hint, LineR
 from cudalens.diagnosis.hints._base import rule
 from cudalens.diagnosis.hints._reading import way_of
 from cudalens.diagnosis.hints._roles import fault
-from cudalens.diagnosis.user_code import is_name, parsed, renamed, rewritten
+from cudalens.diagnosis.user_code import is_name, parsed, renamed, renamed_keyword, rewritten
 
 _BCE = "aten::binary_cross_entropy"
 _DRAWS = ("aten::bernoulli", "aten::bernoulli_")
@@ -235,6 +235,34 @@ def _written_nan(evidence: Evidence) -> LineRef | None:
     """Return the line that wrote a NaN as a number: ``x[2] = float("nan")``."""
     notes = (step for step in evidence.provenance if step.note == f"{WRITES} nan")
     return next((step.source for step in notes if step.source is not None), None)
+
+
+# --- parameters of a distribution -----------------------------------------------------------------
+
+
+@rule(priority=12)
+def scores_as_probabilities(evidence: Evidence) -> Hint | None:
+    """Scores are given to a distribution as ``probs``, which takes them as ``logits``."""
+    found, kind = fault(evidence), (evidence.op.api or "").removeprefix("torch.distributions.")
+    if found is None or found[0].argument != "probs" or kind == evidence.op.api:
+        return None
+    violation, fact = found
+    low, high, mean = fact.summary.min, fact.summary.max, fact.summary.mean
+    if isinstance(low, (str, type(None))) or isinstance(high, (str, type(None))):
+        return None
+    if isinstance(mean, (str, type(None))) or fact.summary.nan or fact.summary.inf:
+        return None
+    bad = violation.offenders
+    is_whole = all(isinstance(it.value, (int, float)) and it.value % 1 == 0 for it in bad.first)
+    is_rare = bad.count <= _RARE * bad.total
+    sums_to_one = bool(fact.shape) and abs(mean * fact.shape[-1] - 1) < _ROUNDING
+    if low >= -_ROUNDING or is_whole or is_rare or sums_to_one or _is_difference(fact, ""):
+        return None  # rounding, counts, marks, stray values
+    text = f"{name_of(fact)} runs from {low:.4g} to {high:.4g}"
+    if "Categorical" not in kind and high <= 1 + _ROUNDING:
+        return Hint(text=f"{text}: scores, if these are some, are the argument logits of {kind}")
+    fix = renamed_keyword(evidence, "probs", "logits", fact.expression)
+    return Hint(text=f"{text}: these are scores, which {kind} takes as logits", fix=fix)
 
 
 # --- weights to draw from -------------------------------------------------------------------------
