@@ -340,12 +340,6 @@ def shifting_step(evidence: Evidence) -> LineRef | None:
     return line if is_sum else None
 
 
-def shift_of(evidence: Evidence) -> str:
-    """Return ``; the bad values come from line 7: …`` where a sum took them out of the bound."""
-    came = came_from(evidence) if shifting_step(evidence) else ""
-    return came and f"; {came}"
-
-
 def is_computed(evidence: Evidence) -> bool:
     """Return whether the line computes the numbers, as in ``row * width + col``."""
     found = fault(evidence)

@@ -18,7 +18,6 @@ from cudalens.diagnosis.hints._reading import (
     is_computed,
     numel,
     runs_from_one,
-    shift_of,
     shifted_source,
     shifting_step,
     within,
@@ -152,7 +151,7 @@ def one_based_ids(evidence: Evidence, ids: Ids) -> Hint | None:
         return None
     what = "ids" if ids.role == "token" else "numbers"
     return Hint(
-        text=f"the {what} run from 1 to {ids.high}: they look 1-based{shift_of(evidence)}",
+        text=f"the {what} run from 1 to {ids.high}: they look 1-based",
         fix=rewritten(evidence, ids.named, "{x} - 1"),
     )
 

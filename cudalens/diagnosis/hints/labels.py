@@ -12,7 +12,6 @@ from cudalens.diagnosis.hints._reading import (
     MARKS,
     Ids,
     ids_rule,
-    shift_of,
     shifting_step,
 )
 from cudalens.diagnosis.user_code import in_library, list_of, rewritten, with_keyword
@@ -73,7 +72,7 @@ def one_based_labels(evidence: Evidence, ids: Ids) -> Hint | None:
     if ids.size < 2 or not ids.counts_from_one or head_of(evidence) == "tokens":
         return None
     return Hint(
-        text=f"the labels run from {ids.low} to {ids.high}: they look 1-based{shift_of(evidence)}",
+        text=f"the labels run from {ids.low} to {ids.high}: they look 1-based",
         fix=rewritten(evidence, ids.named, "{x} - 1"),
     )
 
