@@ -202,10 +202,12 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     left_out = tools.missing("cpu")
     assert "TorchSnooper" in left_out and "tensor-sensor" in left_out
     steps_of_torch = {"transformer": {"layers_of": "torch"}}
-    text = pages._left_out({"not_installed": list(left_out), "steps": steps_of_torch})
+    gpu = {"machine": {"device": "a GPU"}}
+    text = pages._left_out({"not_installed": list(left_out), "steps": steps_of_torch, **gpu})
     assert "not measured: TorchSnooper, tensor-sensor, torchlens" in text
     assert "torch's own layers" in text
     monkeypatch.setattr(tools.importlib.util, "find_spec", lambda name: object())
     assert tools.missing("cpu") == ()
     both = {"not_installed": [], "steps": {"transformer": {"layers_of": "transformers"}}}
-    assert pages._left_out(both) == ""
+    assert pages._left_out({**both, **gpu}) == ""
+    assert "On a GPU" in pages._left_out({**both, "machine": {"device": pages.CPU_ONLY}})
