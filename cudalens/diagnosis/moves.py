@@ -222,6 +222,10 @@ def _of_missing(
     for rest in (size - 2 for known, size in channels if known == shape):
         words = ", one number for each channel of dimension 1: {it} lines it up with them"
         yield "missing_dimension", "{x}[:" + ", None" * rest + "]", words, 2
+    if is_layer and rank == 2 and layer.startswith("conv") and layer.endswith(("2d", "3d")):
+        rest = int(layer[-2])
+        words = f": as images of one pixel it is {format_shape((*shape, *[1] * rest))}"
+        yield "missing_dimension", "{x}[:, :" + ", None" * rest + "]", words, 2
     if is_layer and rank == 2 and layer.startswith(_OF_IMAGES) and layer.endswith("2d"):
         words = f": one image of one channel is (1, 1, {shape[0]}, {shape[1]})"
         yield "missing_dimension", "{x}[None, None]", words, 3

@@ -18,7 +18,6 @@ _SIZES = {
     "in_channels": r"^Given groups=.* expected input\[(?P<shape>[\d, ]+)\] to have (?P<want>\d+) "
     r"channels, but got (?P<n>\d+) channels",
     "num_features": r"^(?:running_mean|running_var|weight) should contain (?P<n>\d+) elements",
-    "input_size": r"input\.size\(-1\) must be equal to input_size\. .*got (?P<n>\d+)",
     "normalized_shape": r"^Given normalized_shape=.* of size\s*\[(?:.*, )?(?P<n>\d+)\]",
 }
 """The setting of a layer that would take the input, by what is said of it."""
@@ -39,6 +38,25 @@ for _setting, _regex in _SIZES.items():
         found = match.groupdict()
         if found.get("want") not in found.get("shape", "").split(", "):
             yield _size(evidence, setting, match["n"])  # else it is the order
+
+
+@pattern(r"input\.size\(-1\) must be equal to input_size\. Expected (?P<want>\d+), got (?P<n>\d+)")
+def input_size(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """A recurrent layer got other features, or all steps of a sample as one row of features."""
+    want, n = int(match["want"]), int(match["n"])
+    rows = [item for item in evidence.tensors if item.expression and len(item.shape) == 2]
+    row = next((item for item in rows if item.shape[1] == n), None)
+    if row is None or n % want or n // want < 3 or want == 1:  # twice as many: of two directions
+        yield _size(evidence, "input_size", match["n"])
+        return
+    text = str(row.expression)
+    steps = text[:-1] if re.search(r"\.(?:view|reshape)\([^()]*, -1\)$", text) else ""
+    made = f"{steps}, {want})" if steps else f"{text}.unflatten(1, (-1, {want}))"
+    yield Hint(
+        rule="steps_in_one_row",
+        text=f"{text} has {n} features in a row, the layer takes {want} at each step: if a row is "
+        f"{n // want} steps of {want}, as of an image, they are dimension 1 of {made}",
+    )
 
 
 @pattern(r"^mat1 and mat2 shapes cannot be multiplied \(\d+x(?P<n>\d+)")
