@@ -85,7 +85,8 @@ def moves(
         words = f"{fact.expression} is not contiguous: copy it"
         yield Move(rule="reshape_for_view", template="{x}.contiguous()", words=words)
     # Of what is indexed, another order has other elements at the index.
-    if called.is_model or (function == "__getitem__" and fact is operands[0]):
+    is_indexed = function in ("__getitem__", "__setitem__") and fact is operands[0]
+    if called.is_model or is_indexed:
         return
     has = f"{fact.expression} has shape {format_shape(fact.shape)}"
     for rule, template, words, cost in _of_shape(evidence, fact, operands, called):

@@ -70,6 +70,8 @@ class Resize(NamedTuple):
     size: int
     """The size that the dimension has now, of those that change."""
     is_data: Callable[[Tensor], bool]
+    is_everywhere: bool = False
+    """True if each dimension of this size changes, whichever it is."""
 
     def shape_of(self, tensor: Tensor) -> tuple[int, ...]:
         """Return the shape of a tensor with the other size.
@@ -78,6 +80,8 @@ class Resize(NamedTuple):
         dimension 1 changes, one without a batch begins with it.
         """
         sizes = list(tensor.shape)
+        if self.is_everywhere and self.is_data(tensor):
+            return tuple(size * _FACTOR if size == self.size else size for size in sizes)
         for dim, size in enumerate(sizes[: self.dim + 1]) if self.is_data(tensor) else ():
             is_flat = dim == self.dim == 0 and self.size > 1 and size % self.size == 0
             if size == self.size or is_flat:

@@ -363,7 +363,7 @@ def _operands(
 ) -> Iterator[Operand]:
     """Return what the user's line spells as operands of its call, each with its value."""
     run = line.running
-    call = RunningCall(run.place, run.node)
+    call = RunningCall(run.place, run.node, run.statement)
     known = dict(_passed(run.node, line.below)) | dict(_given(line, api))
     for node in _nodes(call):
         value = known.get(id(node), ABSENT)
@@ -397,8 +397,18 @@ def _nodes(call: RunningCall) -> Iterator[ast.expr]:
         if isinstance(node.func, ast.Attribute):
             yield node.func.value
         yield from (*node.args, *(item.value for item in node.keywords))
-    elif isinstance(node, ast.BinOp | ast.AugAssign | ast.Subscript):
-        yield from call.operands().values()
+    else:
+        yield from _of_operator(call)
+
+
+def _of_operator(call: RunningCall) -> list[ast.expr]:
+    """Return what an operator or subscript works on; with what is assigned to the subscript."""
+    node, statement = call.node, call.statement
+    if not isinstance(node, ast.BinOp | ast.AugAssign | ast.Subscript):
+        return []
+    is_written = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+    value = [statement.value] if is_written and isinstance(statement, ast.Assign) else []
+    return [*call.operands().values(), *value]
 
 
 def _unpacked(call: RunningCall) -> Iterator[Operand]:
@@ -436,7 +446,7 @@ def _given(line: RunningLine, api: ApiCall | None) -> Iterator[tuple[int, object
     place, node = line.running.place, line.running.node
     if api is None or api.code is not place.code or api.lasti != place.lasti:
         return
-    call = RunningCall(place, node)
+    call = RunningCall(place, node, line.running.statement)
     if isinstance(node, ast.Call):
         given = list(node.args)
         if call.receiver is not None and len(api.args) == len(given) + 1:
@@ -445,7 +455,7 @@ def _given(line: RunningLine, api: ApiCall | None) -> Iterator[tuple[int, object
             item.arg: item.value for item in node.keywords if item.arg and item.arg in api.kwargs
         }
     else:
-        given = list(call.operands().values())
+        given = _of_operator(call) or list(call.operands().values())
     if len(given) == len(api.args):
         api.nodes = tuple(given)
         yield from zip(map(id, given), api.args, strict=True)

@@ -148,7 +148,11 @@ class ApiTrial(Variables):
             sizes = set()  # it takes no such rank: what it was given has no batch
         if dims > 1:
             sizes |= {(1, item[1]) for item in shapes if len(item) > 2 and item[1] != batch}
-        return all(self._is_possible(api, fix, Resize(*item, self._is_data)) for item in sizes)
+        # The batch of what is written is another dimension of what it is written to.
+        is_written = getattr(api.func, "__name__", "").strip("_") == "setitem"
+        sizes = {(0, shapes[-1][0])} if is_written else sizes
+        resizes = [Resize(*item, self._is_data, is_written) for item in sizes]
+        return all(self._is_possible(api, fix, item) for item in resizes)
 
     def _is_possible(self, api: ApiCall, fix: Fix, resize: Resize) -> bool:
         with _quiet(has_autograd=self._has_autograd):
