@@ -69,6 +69,8 @@ class RefusedCall:
     given: tuple[str, ...] | None = None
     """The parameters that the forward which raised was given; ``None`` where none raised."""
     position_table: PositionTable | None = None
+    problem_type: str | None = None
+    """As what the running model of transformers takes its labels, by its config."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,6 +110,16 @@ def table_of_positions(entries: Sequence[TracebackType]) -> PositionTable | None
     return PositionTable(input=given, rows=int(table.shape[1]), tokens=int(tokens.shape[1]))
 
 
+def problem_type(entries: Sequence[TracebackType]) -> str | None:
+    """Return as what the innermost running model takes its labels, where its config says it."""
+    for entry in reversed(entries):
+        config = instance_dict(entry.tb_frame.f_locals.get("self")).get("config")
+        found = instance_dict(config).get("problem_type")
+        if isinstance(found, str):
+            return found
+    return None
+
+
 # --- versions, device, rank -----------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from cudalens.core import _torch
 from cudalens.core.call import ApiCall, Call, OpCall, Operand
 from cudalens.core.evidence_types import OddArgument, RefusedCall
 from cudalens.evidence.call_stack import parameters_of
-from cudalens.evidence.context import table_of_positions
+from cudalens.evidence.context import problem_type, table_of_positions
 from cudalens.evidence.variables import RunningLine
 from cudalens.recorder.failure import named_arguments
 from cudalens.source.files import is_torch_file, torch_path
@@ -298,6 +298,7 @@ def refused_call(entries: Sequence[TracebackType], arguments: Mapping[str, objec
         parameters=_callee_parameters(entries),
         given=_given_parameters(entries),
         position_table=table_of_positions(entries),
+        problem_type=problem_type(entries),
     )
 
 

@@ -11,8 +11,8 @@ import re
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.host_errors._base import Answer, groups, host, pattern, row
-from cudalens.diagnosis.host_errors._words import dtype, format_shape, ints, named
-from cudalens.diagnosis.user_code import api_function, parsed
+from cudalens.diagnosis.host_errors._words import INTEGERS, dtype, format_shape, ints, named
+from cudalens.diagnosis.user_code import api_function, in_library, parsed
 
 _SIZES = {
     "in_channels": r"^Given groups=.* expected input\[(?P<shape>[\d, ]+)\] to have (?P<want>\d+) "
@@ -160,6 +160,40 @@ def assigned_shape(evidence: Evidence, match: re.Match[str]) -> Answer:
         found = groups(match)
         a, b = (format_shape(ints(found[key])) for key in "ab")
         yield host(f"{part} has shape {a}, {value} has shape {b}", "", "values")
+
+
+@pattern(
+    r"^Target size \(torch\.Size\(\[\d+\]\)\) must be the same as input size \(torch\.Size\(\[\d+, "
+    r"(?P<n>\d+)\]\)\)|^Expected input batch_size \(\d+\) to match target batch_size \(\d+\)"
+)
+def labels_of_head(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """A head of transformers takes one class number a row, or one number for each label."""
+    takes, scores = (
+        evidence.refused_call.problem_type,
+        getattr(named(evidence, "input"), "shape", ()),
+    )
+    known = [item for item in evidence.tensors if item.expression and item.dtype in INTEGERS]
+    if not in_library(evidence, "transformers") or len(scores) != 2:
+        return
+    many, one = (f'"{name}_label_classification"' for name in ("multi", "single"))
+    for fact in known:
+        has = f"{fact.expression} has shape {format_shape(fact.shape)} and is {fact.dtype}"
+        if fact.shape == scores[:1] and match["n"] and f'"{takes}"' == many:
+            yield Hint(
+                rule="problem_type",
+                text=f"{has}; the model takes one float for each of its {scores[1]} labels, as its "
+                f"config has problem_type={many}: class numbers are {one}",
+            )
+            return
+        is_code = fact.summary.min in (0, None) and fact.summary.max in (0, 1, None)
+        if fact.shape == scores and is_code and f'"{takes}"' == one:
+            yield Hint(
+                rule="problem_type",
+                text=f"{has}; the model takes one class number a row, as its config has "
+                f"problem_type={one}: for several labels a row set it to {many} and pass "
+                f"{fact.expression}.float()",
+            )
+            return
 
 
 # --- positions -----------------------------------------------------------------------------------

@@ -127,8 +127,9 @@ def test_every_family_has_a_case() -> None:
     """A family that nothing exercises would not be noticed when torch changes its words."""
     known = {case.family for case in CASES} | {row[0] for row in test_cuda_errors.ROWS}
     known |= {family_of(row[0]) for row in TEXTS}
-    # torch's own words have tests in test_torch_errors, gradients in test_values.
-    elsewhere = {"words_of_torch", "gradient_dtype"}
+    # torch's own words have tests in test_torch_errors, gradients in test_values, heads of
+    # transformers in advice_cells.txt.
+    elsewhere = {"words_of_torch", "gradient_dtype", "labels_of_head"}
     assert {item.name for item in host_errors.table()} - known == elsewhere
 
 
@@ -417,5 +418,6 @@ def rules_of_patterns() -> set[str]:
 def test_every_rule_has_a_case() -> None:
     """No hint of a pattern without a message, or a cell, that gets it."""
     elsewhere = {"input_beyond_positions", "out_of_place", "size_images", *OF_FREED_GRAPHS}
+    elsewhere |= {"problem_type"}
     told = {rule for row in TEXTS for rule in row[4:]} | {case.rule for case in CASES}
     assert rules_of_patterns() - elsewhere <= told
