@@ -77,6 +77,7 @@ def moves(
     function = api_function(evidence)
     is_in_place = function.endswith("_") and not function.endswith("__")
     is_in_place |= function.startswith("__i") and function not in ("__invert__", "__int__")
+    is_in_place |= function == "__setitem__"
     if is_in_place and function != "requires_grad_" and fact is operands[0]:
         return  # what is written to a copy is lost
     yield from _of_device(evidence, fact, others, called.device)
@@ -85,8 +86,7 @@ def moves(
         words = f"{fact.expression} is not contiguous: copy it"
         yield Move(rule="reshape_for_view", template="{x}.contiguous()", words=words)
     # Of what is indexed, another order has other elements at the index.
-    is_indexed = function in ("__getitem__", "__setitem__") and fact is operands[0]
-    if called.is_model or is_indexed:
+    if called.is_model or (function == "__getitem__" and fact is operands[0]):
         return
     has = f"{fact.expression} has shape {format_shape(fact.shape)}"
     for rule, template, words, cost in _of_shape(evidence, fact, operands, called):

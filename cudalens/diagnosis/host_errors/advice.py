@@ -168,10 +168,8 @@ def assigned_shape(evidence: Evidence, match: re.Match[str]) -> Answer:
 )
 def labels_of_head(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A head of transformers takes one class number a row, or one number for each label."""
-    takes, scores = (
-        evidence.refused_call.problem_type,
-        getattr(named(evidence, "input"), "shape", ()),
-    )
+    takes, given = evidence.refused_call.problem_type, named(evidence, "input")
+    scores: tuple[int, ...] = given.shape if given is not None else ()
     known = [item for item in evidence.tensors if item.expression and item.dtype in INTEGERS]
     if not in_library(evidence, "transformers") or len(scores) != 2:
         return
