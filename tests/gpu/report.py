@@ -27,16 +27,16 @@ NO_HARDWARE = "Stand-in device (no GPU)"
 NOT_YET = (
     HEAD
     + """The GPU suite (`make test-gpu`) writes this page where there is a GPU. **It has not run \
-on one yet: nothing in this project is verified on hardware.** Without a GPU there are two other \
-judges:
+on one yet: nothing in this project is verified on hardware.** Without a GPU there are two \
+substitutes:
 
 - **torch's CUDA build** (`make test-cuda-host`): the wheel from PyPI, unchanged, on a runtime \
 library of our own (`tests/standin`). Everything above that library is torch's compiled code: \
 allocators, pinned memory, streams, events, CUDA graphs, autograd's device thread, error texts, \
 destructors that abort. Kernels do nothing, faults are injected, and which calls of CUDA return \
 a sticky error is our reading of its documentation and of public logs. Run whole on \
-24 November 2026 with torch 2.13.0 and with 2.15.0: 177 of 178 tests passed on each. The other \
-compared a sentence that had been reworded; it was corrected and passes. 14 tests that were added \
+24 November 2026 with torch 2.13.0 and with 2.15.0: 177 of 178 tests passed on each. The one \
+failure was an outdated expected message, since fixed. 14 tests that were added \
 after it were run by themselves, four of them on 2.13.0 alone.
 - **the rehearsal device** (`make test`): our imitation of a GPU, on the CPU build.
 
@@ -54,7 +54,7 @@ in backward and in a rank; with `--fast` only where a guarded call sees the fail
 nothing aborts there |
 | later cells, `explain`, the interpreter's exit, fork, loaders with workers, pytest | not yet run \
 | yes | yes |
-| transformers' Trainer, Lightning, the notebooks | not yet run | yes, all but that on many GPUs | \
+| transformers' Trainer, Lightning, the notebooks | not yet run | yes, except the multi-GPU notebook | \
 yes |
 | deferred guards wait at no call | not yet run | yes, waits are counted | yes |
 | CUDA graphs are captured with their checks | not yet run | yes, the replay is named | no graphs |
