@@ -310,8 +310,9 @@ def _own_name(expression: str | None) -> str | None:
         return None
     with warnings.catch_warnings(action="ignore"):
         node = parsed(expression)
-    binds = isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
-    return expression if binds else f"({expression})"
+    binds = isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call)
+    # The text of `:=` has parentheses of its own.
+    return expression if binds or isinstance(node, ast.NamedExpr) else f"({expression})"
 
 
 def format_sentence(report: Report) -> str:

@@ -224,6 +224,8 @@ def _written(node: ast.AST, lines: Sequence[str]) -> str | None:
         return None
     here = Position(node.lineno, node.lineno, node.col_offset, node.end_col_offset or 0)
     text = _segment(lines, here)
+    if isinstance(node, ast.NamedExpr):
+        text = f"({text})"  # alone it is no expression without them
     again = _parsed(text)
     if isinstance(node, ast.Expr):
         node = node.value
