@@ -54,8 +54,8 @@ in backward and in a rank; with `--fast` only where a guarded call sees the fail
 nothing aborts there |
 | later cells, `explain`, the interpreter's exit, fork, loaders with workers, pytest | not yet run \
 | yes | yes |
-| transformers' Trainer, Lightning, the notebooks | not yet run | yes, except the multi-GPU notebook | \
-yes |
+| transformers' Trainer, Lightning, the notebooks | not yet run | yes, except the multi-GPU \
+notebook | yes |
 | deferred guards wait at no call | not yet run | yes, waits are counted | yes |
 | CUDA graphs are captured with their checks | not yet run | yes, the replay is named | no graphs |
 | out of memory, a device that does not exist | not yet run | yes | yes |
