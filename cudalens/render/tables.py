@@ -16,7 +16,13 @@ from cudalens.core.report import Report
 from cudalens.render import words
 from cudalens.render.text import console_into_memory, written_to
 
-_ORDER = ("user", "very common", "common", "rare")
+_KINDS = {
+    "user": "a guard of your own",
+    "very common": "a very common error",
+    "common": "a common error",
+    "rare": "a rare error",
+}
+"""What is shown for the frequency of a guard; the list has this order."""
 _WARNING = "a warning: CUDA asserts nothing"
 
 
@@ -32,14 +38,14 @@ def matching(rows: Iterable[Mapping[str, Any]], wanted: Sequence[str]) -> list[M
 def guard_list(rows: Iterable[Mapping[str, Any]], *, width: int, color: bool) -> str:
     """Draw rows of the catalogue: the functions that people call, what has to hold, the ops."""
     console = console_into_memory(max(width, 20), color=color)
-    for row in sorted(rows, key=lambda row: (row["silent"], _ORDER.index(row["frequency"]))):
+    for row in sorted(rows, key=lambda row: (row["silent"], list(_KINDS).index(row["frequency"]))):
         # The overloads of an op share its guard: .out, .Tensor and the like.
         ops = dict.fromkeys(op.removeprefix("aten::").partition(".")[0] for op in row["op"])
-        met = _WARNING if row["silent"] else row["frequency"]
+        kind = _WARNING if row["silent"] else _KINDS[row["frequency"]]
         head = Text(", ".join(row["api"]), style="bold")
-        console.print(Text.assemble(head, ("  ", ""), (met, "dim")))
+        console.print(Text.assemble(head, ("  ", ""), (kind, "dim")))
         console.print(Padding(Text(row["precondition"]), (0, 0, 0, 2)))
-        facts = filter(None, (", ".join(ops), row["source"], row["cost"]))
+        facts = filter(None, (", ".join(ops), row["source"]))
         console.print(Padding(Text(" · ".join(facts), style="dim"), (0, 0, 1, 2)))
     return _text(console)
 
