@@ -36,7 +36,7 @@ allocators, pinned memory, streams, events, CUDA graphs, autograd's device threa
 destructors that abort. Kernels do nothing, faults are injected, and which calls of CUDA return \
 a sticky error is our reading of its documentation and of public logs. Run whole on \
 24 November 2026: all 192 tests passed with torch 2.13.0. With 2.15.0, 177 of the 178 tests of \
-that morning passed; the one failure was an outdated expected message, since fixed.
+an earlier state passed; the one failure was an outdated expected message, since fixed.
 - **the rehearsal device** (`make test`): our imitation of a GPU, on the CPU build.
 
 | what | on a GPU | on torch's CUDA build | on the rehearsal device |
