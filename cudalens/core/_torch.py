@@ -350,12 +350,6 @@ _is_excluded: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_exc
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 
-def is_unseen() -> bool:
-    """Return whether nobody sees our torch calls on plain tensors without any block, as usual."""
-    is_watched = has_dispatch_modes() or has_function_modes() or _own_waits.count
-    return not is_watched and _is_excluded(_AUTOGRAD) and not _sync_debug_mode()
-
-
 def has_modes() -> bool:
     """Return whether a mode of this thread would see our own torch calls."""
     return bool(has_dispatch_modes() or has_function_modes())
