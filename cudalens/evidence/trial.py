@@ -77,9 +77,8 @@ class ApiTrial(Variables):
                 break
             result = self._run(api, fix)
             self._succeeded = api if result.succeeds else None
-            if result.succeeds is not None and (fix is None or fix.rearrange is None):
-                break
-            if result.succeeds:
+            is_tried = result.succeeds is not None
+            if result.succeeds or (is_tried and (fix is None or fix.rearrange is None)):
                 break
         return result
 
