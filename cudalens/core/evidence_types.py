@@ -162,7 +162,7 @@ class Binding:
     """What that expression calls: ``torch.ones``."""
     keywords: tuple[str, ...] = ()
     is_in_loop: bool = False
-    """True if the statement stands in a loop or a function, and may run again."""
+    """True if the statement is in a loop or a function, and may run again."""
     name: str = ""
     """For a layer: what the user calls it."""
     tied: str | None = None

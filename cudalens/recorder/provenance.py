@@ -236,7 +236,7 @@ class _ProvenanceWalk:
         return _Source(self._current, "unknown", replace(self._elements, values=None)), False
 
     def _wrote_them(self, call: Recorded) -> tuple[bool, str | None]:
-        """Return whether a call wrote the bad values to some elements, and what is said of it."""
+        """Return whether a call wrote the bad values to some elements, and the note of its step."""
         wanted, written = self._elements.values, call.operand
         source = written() if is_ref(written) else None
         number = source.item() if source is not None and source.dim() == 0 else written

@@ -20,7 +20,7 @@ _SIZES = {
     "num_features": r"^(?:running_mean|running_var|weight) should contain (?P<n>\d+) elements",
     "normalized_shape": r"^Given normalized_shape=.* of size\s*\[(?:.*, )?(?P<n>\d+)\]",
 }
-"""The setting of a layer that would take the input, by what is said of it."""
+"""Messages by the setting of the layer that does not fit its input."""
 
 
 def _size(evidence: Evidence, setting: str, value: str) -> Hint:
