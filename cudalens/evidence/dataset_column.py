@@ -1,7 +1,8 @@
 """Read the column of a dataset that bad values came from, without running code of the user's.
 
-It is the one that has the bad values at the rows that they came from.  Not here: which batch and
-rows those are (``recorder/dataloader.py``).
+It is the one under the key that the batch has the tensor under; where the dataset's keys are
+others, the only one that has the bad values at the rows that they came from.  Not here: which batch
+and rows those are (``recorder/dataloader.py``).
 """
 
 from __future__ import annotations
@@ -38,9 +39,18 @@ def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
         kept, dataset = dataset.indices, dataset.dataset
         seen = [(kept[at], value) for at, value in seen]
     said, classes = name or "the dataset", _classes(dataset)
-    for places, column in _columns(dataset):
-        if not all(value in column[places == at].tolist() for at, value in seen):
-            continue
+    columns = _columns(dataset)
+    if batch.keys[batch.at] in columns:
+        columns = {None: columns[batch.keys[batch.at]]}
+    fitting = [
+        (places, column)
+        for places, column in filter(None, columns.values())
+        if all(value in column[places == at].tolist() for at, value in seen)
+        # A single number of each row is a vector in the batch.
+        and (len(places) == len(places.unique())) == (batch.ranks[batch.at] == 1)
+    ]
+    if len(fitting) == 1:
+        ((places, column),) = fitting
         marks = torch.tensor(bounds.also_allowed, dtype=torch.long)
         is_used = ~torch.isin(column, marks)
         numbers = torch.arange(int(places.max()) + 1)
@@ -66,32 +76,39 @@ def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
     return None if classes is None else DatasetColumn(name=said, classes=classes)
 
 
-def _columns(dataset: object) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the columns of whole numbers as they are stored: the row of each value, the values."""
+def _columns(dataset: object) -> dict[Any, tuple[Tensor, Tensor] | None]:
+    """Return the columns as they are stored, by key or index, ``None`` for one of other values.
+
+    A column is the row of each value, and the values.
+    """
     own = instance_dict(dataset)
-    found: list[Any] = [own.get(name) for name in _ATTRIBUTES]
+    columns: dict[Any, Any] = {name: own[name] for name in _ATTRIBUTES if name in own}
     if type(dataset) is TensorDataset:
-        found = list(dataset.tensors)
+        columns = dict(enumerate(dataset.tensors))
     if type(dataset) is list and dataset:
-        found = list(_of_samples(dataset))
+        columns = dict(_of_samples(dataset))
     if type(dataset).__module__.startswith("datasets."):
-        found = list(_of_arrow(own))
-    for column in found:
-        if type(column) is list and len(column) <= _MAX_VALUES:
-            rows = [list(_integers(item)) for item in column]
-            counts = torch.tensor([len(item) for item in rows])
-            numbers = list(chain.from_iterable(rows))
-            if numbers and None not in numbers and len(numbers) <= _MAX_VALUES:
-                yield torch.arange(len(rows)).repeat_interleave(counts), torch.tensor(numbers)
-            continue
-        tensor = column
-        if f"{type(column).__module__}.{type(column).__name__}" == "numpy.ndarray":
-            is_whole = column.dtype.kind in "iu" and column.dtype.name != "uint64"
-            tensor = torch.from_numpy(column.astype("int64")) if is_whole else None
-        is_read = isinstance(tensor, Tensor) and tensor.dtype in _NUMBERS and tensor.ndim
-        if is_read and 0 < tensor.numel() <= _MAX_VALUES:
-            places = torch.arange(len(tensor)).repeat_interleave(tensor[0].numel())
-            yield places, tensor.detach().cpu().long().flatten()
+        columns = dict(_of_arrow(own))
+    return {key: _whole_numbers(column) for key, column in columns.items()}
+
+
+def _whole_numbers(column: Any) -> tuple[Tensor, Tensor] | None:
+    if type(column) is list and len(column) <= _MAX_VALUES:
+        rows = [list(_integers(item)) for item in column]
+        counts = torch.tensor([len(item) for item in rows])
+        numbers = list(chain.from_iterable(rows))
+        if numbers and None not in numbers and len(numbers) <= _MAX_VALUES:
+            return torch.arange(len(rows)).repeat_interleave(counts), torch.tensor(numbers)
+        return None
+    tensor = column
+    if f"{type(column).__module__}.{type(column).__name__}" == "numpy.ndarray":
+        is_whole = column.dtype.kind in "iu" and column.dtype.name != "uint64"
+        tensor = torch.from_numpy(column.astype("int64")) if is_whole else None
+    is_read = isinstance(tensor, Tensor) and tensor.dtype in _NUMBERS and tensor.ndim
+    if is_read and 0 < tensor.numel() <= _MAX_VALUES:
+        places = torch.arange(len(tensor)).repeat_interleave(tensor[0].numel())
+        return places, tensor.detach().cpu().long().flatten()
+    return None
 
 
 def _integers(item: Any) -> Iterator[int | None]:
@@ -106,19 +123,19 @@ def _integers(item: Any) -> Iterator[int | None]:
         yield None
 
 
-def _of_samples(samples: list[Any]) -> Iterator[list[Any]]:
-    """Yield the columns of a list of tuples or dicts."""
+def _of_samples(samples: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield the columns of a list of tuples or dicts, with their keys."""
     first = samples[0]
     kind = type(first)
     keys = range(len(first)) if kind in (tuple, list) else first if kind is dict else ()
     for key in keys:
         try:
-            yield [item[key] for item in samples if type(item) is kind]
+            yield key, [item[key] for item in samples if type(item) is kind]
         except (IndexError, KeyError):
             continue
 
 
-def _of_arrow(own: dict[str, Any]) -> Iterator[list[Any]]:
+def _of_arrow(own: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
     """Yield the columns of a dataset of Hugging Face, in the order of its rows."""
     table, order = own.get("_data"), own.get("_indices")
     if table is None:
@@ -129,7 +146,7 @@ def _of_arrow(own: dict[str, Any]) -> Iterator[list[Any]]:
         kind = str(column.type)
         if "int" in kind and "struct" not in kind and len(column) <= _MAX_VALUES:
             values = column.to_pylist()
-            yield values if rows is None else [values[at] for at in rows]
+            yield name, values if rows is None else [values[at] for at in rows]
 
 
 def _classes(dataset: object) -> int | None:

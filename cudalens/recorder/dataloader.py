@@ -39,11 +39,17 @@ class Batch:
     seq: int
     """The number of the last recorded call when it was given out."""
     tensors: tuple[ref[Tensor], ...]
+    keys: tuple[int | str | None, ...]
+    """The key or index in the batch that each tensor is under, ``None`` for a batch of its own."""
+    ranks: tuple[int, ...]
+    """The number of dimensions of each tensor."""
     indices: Sequence[int] | None
     """Which items of the dataset its rows are; ``None`` where the sampler does not say."""
     dataset: ref[Any] | None
     sampler: ref[Any] | None
     iterator: ref[Any] | None = None
+    at: int = 0
+    """Which of the tensors was asked about."""
 
 
 class Batches:
@@ -71,11 +77,14 @@ class Batches:
         number = getattr(iterator, "_num_yielded", None)
         if data is None or not isinstance(number, int):
             return
+        tensors = _tensors(data)
         self._batches.append(
             Batch(
                 number=number,
                 seq=seq,
-                tensors=tuple(map(ref, _tensors(data))),
+                tensors=tuple(ref(tensor) for _, tensor in tensors),
+                keys=tuple(key for key, _ in tensors),
+                ranks=tuple(tensor.dim() for _, tensor in tensors),
                 indices=self._indices(iterator, number),
                 dataset=_reference(getattr(iterator, "_dataset", None)),
                 sampler=_reference(getattr(iterator, "_index_sampler", None)),
@@ -86,8 +95,9 @@ class Batches:
     def find(self, tensor: ref[Tensor]) -> Batch | None:
         """Return the batch that contained the tensor."""
         for batch in reversed(self._batches):
-            if any(item is tensor for item in batch.tensors):
-                return batch
+            for at, item in enumerate(batch.tensors):
+                if item is tensor:
+                    return replace(batch, at=at)
         return None
 
     def let_go(self, gone: Mapping[int, ref[Tensor]]) -> None:
@@ -139,21 +149,24 @@ def _reference(value: Any) -> ref[Any] | None:
         return None
 
 
-def _tensors(data: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    waiting = [(data, 0)]
-    while waiting and len(found) < _MAX_TENSORS:
-        item, depth = waiting.pop()
+def _tensors(data: Any) -> list[tuple[int | str | None, Tensor]]:
+    """Return the tensors of a batch, each with the key or index that it is under."""
+    tensors: list[tuple[int | str | None, Tensor]] = []
+    waiting: list[tuple[Any, Any, int]] = [(None, data, 0)]
+    while waiting and len(tensors) < _MAX_TENSORS:
+        key, item, depth = waiting.pop()
         if isinstance(item, Tensor):
-            found.append(item)
+            tensors.append((key, item))
         elif depth < _MAX_DEPTH:
+            if type(getattr(item, "data", None)) is dict:  # transformers' BatchEncoding
+                item = item.data
+            items: Iterable[tuple[Any, Any]] = ()
             if isinstance(item, dict):
-                waiting += [(value, depth + 1) for value in item.values()]
+                items = item.items()
             elif isinstance(item, (list, tuple)):
-                waiting += [(value, depth + 1) for value in item[:_MAX_TENSORS]]
-            elif type(getattr(item, "data", None)) is dict:  # transformers' BatchEncoding
-                waiting.append((item.data, depth + 1))
-    return found
+                items = enumerate(item[:_MAX_TENSORS])
+            waiting += [(name if depth == 0 else key, value, depth + 1) for name, value in items]
+    return tensors
 
 
 # --- reading, after a failure --------------------------------------------------------------------

@@ -102,6 +102,45 @@ def test_the_data_set_is_asked_for_its_token_ids(ds: str, given: str) -> None:
     assert report.hints[0].text.startswith(SAYS)
 
 
+TWO = """\
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+class Own(Dataset):
+    def __init__(self, ids, targets):
+        self.ids, self.targets = ids, targets
+    def __len__(self):
+        return len(self.targets)
+    def __getitem__(self, at):
+        return self.ids[at], self.targets[at] - {less}
+table, head = nn.Embedding(50, 2).cuda(), nn.Linear(6, 5).cuda()
+ids, y = torch.arange(1200).view(400, 3) % 50, torch.arange(400) % 5 + {less}
+y[2] = 5 + {less}
+ids[2] = torch.tensor([5, 5, 6])
+for x, t in DataLoader({ds}, 10):
+    F.cross_entropy(head(table(x.cuda()).flatten(1)), t.cuda())
+"""
+
+
+@pytest.mark.parametrize(
+    ("ds", "less", "says"),
+    [
+        ("TensorDataset(ids, y)", 0, "1 of 400 labels of the dataset is 5 (item 2)"),
+        ("[(x, t) for x, t in zip(ids, y)]", 0, "1 of 400 labels of the dataset is 5 (item 2)"),
+        ("Own(ids, y)", 0, "1 of 400 labels of the dataset is 5 (item 2)"),
+        # The labels are computed, and the ids of their row have their value by chance.
+        ("Own(ids, y)", 1, "the labels run from 0 to 5 without a gap"),
+    ],
+    ids=["tensors", "tuples", "attributes", "computed"],
+)
+def test_the_labels_are_not_taken_for_another_column(ds: str, less: int, says: str) -> None:
+    """Though that one has the bad value at the same row."""
+    report = run_cell(TWO.format(ds=ds, less=less), fast=False).shown
+    assert report.limits == ()
+    assert report.hints[0].text.startswith(says)
+
+
 def test_no_sample_is_asked_for() -> None:
     """Only the loader has called the dataset's own code."""
     code = SETUP.format(made="ds = Own(list(range(40)))", outputs=10, shuffle=False)
