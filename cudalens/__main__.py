@@ -15,7 +15,6 @@ import sys
 import zipfile
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from difflib import get_close_matches
 from functools import partial
 from itertools import chain
@@ -223,11 +222,11 @@ def _show_exception(session: CheckSession, error: BaseException) -> None:
 
     trace = linked(shown_frames(error.__traceback__))
     is_next = _rank() is None and not (session.is_shown_early or session.is_reminder)
-    is_next = is_next and is_reported(error, session.report)
-    if is_next:
+    report = session.report if is_next else None
+    if is_reported(error, report):
         trace = without_torch(trace)
     BaseException.with_traceback(error, trace)
-    with without_repeats(error) if is_next else nullcontext():
+    with without_repeats(error, report):
         sys.excepthook(type(error), error, trace)
 
 

@@ -121,7 +121,7 @@ def pytest_runtest_makereport(
     ]
     from cudalens.source.shown_frames import without_repeats  # pytest is loaded without it, too
 
-    with without_repeats(call.excinfo.value) if call.excinfo is not None else nullcontext():
+    with without_repeats(call.excinfo.value, found) if call.excinfo is not None else nullcontext():
         report = yield
     if report.failed:
         report.sections.append(("cudalens", found.to_text()))

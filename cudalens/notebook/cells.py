@@ -11,7 +11,6 @@ import importlib
 import re
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -368,7 +367,7 @@ class CellWatch:
         is_ours = isinstance(error, DeviceAssertError | NonFiniteError)
         is_beside = is_reported(error, Shown.report)
         cut = without_torch(trace) if is_ours or is_beside else trace
-        with without_repeats(error) if is_beside else nullcontext():
+        with without_repeats(error, Shown.report):
             self._show((kind, error, cut), *args, **options)
         # A debugger reaches what is not shown.
         sys.last_traceback = self.shell.InteractiveTB.tb = trace

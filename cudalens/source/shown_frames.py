@@ -7,7 +7,7 @@ IPython know.  Where a traceback leaves us or is shown by a shell, it goes throu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from types import TracebackType
 
@@ -47,30 +47,42 @@ def without_torch(trace: TracebackType | None) -> TracebackType | None:
 
 
 def is_reported(error: BaseException, report: object) -> bool:
-    """Return whether a report is that of an exception."""
-    known = [getattr(error, name, None) for name in ("report", "__cudalens_report__")]
-    return report is not None and any(item is report for item in known)
+    """Return whether a report is that of an exception, or one that also says what became of it."""
+    reports = [getattr(error, name, None) for name in ("report", "__cudalens_report__")]
+    offenders = getattr(report, "offenders", None)
+    return report is not None and any(
+        item is report or (offenders is not None and getattr(item, "offenders", None) is offenders)
+        for item in reports
+    )
 
 
 @contextmanager
-def without_repeats(error: BaseException) -> Iterator[None]:
-    """Let an exception say its first line alone, while it is shown beside a report of the rest."""
-    args, notes = error.args, error.__dict__.get("__notes__")
-    is_ours = getattr(error, "report", None) is not None and bool(args)
-    if is_ours:
-        error.args = (str(args[0]).split("\n", 1)[0], *args[1:])
-    if isinstance(notes, list):
-        others = [
-            note for note in notes if not (isinstance(note, str) and note.startswith("cudalens: "))
-        ]
-        set_on(error, "__notes__", others)
-    try:
+def without_repeats(error: BaseException, report: object) -> Iterator[None]:
+    """Let an exception, and those that led to it, say no more than what a report beside it omits.
+
+    Of one that the report is about: the first line, no note of ours, and no frame of torch.  The
+    traceback of ``error`` itself is the caller's to cut.
+    """
+    with ExitStack() as stack:
+        for item in with_causes(error, "__cause__", "__context__"):
+            if not is_reported(item, report):
+                continue
+            args, notes = item.args, item.__dict__.get("__notes__")
+            if getattr(item, "report", None) is not None and args:
+                stack.callback(setattr, item, "args", args)
+                item.args = (str(args[0]).split("\n", 1)[0], *args[1:])
+            if item is not error:
+                stack.callback(BaseException.with_traceback, item, item.__traceback__)
+                BaseException.with_traceback(item, without_torch(item.__traceback__))
+            if isinstance(notes, list):
+                stack.callback(set_on, item, "__notes__", notes)
+                others = [
+                    note
+                    for note in notes
+                    if not (isinstance(note, str) and note.startswith("cudalens: "))
+                ]
+                set_on(item, "__notes__", others)
         yield
-    finally:
-        if is_ours:
-            error.args = args
-        if isinstance(notes, list):
-            set_on(error, "__notes__", notes)
 
 
 def hide_own_frames(error: BaseException) -> None:

@@ -223,6 +223,30 @@ def test_of_a_guards_error_a_notebook_shows_no_frames_of_torch(notebook: Noteboo
     assert "module.py" not in notebook.out and OWN not in notebook.out
 
 
+WRAPPED = """\
+def look_up(x):
+    try:
+        return model(x)
+    except IndexError as error:
+        raise ValueError("boxes go from 0 to 1000") from error
+"""
+
+
+def test_of_a_guards_error_that_led_to_another_one_a_notebook_shows_no_more(
+    notebook: Notebook,
+) -> None:
+    """No frames of torch, and one line of its text; a program reads all of it."""
+    notebook.run(NESTED + WRAPPED)
+    error = notebook.run("%%cudacheck\nlook_up(ids)").error_in_exec
+    assert "boxes go from 0 to 1000" in notebook.out
+    assert "module.py" not in notebook.out and "functional.py" not in notebook.out
+    first, *rest = str(error.__cause__).split("\n")
+    assert first in notebook.out
+    assert rest and not [line for line in rest if line in notebook.out]
+    entries = traceback.extract_tb(error.__cause__.__traceback__)
+    assert any(entry.name == "_call_impl" for entry in entries)
+
+
 def hit(x: torch.Tensor) -> torch.Tensor:
     os.kill(os.getpid(), signal.SIGINT)
     return x.clone()
