@@ -28,13 +28,17 @@ _NO_GRADIENT = (
 
 def _kind(name: str) -> str:
     """Return what a value is, by the name of its type."""
-    if name.rpartition(".")[2].split(" ")[0] in _METHODS:
+    if _type_name(name) in _METHODS:
         return "a method that was not called"
     if name == "NoneType":
         return "None"
     if not name.startswith(("numpy.", "torch.d")):
         name = name.rpartition(".")[2]
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _type_name(kind: str) -> str:
+    return kind.split(" ")[0].rpartition(".")[2]
 
 
 def _only_argument(evidence: Evidence) -> str | None:
@@ -121,11 +125,9 @@ def no_tensor(evidence: Evidence, match: re.Match[str]) -> Answer:
         yield host(_NO_GRADIENT[0].format(x=text), _NO_GRADIENT[1])
     elif asked == "backward":
         yield from number_for_loss(evidence, text, kind)
-    elif odd is not None:
+    # Inside a library the object may be one of its own, and no argument of the call.
+    elif odd is not None and (match["kind"] or _type_name(odd.kind) == _type_name(kind)):
         yield from _of_kind(evidence, odd.kind, odd.name, wanted, odd.name)
-    else:
-        text = _only_argument(evidence) or "an argument"
-        yield from _of_kind(evidence, kind, text, wanted, None)
 
 
 @pattern(r"(?P<f>[\w.]+)\(\) got an unexpected keyword argument '(?P<name>\w+)'", is_distinct=False)

@@ -123,6 +123,19 @@ def test_of_an_unknown_message_nothing_is_said_about_kernels() -> None:
     assert "before running anything" in known.explanation
 
 
+def test_what_a_library_lacks_is_not_said_of_an_argument() -> None:
+    """``torch.get_default_device`` of torch 2.8 raises this for a ``None`` of its own."""
+    code = """
+    import torch
+    lstm, x = torch.nn.LSTM(4, 2).cuda(), torch.rand(3, 4, device="cuda")
+    lstm._flat_weights = [None]
+    lstm(x)
+    """
+    report = run_cell(code).shown
+    assert report.headline == "'NoneType' object has no attribute 'dtype'"
+    assert (report.argument, report.hints) == (None, ())
+
+
 def test_every_family_has_a_case() -> None:
     """A family that nothing exercises would not be noticed when torch changes its words."""
     known = {case.family for case in CASES} | {row[0] for row in test_cuda_errors.ROWS}
