@@ -38,7 +38,7 @@ def _kind(name: str) -> str:
 
 
 def _type_name(kind: str) -> str:
-    return kind.split(" ")[0].rpartition(".")[2]
+    return kind.partition(" ")[0].rpartition(".")[2]
 
 
 def _only_argument(evidence: Evidence) -> str | None:
