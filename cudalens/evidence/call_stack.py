@@ -23,7 +23,6 @@ from cudalens.source.files import (
     cell_number,
     is_own_file,
     is_user_file,
-    is_user_source,
     source_lines,
     torch_path,
 )
@@ -252,7 +251,7 @@ def worker_line(message: str) -> str:
     Empty where the message holds no such traceback, or nothing of the user's is on it.
     """
     _, is_sent, sent = message.partition("\nOriginal Traceback (most recent call last):")
-    places = [item for item in _SENT_LINE.findall(sent) if is_user_source(item[0])]
+    places = [item for item in _SENT_LINE.findall(sent) if is_user_file(item[0])]
     if not is_sent or not places:
         return ""
     file, number = places[-1][0], int(places[-1][1])

@@ -13,12 +13,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cudalens.core._python import innermost, replace_attribute
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.notebook.display import Shown, finish, show_early
-from cudalens.notebook.statement import awaited
+from cudalens.notebook.statement import Place, place_in_cell
 from cudalens.session.options import Options, OptionsError, split_line, subcommand
 from cudalens.source.cell_text import (
     counted_lines,
@@ -27,17 +28,13 @@ from cudalens.source.cell_text import (
     typed_lines,
 )
 from cudalens.source.files import (
-    cell_number,
     forget_cell,
     forget_noted,
-    is_shared,
     note_cell,
     note_running,
     note_typed,
     register_cell,
-    typed_of,
 )
-from cudalens.source.inner_cells import forget_inner, note_inner
 from cudalens.source.shown_frames import (
     hide_own_frames,
     is_reported,
@@ -45,7 +42,6 @@ from cudalens.source.shown_frames import (
     without_repeats,
     without_torch,
 )
-from cudalens.source.timed_cells import forget, note_timed
 
 if TYPE_CHECKING:
     from cudalens.session.session import CheckSession
@@ -64,8 +60,10 @@ class _Cell:
     """True if somebody's code has called the magic: that code gets the exception."""
     typed: list[str] = field(default_factory=list)
     """The lines that its own are counted by, as they were typed."""
-    is_part: bool = False
-    """True if it is the lower part of a running cell, whose lines it is counted by."""
+    part_of: _Cell | None = None
+    """The running cell whose lower part it is, and whose lines it is counted by."""
+    name: str = ""
+    """The file name of its code."""
     number: int | None = None
     is_silent: bool = True
     """True if the shell tells nothing of it."""
@@ -96,6 +94,8 @@ class CellWatch:
         self._comments: set[str] = set()
         """What the lines of magics have become in the running cell."""
         self._is_by_hand = False
+        self._timed: dict[str, Place | None] = {}
+        """By the text that ``%time`` has read, the place of that text."""
         self._undo: list[Callable[[], None]] = []
 
     def attach(self) -> None:
@@ -107,9 +107,11 @@ class CellWatch:
         self.shell.input_transformers_cleanup.insert(0, self._read)
         self.shell.input_transformers_post.append(self._made)
         self._show, self._print = self.shell.showtraceback, self.shell._showtraceback
+        compiler = type(self.shell.compile)
         self._undo = [
             replace_attribute(self.shell, "showtraceback", self._showtraceback),
             replace_attribute(self.shell, "_showtraceback", self._print_traceback),
+            replace_attribute(compiler, "__call__", self._placing(compiler.__call__)),
         ]
 
     def detach(self) -> None:
@@ -117,8 +119,6 @@ class CellWatch:
         self.always = None
         while self._cells:
             self._end(None)
-        forget()
-        forget_inner()
         forget_noted()
         while self._undo:
             self._undo.pop()()
@@ -146,9 +146,9 @@ class CellWatch:
         self._next = cell = _Cell(is_by_hand=self._is_by_hand)
         text = "".join(lines)
         cell.typed = counted_lines(text, f"%%{MAGIC}")
-        part_of = (item.typed for item in self._cells if is_tail(split_lines(text), item.typed))
-        if (typed := next(part_of, None)) is not None:
-            cell.typed, cell.is_part = typed, True
+        whole = (item for item in self._cells if is_tail(split_lines(text), item.typed))
+        if (part_of := next(whole, None)) is not None:
+            cell.typed, cell.part_of = part_of.typed, part_of
         if not self._cells or cell.is_by_hand:
             lines = self._without_magic(lines, cell)
         if _first(lines).lstrip().startswith("%%"):
@@ -203,25 +203,32 @@ class CellWatch:
 
     def _made(self, lines: list[str]) -> list[str]:
         """Take note of the text that the shell has made of what it has read."""
-        lines = awaited(lines)
         self._text = "".join(lines)
         reader = innermost(lambda frame: frame.f_code.co_name == "transform_cell")
         if self._cells and reader and reader.f_back and reader.f_back.f_code.co_name == "time":
-            self._note_timed()
+            self._timed[self._text] = self._timed_place()
         return lines
 
-    def _note_timed(self) -> None:
-        if self._next.is_part and self._cells[0].number is not None:
-            note_timed(self._text, self._cells[0].number, self._next.typed, None)
-            return
-        magic = innermost(lambda frame: frame.f_code.co_name == "run_line_magic")
-        if magic is not None and magic.f_back is not None:
-            file, line = magic.f_back.f_code.co_filename, magic.f_back.f_lineno - 1
-            typed, number = list(typed_of(file)), cell_number(file)
-            if is_shared(file):
-                typed, number = self._cells[-1].typed, self._cells[-1].number
-            if number is not None and line < len(typed):
-                note_timed(self._text, number, typed, line)
+    def _timed_place(self) -> Place | None:
+        whole = self._next.part_of
+        if whole is None:
+            return place_in_cell(self.shell, self._text.rstrip())
+        typed = typed_lines(whole.typed, self._text)
+        register_cell(whole.name, whole.number, split_lines(self._text), typed)
+        return Place(whole.name)
+
+    def _placing(self, original: Any) -> Any:
+        """Return a compiler that gives code of ``%time`` the name and the lines of its cell."""
+
+        def compiled(compiler: Any, source: Any, filename: str, *args: Any, **options: Any) -> Any:
+            if filename.startswith("<timed ") and compiler is self.shell.compile:
+                place = self._timed.get(sys._getframe(1).f_locals.get("expr", ""))
+                if place is not None:
+                    place.move(source)
+                    filename = place.filename
+            return original(compiler, source, filename, *args, **options)
+
+        return compiled
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -274,9 +281,8 @@ class CellWatch:
         text = getattr(info, "transformed_cell", None) or self._text  # before IPython 9.4
         name = self.shell.compile.get_code_name(info.raw_cell, text, number)
         typed = typed_lines(cell.typed, text)
-        forget_inner(name)
         forget_cell(name)
-        outermost = self._cells[0]
+        cell.name, outermost = name, self._cells[0]
         if outermost is cell or info.store_history:
             cell.number = number
             if not hasattr(self.shell.compile, "_filename_map"):
@@ -284,12 +290,14 @@ class CellWatch:
             note_typed(name, typed)
             return
         outermost.ran += 1
-        if (cell.is_part or cell.is_by_hand) and outermost.number is not None:
+        title = ""
+        if (cell.part_of or cell.is_by_hand) and outermost.number is not None:
             cell.number = outermost.number
-            register_cell(name, cell.number, split_lines(text), typed)
         else:
-            of = {"number": outermost.number or 0, "count": outermost.ran}
-            note_inner(name, split_lines(text), typed, **of)
+            script = innermost(lambda frame: frame.f_code.co_name == "safe_execfile_ipy")
+            source = script and f" from {Path(str(script.f_locals.get('fname'))).name}"
+            title = f"<cell {outermost.ran} run by In [{outermost.number or 0}]{source or ''}>"
+        register_cell(name, cell.number, split_lines(text), typed, title)
 
     def _close(self, cell: _Cell, error: BaseException | None) -> BaseException | None:
         """Close the session of a cell, and show its report; return a finding that came so late."""
@@ -312,6 +320,8 @@ class CellWatch:
 
     def _end(self, result: Any) -> None:
         cell = self._cells.pop()
+        if not self._cells:
+            self._timed.clear()
         error = getattr(result, "error_in_exec", None) or cell.shown_by_time
         late = self._close(cell, error) or cell.late
         if late is not None:
@@ -356,7 +366,7 @@ class CellWatch:
                 for outer in self._cells[-2:-1]:
                     outer.explained = error
                 return
-        elif self._cells and _is_timed(trace):
+        elif self._cells and sys._getframe(1).f_code.co_name == "time":
             self._cells[-1].shown_by_time = error
         guards = sys.modules.get("cudalens.guards.process")
         for listener in () if guards is None else guards.PROCESS.listeners:
@@ -380,14 +390,6 @@ class CellWatch:
 
 def _first(lines: list[str]) -> str:
     return next((line for line in lines if line.strip()), "")
-
-
-def _is_timed(trace: Any) -> bool:
-    while trace is not None:
-        if is_shared(trace.tb_frame.f_code.co_filename):
-            return True
-        trace = trace.tb_next
-    return False
 
 
 def _own_notes(error: BaseException) -> list[str]:

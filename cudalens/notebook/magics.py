@@ -121,11 +121,9 @@ class FrontEnd:
             return self._command(*command, options)
         _require_torch()
         parts = statement.compiled(self.shell, rest)
-        call = (self.shell, parts, self.shell.user_ns if local_ns is None else local_ns)
-        if statement.does_await(rest):
-            return self._checked_async(options, *call)
+        user_locals = self.shell.user_ns if local_ns is None else local_ns
         with self._reported(options):
-            return statement.run(*call)
+            return statement.run(self.shell, parts, user_locals)
 
     def _command(self, words: str, behind: str, options: Options) -> None:
         options, rest = _split(behind, options)
@@ -136,11 +134,6 @@ class FrontEnd:
             print(HELP)
             return
         getattr(self, f"_do_{words.replace(' ', '_')}")(options)
-
-    async def _checked_async(self, options: Options, *call: Any) -> Any:
-        __tracebackhide__ = True
-        with self._reported(options):
-            return await statement.run_async(*call)
 
     @contextmanager
     def _reported(self, options: Options) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The statement behind ``%cudacheck``, run at its place in the cell.
+"""Code that a line magic runs, compiled at its place in the cell: ``%cudacheck`` and ``%time``.
 
 The shell is only talked to, never imported.
 """
@@ -6,63 +6,48 @@ The shell is only talked to, never imported.
 from __future__ import annotations
 
 import ast
-import inspect
 import linecache
-import re
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from cudalens.core._python import innermost
-from cudalens.session.options import OptionsError, split_line
 from cudalens.source.cell_text import split_lines
 from cudalens.source.files import cell_number, cells_of, note_cell, register_cell, typed_of
-from cudalens.source.timed_cells import CellPosition, cell_position_of
-
-_TEXT = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
-_CALL = re.compile(rf"(?<!await )get_ipython\(\)\.run_line_magic\('cudacheck', {_TEXT}\)")
 
 
-def awaited(lines: list[str]) -> list[str]:
-    """Await the calls of the magic whose statements do: a function cannot for its caller."""
+class Place(NamedTuple):
+    """Where code was typed: the name of its cell, and what is above it and before it there."""
 
-    def replaced(call: re.Match[str]) -> str:
-        try:
-            statement = split_line(ast.literal_eval(call[1]))[1]
-        except OptionsError:
-            return call[0]
-        return f"await {call[0]}" if does_await(statement) else call[0]
+    filename: str
+    lines: int = 0
+    before: str = ""
 
-    return [_CALL.sub(replaced, line) for line in lines]
-
-
-def does_await(statement: str) -> bool:
-    """Return whether a statement awaits."""
-    try:
-        code = compile(statement, "<statement>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    except (SyntaxError, ValueError):
-        return False
-    return bool(code.co_flags & inspect.CO_COROUTINE)
+    def move(self, tree: ast.AST) -> None:
+        """Give the nodes of a tree the positions that they have in the cell."""
+        columns = len(self.before.encode())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.expr | ast.stmt):
+                node.lineno += self.lines
+                node.end_lineno = (node.end_lineno or 0) + self.lines
+                node.col_offset += columns
+                node.end_col_offset = (node.end_col_offset or 0) + columns
 
 
 def compiled(shell: Any, statement: str) -> list[CodeType]:
-    """Compile a statement, in parts: the last gives its value.
-
-    It gets the line and the columns that it has in the cell which calls the magic.
-    """
+    """Compile a statement, in parts: the last gives its value."""
     text = shell.transform_cell(statement).rstrip("\n")
-    filename, line, before = _place(shell, text)
-    tree = shell.compile.ast_parse("\n" * (line - 1) + text, filename=filename)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.expr | ast.stmt):
-            node.col_offset += len(before.encode())
-            node.end_col_offset = (node.end_col_offset or 0) + len(before.encode())
+    place = place_in_cell(shell, text) or _place_of_its_own(shell, text)
+    tree = shell.compile.ast_parse(text, filename=place.filename)
+    place.move(tree)
     body = shell.transform_ast(tree).body
     has_value = bool(body) and isinstance(body[-1], ast.Expr) and not text.endswith(";")
-    with shell.compile.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if shell.autoawait else 0):
-        if not has_value:
-            return [shell.compile(ast.Module(body, []), filename, "exec")]
-        first, last = ast.Module(body[:-1], []), ast.Expression(body[-1].value)
-        return [shell.compile(first, filename, "exec"), shell.compile(last, filename, "eval")]
+    if not has_value:
+        return [shell.compile(ast.Module(body, []), place.filename, "exec")]
+    first, last = ast.Module(body[:-1], []), ast.Expression(body[-1].value)
+    return [
+        shell.compile(first, place.filename, "exec"),
+        shell.compile(last, place.filename, "eval"),
+    ]
 
 
 def run(shell: Any, parts: list[CodeType], user_locals: dict[str, Any]) -> Any:
@@ -74,46 +59,30 @@ def run(shell: Any, parts: list[CodeType], user_locals: dict[str, Any]) -> Any:
     return value
 
 
-async def run_async(shell: Any, parts: list[CodeType], user_locals: dict[str, Any]) -> Any:
-    """Run the parts of a statement that awaits, and return its value."""
-    __tracebackhide__ = True
-    value = None
-    for code in parts:
-        value = eval(code, shell.user_global_ns, user_locals)
-        if code.co_flags & inspect.CO_COROUTINE:
-            value = await value
-    return value
+def place_in_cell(shell: Any, text: str) -> Place | None:
+    """Return the place of the running line magic, in whose line the cell then has ``text``.
 
-
-def _place(shell: Any, text: str) -> tuple[str, int, str]:
-    """Return file name, line and what is before the statement on it; the file has it there then."""
-    names = cells_of(shell)
+    ``None`` where no cell calls the magic, or the text has more lines than one.
+    """
     magic = innermost(lambda frame: frame.f_code.co_name == "run_line_magic")
     frame = None if magic is None else magic.f_back
-    position = None if frame is None else cell_position_of(frame.f_code)
-    if (
-        frame is None
-        or "\n" in text
-        or (position is None and frame.f_code.co_filename not in names)
-    ):
-        cell = innermost(lambda frame: frame.f_code.co_filename in names)
-        number = shell.execution_count if cell is None else names[cell.f_code.co_filename]
-        filename = str(shell.compile.cache(text, number))
-        if filename not in names:
-            note_cell(filename, number)
-        register_cell(filename, number, split_lines(text))
-        return filename, 1, ""
-    position = position or CellPosition(frame.f_code.co_filename)
-    filename, line = position.filename, frame.f_lineno + position.lines
+    if frame is None or "\n" in text or frame.f_code.co_filename not in cells_of(shell):
+        return None
+    filename, line = frame.f_code.co_filename, frame.f_lineno
     lines = [line.rstrip("\n") for line in linecache.getlines(filename)]
     column = list(frame.f_code.co_positions())[frame.f_lasti // 2][2] or 0
-    before = lines[line - 1].encode()[: column + (position.columns or 0)].decode()
-    before = before.removesuffix("await ")
-    typed = list(typed_of(filename))
+    before = lines[line - 1].encode()[:column].decode()
     lines[line - 1] = before + text
-    if "get_ipython()" not in text:
-        typed[line - 1 : line] = [before + text] if typed else []
-    # The shell's own number first: a kernel names a cell by its text, also when it runs again.
-    number = names.get(filename) or cell_number(filename)
-    register_cell(filename, number, lines, typed)
-    return filename, line, before
+    register_cell(filename, cell_number(filename), lines, typed_of(filename))
+    return Place(filename, line - 1, before)
+
+
+def _place_of_its_own(shell: Any, text: str) -> Place:
+    names = cells_of(shell)
+    cell = innermost(lambda frame: frame.f_code.co_filename in names)
+    number = shell.execution_count if cell is None else names[cell.f_code.co_filename]
+    filename = str(shell.compile.cache(text, number))
+    if filename not in names:
+        note_cell(filename, number)
+    register_cell(filename, number, split_lines(text))
+    return Place(filename)

@@ -17,13 +17,12 @@ from weakref import ref
 from torch import nn
 
 from cudalens.core.report_types import LineRef, Phase
-from cudalens.source.files import is_shared, is_user_file, torch_path
+from cudalens.source.files import is_user_file, torch_path
 from cudalens.source.locate import locate_line
 from cudalens.source.module_path import paths_below
 from cudalens.source.stack import StackEntry, line_of, place_of
-from cudalens.source.timed_cells import cell_position_of
 
-_OTHER, _USER, _SHARED, _NOTED, _OPTIMIZER = range(5)
+_OTHER, _USER, _NOTED, _OPTIMIZER = range(4)
 _STEP_RANGE: Final = "Optimizer.step#"
 _BACKWARD: Final = str(Path(__file__).with_name("backward.py"))
 
@@ -72,7 +71,7 @@ class SiteTracker:
             code = frame.f_code
             kind = kinds[code.co_filename]
             if kind:
-                if kind == _USER or (kind == _SHARED and cell_position_of(code) is not None):
+                if kind == _USER:
                     if user is None:
                         user, lasti = code, frame.f_lasti
                     if code.co_name == "<module>" or code.co_name[:11] == "<cell line:":
@@ -146,8 +145,6 @@ def _kind_of(filename: str) -> int:
         return _NOTED
     if path.startswith("optim/"):
         return _OPTIMIZER
-    if is_shared(filename):
-        return _SHARED
     return _USER if is_user_file(filename) else _OTHER
 
 

@@ -27,7 +27,7 @@ from cudalens.evidence.tensors import of_meta
 from cudalens.evidence.torch_errors import is_torch_error, visible_entries
 from cudalens.evidence.trial import trial_of_error
 from cudalens.guards.process import PROCESS
-from cudalens.source.files import is_user_source, source_lines
+from cudalens.source.files import is_user_file, source_lines
 from cudalens.source.stack import places_of
 
 
@@ -93,7 +93,7 @@ def _assertions(message: str, printed: str) -> str:
 def _tree_of_cell(error: BaseException) -> ast.AST:
     """Return the code of the cell, or the file, which failed."""
     places = places_of(entries_from_traceback(error.__traceback__))
-    users = (place for place in places if is_user_source(place.filename))
+    users = (place for place in places if is_user_file(place.filename))
     first = next(users, None)
     return parse("\n".join(source_lines(first.filename)) if first is not None else "")
 

@@ -29,7 +29,7 @@ from cudalens.core._python import replace_attribute
 from cudalens.core.errors import DeviceAssertError
 from cudalens.core.limits import Limits
 from cudalens.core.report import RankResult, Report
-from cudalens.source.files import is_user_source
+from cudalens.source.files import is_user_file
 
 OTHERS_S = 1.0
 """How long a rank with a finding waits for the findings of the others, which its end would end."""
@@ -121,7 +121,7 @@ def _is_rank(process: BaseProcess) -> bool:
     target = getattr(process, "_target", None) or type(process).run
     code = getattr(target, "__code__", None)
     is_launchers = target.__module__ == "torch.multiprocessing.spawn"
-    return is_launchers or (code is not None and is_user_source(code.co_filename))
+    return is_launchers or (code is not None and is_user_file(code.co_filename))
 
 
 # --- in the process itself ------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from cudalens.core._python import innermost
 
 _numbers: dict[str, int | None] = {}
 _typed: dict[str, tuple[str, ...]] = {}
-_shared: set[str] = set()
+_titles: dict[str, str] = {}
 _noted: dict[str, int] = {}
 _sources: dict[str, Source] = {}
 """The files that were read last; the newest is last."""
@@ -37,14 +37,24 @@ _MACHINERY = ("IPython", "ipykernel")
 
 
 def register_cell(
-    filename: str, number: int | None, lines: Sequence[str], typed: Sequence[str] = ()
+    filename: str,
+    number: int | None,
+    lines: Sequence[str],
+    typed: Sequence[str] = (),
+    title: str = "",
 ) -> None:
-    """Tell that code compiled as ``filename`` is cell ``number`` and reads ``lines``.
+    """Register code compiled as ``filename`` as cell ``number`` with these lines.
 
-    ``number`` is ``None`` for a text of the user's that is no cell of its own.  ``typed`` are its
-    first lines, or all, as the user typed them: some may be no Python.
+    Args:
+        filename: the file name in the code.
+        number: ``None`` for a text of the user's that is no cell of its own.
+        lines: the lines as Python.
+        typed: its first lines, or all, as the user typed them: some may be no Python.
+        title: the name that a report shows in place of the file name.
     """
     _numbers[filename] = number
+    if title:
+        _titles[filename] = title
     note_typed(filename, typed)
     text = [line if line.endswith("\n") else line + "\n" for line in lines]
     # A modification time of None keeps linecache.checkcache from dropping the entry.
@@ -61,6 +71,7 @@ def note_typed(filename: str, typed: Sequence[str]) -> None:
 def forget_cell(filename: str) -> None:
     """Undo :func:`register_cell`; a name that was never registered is fine."""
     _typed.pop(filename, None)
+    _titles.pop(filename, None)
     if filename in _numbers:
         del _numbers[filename]
         for cache in _line_caches():
@@ -90,28 +101,21 @@ def cells_of(shell: Any) -> Mapping[str, int]:
     return names if isinstance(names, dict) else _noted
 
 
-def share_names(*filenames: str) -> None:
-    """Tell as which names code of several cells is compiled: such a name tells no cell."""
-    _shared.clear()
-    _shared.update(filenames)
-
-
-def is_shared(filename: str) -> bool:
-    """Return whether code of several cells has this name."""
-    return filename in _shared
+def title_of(filename: str) -> str:
+    """Return the name of a file that a report shows."""
+    return _titles.get(filename, filename)
 
 
 def cell_number(filename: str) -> int | None:
     """Return the number of the cell that was compiled as ``filename``, ``None`` for other code."""
-    number = _numbers.get(filename)
-    if number is None:
-        shell = running_shell()
-        names = {} if shell is None else cells_of(shell)
-        number = names.get(filename)
-        # A shell that keeps a map knows its cells: what it runs for %run is not the next of them.
-        if number is None and not names and (match := _IPYTHON_NAME.fullmatch(filename)):
-            number = int(match[1])
-    return number
+    if filename in _numbers:
+        return _numbers[filename]
+    shell = running_shell()
+    names = {} if shell is None else cells_of(shell)
+    # A shell that keeps a map knows its cells: what it runs for %run is not the next of them.
+    if not names and (match := _IPYTHON_NAME.fullmatch(filename)):
+        return int(match[1])
+    return names.get(filename)
 
 
 class Source:
@@ -174,16 +178,11 @@ def is_user_file(filename: str) -> bool:
         return True
     if filename.startswith("<"):
         is_typed = filename.startswith(_TYPED) or _IPYTHON_NAME.fullmatch(filename) is not None
-        return is_typed or is_shared(filename) or filename in _numbers
+        return is_typed or filename in _numbers
     written_by_torch = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # set where inductor is at work
     if written_by_torch is not None and _is_below(filename, written_by_torch):
         return False
     return not (is_own_file(filename) or is_torch_file(filename) or _is_library_path(filename))
-
-
-def is_user_source(filename: str) -> bool:
-    """Return whether code of this file is the user's, and the name tells of which text."""
-    return is_user_file(filename) and not is_shared(filename)
 
 
 def is_own_file(filename: str) -> bool:

@@ -24,7 +24,7 @@ from cudalens.source.argument_names import (
     other_tensors,
     tensors_on,
 )
-from cudalens.source.files import cell_number, typed_line
+from cudalens.source.files import cell_number, title_of, typed_line
 from cudalens.source.module_path import ModulePath, module_path
 from cudalens.source.running_call import RunningCall
 from cudalens.source.running_node import Running, column_of, running
@@ -142,10 +142,13 @@ def _span_of(run: Running) -> SourceSpan:
     place, lines, position = run.place, run.lines, run.place.position
     line = end_line = place.lineno
     column = end_column = None
-    if run.node is not None and position is not None and _is_as_typed(place, lines, position):
+    if run.node is not None and position is not None:
         line, end_line = position.line, position.end_line
-        column = column_of(lines[line - 1], position.column)
-        end_column = column_of(lines[end_line - 1], position.end_column)
+        shift = _typed_shift(place, lines, position)
+        if shift is not None:
+            column = column_of(lines[line - 1], position.column) + shift
+            end_column = column_of(lines[end_line - 1], position.end_column)
+            end_column += shift * (line == end_line)
     first = line if run.statement is None else min(line, run.statement.lineno)
     # Of a statement of many lines not all are kept, and the running one always is.
     start = max(1, first - _CONTEXT, line - _MAX_CONTEXT + _CONTEXT)
@@ -153,7 +156,7 @@ def _span_of(run: Running) -> SourceSpan:
     cell = cell_number(place.filename)
     return SourceSpan(
         cell=cell,
-        file=place.filename if cell is None else None,
+        file=title_of(place.filename) if cell is None else None,
         line=line,
         end_line=end_line,
         column=column,
@@ -166,15 +169,16 @@ def _span_of(run: Running) -> SourceSpan:
     )
 
 
-def _is_as_typed(place: Place, lines: Sequence[str], position: Position) -> bool:
-    """Return whether columns count in what the user typed, and not in the shell's text of a
-    magic.
+def _typed_shift(place: Place, lines: Sequence[str], position: Position) -> int | None:
+    """Return how far right of its column a running expression was typed.
+
+    Magics may be before it: ``%time``, of which the lines have nothing.  ``None`` where the line
+    was typed in other words, such as those of a shell command.
     """
-    first, last = lines[position.line - 1], lines[position.end_line - 1]
-    # What stands before the expression may be a magic, as long as it takes the same room.
-    start = column_of(first, position.column)
+    first = lines[position.line - 1]
     typed = typed_line(place.filename, lines, position.line)
-    if typed[start:] != first[start:]:
-        return False
+    start, shift = column_of(first, position.column), len(typed) - len(first)
     is_one_line = position.line == position.end_line
-    return is_one_line or typed_line(place.filename, lines, position.end_line) == last
+    last = lines[position.end_line - 1]
+    is_end_typed = is_one_line or typed_line(place.filename, lines, position.end_line) == last
+    return shift if is_end_typed and typed[max(0, start + shift) :] == first[start:] else None

@@ -19,14 +19,13 @@ from cudalens.source.files import (
     is_machinery,
     is_own_file,
     is_top,
-    is_user_source,
+    is_user_file,
     source_lines,
+    title_of,
     torch_path,
     typed_line,
 )
-from cudalens.source.inner_cells import inner_position
 from cudalens.source.safe_eval import instance_dict
-from cudalens.source.timed_cells import CellPosition, cell_position_of
 
 MAX_FRAMES = 60
 OUTERMOST = 5
@@ -87,18 +86,16 @@ class Place(NamedTuple):
     lineno: int
     lasti: int
     frame: FrameType | None
-    typed_at: CellPosition | None = None
-    """Where the code was typed, when that is not where it says itself."""
 
     @property
     def filename(self) -> str:
         """The file name of the code's source."""
-        return self.code.co_filename if self.typed_at is None else self.typed_at.filename
+        return self.code.co_filename
 
     @property
     def is_user(self) -> bool:
-        """True if the code is the user's, and its source is known to be."""
-        return is_user_source(self.filename)
+        """True if the code is the user's."""
+        return is_user_file(self.filename)
 
     @property
     def is_generated(self) -> bool:
@@ -117,10 +114,7 @@ class Place(NamedTuple):
         line, end_line, column, end_column = _origin_of(self.code, self.lasti)
         if line is None or end_line is None or column is None or end_column is None:
             return None
-        _, lines, columns = self.typed_at or CellPosition("")
-        if columns is None:
-            return None
-        return Position(line + lines, end_line + lines, column + columns, end_column + columns)
+        return Position(line, end_line, column, end_column)
 
     @property
     def operation(self) -> str:
@@ -166,16 +160,12 @@ def place_of(entry: Entry) -> Place:
     """Make a :class:`Place` of a frame, of one link of a traceback, or of a recorded entry."""
     if isinstance(entry, TracebackType):
         frame = entry.tb_frame
-        place = Place(frame.f_code, entry.tb_lineno, entry.tb_lasti, frame)
-    elif isinstance(entry, FrameType):
+        return Place(frame.f_code, entry.tb_lineno, entry.tb_lasti, frame)
+    if isinstance(entry, FrameType):
         # f_lineno is None between a frame's lines; the line table answers then.
         line = entry.f_lineno or entry.f_code.co_firstlineno
-        place = Place(entry.f_code, line, entry.f_lasti, entry)
-    else:
-        place = Place(*entry)
-    if (at := inner_position(place.code.co_filename) or cell_position_of(place.code)) is None:
-        return place
-    return place._replace(typed_at=at, lineno=place.lineno + at.lines)
+        return Place(entry.f_code, line, entry.f_lasti, entry)
+    return Place(*entry)
 
 
 def stack_of(frame: FrameType | None) -> tuple[FrameType, ...]:
@@ -212,7 +202,7 @@ def _as_written(places: Sequence[Place]) -> Iterator[Place]:
         if not place.is_generated:
             yield place
         elif (line := _traced_line(place.code, places[at + 1 :])) is not None:
-            yield place._replace(lineno=line + (place.typed_at.lines if place.typed_at else 0))
+            yield place._replace(lineno=line)
 
 
 def _traced_line(code: CodeType, below: Sequence[Place]) -> int | None:
@@ -252,7 +242,7 @@ def _describe(place: Place) -> Frame:
     lines = source_lines(place.filename)
     is_known = 0 < place.lineno <= len(lines)
     return Frame(
-        file=place.filename,
+        file=title_of(place.filename),
         line=place.lineno,
         function="<module>" if is_top(place.code.co_name) else place.code.co_name,
         text=typed_line(place.filename, lines, place.lineno).strip() if is_known else "",

@@ -1,31 +1,19 @@
-"""Code that ``%time`` runs is found again in its cell, or nothing is said about its lines."""
+"""Code that ``%time`` runs has the name and the lines of its cell."""
 
 from __future__ import annotations
 
-import linecache
-from collections.abc import Callable, Iterator
-from types import CodeType
+import ast
+import sys
+from collections.abc import Callable
+from traceback import extract_tb
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
 
 import cudalens
 from cudalens.core.report import Report
-from cudalens.source import timed_cells
-from cudalens.source.files import is_user_file, source_lines
-from cudalens.source.stack import StackEntry, place_of
-from tests.shells import BAD, Notebook, new_shell
+from tests.shells import BAD, Notebook
 
-EXEC = "<timed exec>"
 Run = Callable[[str], "Report | None"]
-
-
-@pytest.fixture
-def shell() -> Iterator[InteractiveShell]:
-    """A shell without the extension, and nothing noted before or after."""
-    with new_shell() as shell:
-        yield shell
-        timed_cells.forget()
 
 
 @pytest.fixture
@@ -40,87 +28,6 @@ def run(notebook: Notebook) -> Run:
     return run
 
 
-def code_of(text: str, name: str = EXEC, mode: str = "exec") -> CodeType:
-    """Compile a text as the magic does."""
-    return compile(text, name, mode, dont_inherit=True)
-
-
-def note(text: str, typed: str, line: int | None = None) -> None:
-    """Note a text of the first cell."""
-    timed_cells.note_timed(text, 1, typed.split("\n"), line)
-
-
-def where(code: CodeType) -> tuple[int, int] | None:
-    """Return how far the lines and columns of a code are moved."""
-    position = timed_cells.cell_position_of(code)
-    return None if position is None else (position.lines, position.columns)
-
-
-@pytest.mark.parametrize(
-    ("text", "typed", "line", "moved"),
-    [
-        ("# %%time\na = 1", "%%time\na = 1", None, (0, 0)),
-        ("a = 1", "b = 2\n%time a = 1", 1, (1, 6)),
-        ("a = 1", "if b:\n    %time  a = 1", 1, (1, 11)),
-        ("a = 1", "%time --no-raise-error a = 1", 0, (0, 23)),
-        ("a = 1", "b = %time   a =  1", 0, (0, None)),
-        ("a = 2", "%time a = 2", 0, None),
-        ("a =  1", "%time a =  1", 0, None),
-        ("a = (", "%time a = (", 0, None),
-        ("return 1", "%time return 1", 0, None),
-    ],
-)
-def test_code_is_where_a_text_gives_the_very_same(
-    shell: InteractiveShell, text: str, typed: str, line: int | None, moved: object
-) -> None:
-    note(text, typed, line)
-    assert where(code_of(text if moved else "a = 1")) == moved
-
-
-def test_inner_code_and_the_parts_of_the_magic_are_found(shell: InteractiveShell) -> None:
-    """The last expression is compiled by itself, and a function is called long after."""
-    text = "#\ndef f():\n    return 1\nf()"
-    note(text, f"%%time\n{text[2:]}")
-    head, _, last = text.rpartition("\n")
-    inner = next(item for item in code_of(head).co_consts if isinstance(item, CodeType))
-    alone = code_of(f"\n\n\n{last}", "<timed eval>", "eval")
-    assert [where(code) for code in (code_of(head), inner, alone)] == [(0, 0)] * 3
-
-
-def test_the_newest_of_two_like_cells_is_meant(shell: InteractiveShell) -> None:
-    note("a = 1", "%time a = 1", 0)
-    first = timed_cells.cell_position_of(code_of("a = 1"))
-    timed_cells.note_timed("a = 1", 2, ["# again", "%time a = 1"], 1)
-    second = timed_cells.cell_position_of(code_of("a = 1"))
-    assert (first.filename, second.lines) != (second.filename, first.lines)
-    assert source_lines(second.filename) == ["", "pass; a = 1"]
-
-
-def test_the_name_alone_says_nothing(shell: InteractiveShell) -> None:
-    """Without a note the code is nobody's, as before; a note of another cell gives no line."""
-    assert not is_user_file(EXEC)
-    note("b = 2", "%time b = 2", 0)
-    assert is_user_file(EXEC)
-    assert not place_of(StackEntry(code_of("a = 1"), 1, 0)).is_user
-    note("a = 1", "%time a = 1", 0)
-    assert place_of(StackEntry(code_of("a = 1"), 1, 0)).is_user
-    timed_cells.forget()
-    assert not is_user_file(EXEC)
-    assert place_of(StackEntry(code_of("a = 1"), 1, 0)).typed_at is None
-
-
-def test_what_was_noted_is_bounded_and_forgotten(shell: InteractiveShell) -> None:
-    names = []
-    for number in range(timed_cells._MAX_TEXTS + 1):
-        note(f"a = {number}", f"%time a = {number}", 0)
-        names.append(timed_cells.cell_position_of(code_of(f"a = {number}")).filename)
-    assert len(timed_cells._texts) == len(timed_cells._answers) == timed_cells._MAX_TEXTS
-    assert timed_cells.cell_position_of(code_of("a = 0")) is None
-    assert all(name in linecache.cache for name in names)
-    timed_cells.forget()
-    assert not any(name in linecache.cache for name in names)
-
-
 def test_a_function_of_a_timed_cell_fails_in_another(run: Run) -> None:
     """Its line is one of the cell that defined it; the frames tell both cells."""
     run(f"%%time\ndef look(ids):\n    return {BAD}")
@@ -131,13 +38,14 @@ def test_a_function_of_a_timed_cell_fails_in_another(run: Run) -> None:
 
 
 @pytest.fixture
-def old_time(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+def old_time(notebook: Notebook) -> None:
     """The magic as it is before IPython 9.4: it shows an exception itself."""
     shell = notebook.shell
 
     def time(line: str, cell: str = "") -> None:
+        expr = shell.transform_cell(cell or line)
         try:
-            exec(code_of(shell.transform_cell(cell or line)), shell.user_ns)
+            exec(shell.compile(ast.parse(expr), "<timed exec>", "exec"), shell.user_ns)
         except Exception:
             shell.showtraceback()
 
@@ -199,7 +107,6 @@ def test_an_exception_of_a_cell_that_is_run_inside_is_not_of_the_cell(
 OK = "ok = torch.tensor([1], device='cuda'); d = {}"
 AT_I = BAD.replace("ids", "i")
 LOOK = f"f = lambda ids: {BAD}\nf(ids)"
-SPACED = ("y = F.embedding(ids,  table)", "'a'; y = F.embedding(ids, table)")
 MADE = "%%time\n{} = lambda x: F.embedding(x, table)"
 
 
@@ -218,17 +125,8 @@ MADE = "%%time\n{} = lambda x: F.embedding(x, table)"
         ),
         ((f"if 0:\n    %time {BAD}\nelse:\n    %time {BAD}",), (0, 4, f"%time {BAD}", 10)),
         ((f"s = '''\n%time {BAD}\n'''\n%time {BAD}",), (0, 4, f"%time {BAD}", 6)),
-        # With an option the magic joins its words with one blank, maybe to those of another cell.
-        *(
-            (
-                (f"%time {' '.join(text.split())}".replace("ids", "ok"), f"a = 1\n%time {text}"),
-                (0, 2, f"%time {text}"),
-            )
-            for text in SPACED
-        ),
-        # Of two cells with the same text the newer is named, maybe not that of the function.
         ((MADE.format("f"), MADE.format("f"), "f(ids)"), (1, 2)),
-        ((f"%%time\nx = 1\n%cudacheck {BAD}",), (0, 3, BAD, 0)),
+        ((f"%%time\nx = 1\n%cudacheck {BAD}",), (0, 3, f"%cudacheck {BAD}", 11)),
     ],
 )
 def test_the_line_that_runs_is_named(
@@ -282,8 +180,11 @@ def test_a_report_of_timed_code_is_that_of_any_code(run: Run) -> None:
     assert texts[0] == texts[1]
 
 
-def test_unloading_leaves_no_note(run: Run) -> None:
-    run("%time a = 1")
-    assert is_user_file(EXEC)
-    run("%unload_ext cudalens")
-    assert not is_user_file(EXEC)
+def test_unloading_leaves_the_compiler_as_it_was(notebook: Notebook) -> None:
+    """Beside it: loaded, the traceback of the shell names the line of the cell."""
+    for is_loaded in (True, False):
+        notebook.run("a = 1\n%time 1 / 0")
+        last = extract_tb(sys.last_value.__traceback__)[-1]
+        assert (last.filename == "<timed eval>") is not is_loaded
+        assert last.lineno == (2 if is_loaded else 1)
+        notebook.run("%unload_ext cudalens")
