@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cudalens.core._python import innermost, replace_attribute
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.notebook.display import Shown, finish, show_early
-from cudalens.notebook.statement import Place, place_in_cell
+from cudalens.notebook.statement import CellPlace, place_in_cell
 from cudalens.session.options import Options, OptionsError, split_line, subcommand
 from cudalens.source.cell_text import (
     counted_lines,
@@ -94,7 +94,7 @@ class CellWatch:
         self._comments: set[str] = set()
         """What the lines of magics have become in the running cell."""
         self._is_by_hand = False
-        self._timed: dict[str, Place | None] = {}
+        self._timed: dict[str, CellPlace | None] = {}
         """By the text that ``%time`` has read, the place of that text."""
         self._undo: list[Callable[[], None]] = []
 
@@ -209,13 +209,13 @@ class CellWatch:
             self._timed[self._text] = self._timed_place()
         return lines
 
-    def _timed_place(self) -> Place | None:
+    def _timed_place(self) -> CellPlace | None:
         whole = self._next.part_of
         if whole is None:
             return place_in_cell(self.shell, self._text.rstrip())
         typed = typed_lines(whole.typed, self._text)
         register_cell(whole.name, whole.number, split_lines(self._text), typed)
-        return Place(whole.name)
+        return CellPlace(whole.name)
 
     def _placing(self, original: Any) -> Any:
         """Return a compiler that gives code of ``%time`` the name and the lines of its cell."""

@@ -15,7 +15,7 @@ from cudalens.source.cell_text import split_lines
 from cudalens.source.files import cell_number, cells_of, note_cell, register_cell, typed_of
 
 
-class Place(NamedTuple):
+class CellPlace(NamedTuple):
     """Where code was typed: the name of its cell, and what is above it and before it there."""
 
     filename: str
@@ -59,7 +59,7 @@ def run(shell: Any, parts: list[CodeType], user_locals: dict[str, Any]) -> Any:
     return value
 
 
-def place_in_cell(shell: Any, text: str) -> Place | None:
+def place_in_cell(shell: Any, text: str) -> CellPlace | None:
     """Return the place of the running line magic, in whose line the cell then has ``text``.
 
     ``None`` where no cell calls the magic, or the text has more lines than one.
@@ -74,10 +74,10 @@ def place_in_cell(shell: Any, text: str) -> Place | None:
     before = lines[line - 1].encode()[:column].decode()
     lines[line - 1] = before + text
     register_cell(filename, cell_number(filename), lines, typed_of(filename))
-    return Place(filename, line - 1, before)
+    return CellPlace(filename, line - 1, before)
 
 
-def _place_of_its_own(shell: Any, text: str) -> Place:
+def _place_of_its_own(shell: Any, text: str) -> CellPlace:
     names = cells_of(shell)
     cell = innermost(lambda frame: frame.f_code.co_filename in names)
     number = shell.execution_count if cell is None else names[cell.f_code.co_filename]
@@ -85,4 +85,4 @@ def _place_of_its_own(shell: Any, text: str) -> Place:
     if filename not in names:
         note_cell(filename, number)
     register_cell(filename, number, split_lines(text))
-    return Place(filename)
+    return CellPlace(filename)
