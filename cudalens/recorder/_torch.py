@@ -17,6 +17,11 @@ from torch._C import (
 )
 from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_pre_hook,
+)
 from torch.overrides import TorchFunctionMode
 
 from cudalens.core._torch import wait_for
@@ -28,6 +33,7 @@ function_modes: Callable[[], int] = _len_torch_function_stack
 """Return how many function modes see the calls of this thread."""
 current_node: Callable[[], Any] = torch._C._current_autograd_node
 """Return the autograd node that this thread is running."""
+LoaderIterator: Any = torch.utils.data.dataloader._BaseDataLoaderIter
 COMPILER = "torch._dynamo.eval_frame"
 no_torch_function: Any = torch._C._disabled_torch_function_impl
 functorch_utils: Any = torch._functorch.utils
@@ -80,19 +86,22 @@ def forgotten_keywords(func: Any, frame: FrameType) -> dict[str, Any]:
     return {name: own.f_locals[name] for name in func.__kwdefaults__ or ()}
 
 
-def watch_modules(hook: Callable[[nn.Module, Any], None]) -> None:
-    """Call ``hook`` before the forward of every module, until :func:`unwatch_modules`."""
+def add_hooks(
+    before_forward: Callable[[nn.Module, Any], None],
+    before_step: Callable[[Optimizer, Any, Any], None],
+) -> None:
+    """Have functions called before each module and each optimizer's step, until removed."""
     # A compiled module warns of such a hook, and this one is not the user's.
     warnings.filterwarnings("ignore", message=_HOOK_WARNING, category=UserWarning)
-    register_module_forward_pre_hook(hook)
+    register_module_forward_pre_hook(before_forward)
+    register_optimizer_step_pre_hook(before_step)
 
 
-def unwatch_modules(hook: Callable[[nn.Module, Any], None]) -> None:
-    """Undo :func:`watch_modules`; without the handle, which an interrupt may have lost."""
-    hooks = torch.nn.modules.module._global_forward_pre_hooks
-    mine = [key for key, value in hooks.items() if value == hook]
-    for key in mine:
-        hooks.pop(key, None)
+def remove_hooks(*ours: Callable[..., None]) -> None:
+    """Undo :func:`add_hooks`; without the handles, which an interrupt may have lost."""
+    for hooks in (torch.nn.modules.module._global_forward_pre_hooks, _global_optimizer_pre_hooks):
+        for key in [key for key, hook in hooks.items() if hook in ours]:
+            hooks.pop(key, None)
     for entry in list(warnings.filters):
         if getattr(entry[1], "pattern", entry[1]) == _HOOK_WARNING:
             cast("list[Any]", warnings.filters).remove(entry)

@@ -85,8 +85,8 @@ CONVERSIONS = names(
 """Functions that give the values in another type or at another place."""
 _FORGETFUL = ("__dlpack__", "chain_matmul", "dim_order")
 """Functions that do not hand their keyword arguments on to the modes: a mistake of torch's."""
-_OWN = "cudalens."
-"""Ops that guards put into compiled code: they are not the user's."""
+_NOBODYS = ("cudalens.", "profiler._record_function_")
+"""Ops that no user calls: those that guards put into compiled code, and the profiler's ranges."""
 _SHIFTS = {"add": 1, "sub": -1, "add_": 1, "sub_": -1, "__add__": 1, "__sub__": -1}
 """Functions that move every value by the same number, when their second argument is one."""
 
@@ -104,7 +104,6 @@ class Api:
         "is_in_place",
         "is_index",
         "is_quiet",
-        "is_range",
         "is_special",
         "is_view",
         "makes_values",
@@ -123,13 +122,12 @@ class Api:
             name = str(getattr(func.__self__, "__name__", name))
         is_op = kind in ("OpOverload", "OpOverloadPacket", "TorchBindOpOverload")
         full = str(func) if is_op else ""
-        self.is_range = full.startswith("profiler._record_function_")
         self.stem: str = full.split(".")[1] if is_op else name
         """The name alone, such as ``add_`` or ``__setitem__``."""
         self.is_foreign = is_op and not full.startswith(("aten.", "prims.", "profiler."))
         """True if it is an op that a library other than torch brought."""
         is_asked = (is_getter and name not in _VIEWS) or (is_setter and name != "data")
-        self.is_quiet = is_asked or name in _QUIET or full.startswith(_OWN) or self.is_range
+        self.is_quiet = is_asked or name in _QUIET or full.startswith(_NOBODYS)
         """True if it is no call to note."""
         self.is_view = name in _VIEWS
         self.is_in_place = (

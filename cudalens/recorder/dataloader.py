@@ -1,8 +1,8 @@
 """Which batch, row and dataset item a tensor came from.
 
-Every ``next()`` of a ``DataLoader`` iterator is a range of torch's profiler, which the recorder
-sees like an op.  When it ends, the batch is noted by weak references.  Everything else is worked
-out after a failure, and without moving a sampler or reading the dataset.
+Two methods of a ``DataLoader``'s iterator are replaced while a recorder is open: that which asks
+the sampler for the indices of a batch, and that which gives the batch out.  Tensors are noted by
+weak references; nothing is asked of a sampler or a dataset.
 """
 
 from __future__ import annotations
@@ -11,23 +11,20 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import FrameType, GeneratorType
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader
 
 from cudalens.core._python import raise_if_outside
-from cudalens.source.files import is_user_file, torch_path
+from cudalens.source.files import is_user_file
 from cudalens.source.stack import stack_of
 
-LOADER_RANGE = "enumerate(DataLoader)#"
-"""How the name of the profiler range around a loader's ``next()`` begins."""
 _MAX_BATCHES = 64
 _MAX_DEPTH = 4
 _MAX_TENSORS = 64
-_RANGE_FILES = frozenset({"_ops.py", "autograd/profiler.py"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +44,7 @@ class Batch:
     """Which items of the dataset its rows are; ``None`` where the sampler does not say."""
     dataset: ref[Any] | None
     sampler: ref[Any] | None
-    iterator: ref[Any] | None = None
+    iterator: ref[Any]
     at: int = 0
     """Which of the tensors was asked about."""
 
@@ -57,27 +54,23 @@ class Batches:
 
     def __init__(self) -> None:
         self._batches: deque[Batch] = deque(maxlen=_MAX_BATCHES)
-        # A permutation is only to be seen until the sampler has given out its last index, which
-        # workers ask for long before the batch arrives.
-        self._orders: WeakKeyDictionary[Any, Sequence[int]] = WeakKeyDictionary()
+        # Workers are sent the indices long before their batch arrives.
+        self._waiting: WeakKeyDictionary[Any, dict[int, list[int]]] = WeakKeyDictionary()
 
-    def note(self, frame: FrameType | None, seq: int = 0) -> None:
-        """Note the batch that a loader's ``next()`` is about to give out.
+    def note_indices(self, iterator: Any, indices: Any) -> None:
+        """Note which items the next batch of a loader's iterator is made of."""
+        is_map, in_order = iterator._dataset_kind == 0, getattr(iterator, "_in_order", True)
+        if is_map and in_order and isinstance(indices, list):
+            number = getattr(iterator, "_send_idx", iterator._num_yielded) + 1
+            self._waiting.setdefault(iterator, {})[number] = indices
+
+    def note(self, iterator: Any, data: Any, seq: int) -> None:
+        """Note a batch that a loader's iterator is about to give out.
 
         Args:
-            frame: the innermost frame of the profiler range around it, as the range ends.
             seq: the number of the last recorded call.
         """
-        while frame is not None and torch_path(frame.f_code.co_filename) in _RANGE_FILES:
-            frame = frame.f_back
-        if frame is None or frame.f_code.co_name != "__next__":
-            return
-        # This frame returns at once, so reading its variables prolongs no life.
-        iterator, data = frame.f_locals.get("self"), frame.f_locals.get("data")
-        number = getattr(iterator, "_num_yielded", None)
-        if data is None or not isinstance(number, int):
-            return
-        tensors = _tensors(data)
+        tensors, number = _tensors(data), iterator._num_yielded
         self._batches.append(
             Batch(
                 number=number,
@@ -85,10 +78,10 @@ class Batches:
                 tensors=tuple(ref(tensor) for _, tensor in tensors),
                 keys=tuple(key for key, _ in tensors),
                 ranks=tuple(tensor.dim() for _, tensor in tensors),
-                indices=self._indices(iterator, number),
-                dataset=_reference(getattr(iterator, "_dataset", None)),
-                sampler=_reference(getattr(iterator, "_index_sampler", None)),
-                iterator=_reference(iterator),
+                indices=self._waiting.get(iterator, {}).pop(number, None),
+                dataset=_reference(iterator._dataset),
+                sampler=_reference(iterator._index_sampler),
+                iterator=ref(iterator),
             )
         )
 
@@ -105,40 +98,6 @@ class Batches:
         for at, batch in enumerate(self._batches):
             tensors = tuple(gone.get(id(item), item) for item in batch.tensors)
             self._batches[at] = replace(batch, tensors=tensors)
-
-    def _indices(self, iterator: Any, number: int) -> Sequence[int] | None:
-        """Return which items a batch consists of, without advancing the sampler."""
-        batches = getattr(iterator, "_index_sampler", None)
-        if type(batches) is not BatchSampler or getattr(iterator, "_dataset_kind", 0) != 0:
-            return None
-        if not getattr(iterator, "_in_order", True):
-            return None
-        start, stop = (number - 1) * batches.batch_size, number * batches.batch_size
-        if type(batches.sampler) is SequentialSampler:
-            return range(len(batches.sampler))[start:stop]
-        generator = getattr(iterator, "_sampler_iter", None)
-        if not isinstance(generator, GeneratorType):
-            return None
-        variables = {} if generator.gi_frame is None else generator.gi_frame.f_locals
-        if type(batches.sampler) is RandomSampler and not batches.sampler.replacement:
-            order = self._orders.get(generator) or _order_of(variables.get("sampler_iter"))
-            if order is not None and len(order) == len(batches.sampler):
-                self._orders[generator] = order
-                return order[start:stop]
-        indices = variables.get("batch")
-        is_ahead = getattr(iterator, "_num_workers", 0) > 0
-        return indices if isinstance(indices, list) and not is_ahead else None
-
-
-def _order_of(sampler: Any) -> Sequence[int] | None:
-    """Read the permutation that a running random sampler works through."""
-    rest = sampler.gi_yieldfrom if isinstance(sampler, GeneratorType) else None
-    if type(rest) is not type(iter([])):
-        return None
-    # An unfinished list iterator says (iter, (the whole list,), position).
-    reduced: Any = rest.__reduce__()
-    order = reduced[1][0]
-    return order if isinstance(order, list) and order else None
 
 
 def _reference(value: Any) -> ref[Any] | None:
@@ -195,8 +154,7 @@ def describe(batch: Batch, row: int | None) -> str:
 def dataset_of(batch: Batch) -> tuple[object, str | None]:
     """Return the dataset of a batch, ``None`` where it is not known, and the user's name of it."""
     # A list has no weak reference; the loop's iterator has a reference.
-    iterator = None if batch.iterator is None else batch.iterator()
-    dataset = getattr(iterator, "_dataset", None)
+    dataset = getattr(batch.iterator(), "_dataset", None)
     if dataset is None:
         return None, None
     return dataset, _name_of(lambda value: value is dataset, _user_frames())

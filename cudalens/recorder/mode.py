@@ -35,7 +35,7 @@ from cudalens.recorder.calls import (
     shows_argument,
     writes_of,
 )
-from cudalens.recorder.dataloader import LOADER_RANGE, Batches
+from cudalens.recorder.dataloader import Batches
 from cudalens.recorder.earlier_values import EarlierValues, caller_of
 from cudalens.recorder.failure import host_copies, named_arguments
 from cudalens.recorder.replaced import COMPILED, REPLACED, around_compiled, forget, here
@@ -115,7 +115,7 @@ class RecordingMode(_torch.RemovableMode):
     def __enter__(self) -> Self:
         try:
             if self._modules:
-                _torch.watch_modules(self.sites.enter_module)
+                _torch.add_hooks(self.sites.enter_module, self.sites.enter_step)
             REPLACED.install(self)
             if not self._modules:
                 if (compiler := sys.modules.get(_torch.COMPILER)) is not None:
@@ -141,7 +141,7 @@ class RecordingMode(_torch.RemovableMode):
         try:
             self.remove()
         finally:
-            _torch.unwatch_modules(self.sites.enter_module)
+            _torch.remove_hooks(self.sites.enter_module, self.sites.enter_step)
             REPLACED.remove(self)
             self._unwatch_compiler()
             COMPILED.remove(self)
@@ -191,10 +191,7 @@ class RecordingMode(_torch.RemovableMode):
             api = self._apis[func]
             if api.is_quiet:
                 is_called = True
-                result = func(*args, **kwargs) if kwargs else func(*args)
-                if api.is_range:
-                    self._note_range(api, args, _getframe(1))
-                return result
+                return func(*args, **kwargs) if kwargs else func(*args)
             # Other modes and subclasses must not see the calls of the recorder itself.
             if api.is_special or (types and types != _PLAIN) or _has_modes_below():
                 if api.forgets:
@@ -364,15 +361,15 @@ class RecordingMode(_torch.RemovableMode):
         found = [item for item in self.passes if here in item.marks]
         return found[-1] if found else None
 
-    def _note_range(self, api: Api, args: tuple[Any, ...], frame: FrameType) -> None:
+    def note_batch(self, iterator: Any, *, indices: Any = None, data: Any = None) -> None:
+        """Note the indices or the tensors of a loader's batch."""
         try:
-            if "enter" in api.stem:
-                self.sites.enter_range(args[0], frame)
-            elif self.sites.leave_range().startswith(LOADER_RANGE):
-                with Unseen():
-                    self._batches.note(frame, self.recorded_ops)
+            if indices is not None:
+                self._batches.note_indices(iterator, indices)
+            else:
+                self._batches.note(iterator, data, self.recorded_ops)
         except Exception as trouble:
-            self.internal_error("a range was not noted", trouble)
+            self.internal_error("a batch was not noted", trouble)
 
     def note_call(self, func: Any, frame: FrameType | None, nodes: int = 0) -> None:
         """Note a call that no mode sees, and how many autograd nodes it is about to make."""

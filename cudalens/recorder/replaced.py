@@ -101,6 +101,32 @@ def _applied(apply: Any) -> Any:
     return classmethod(applied)
 
 
+def _next_index(next_index: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what asks a loader's sampler for the indices of a batch."""
+
+    def noted_index(iterator: Any) -> Any:
+        __tracebackhide__ = True
+        indices = next_index(iterator)
+        for recorder in here():
+            recorder.note_batch(iterator, indices=indices)
+        return indices
+
+    return noted_index
+
+
+def _next_batch(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what gives out the batches of a loader."""
+
+    def noted_batch(iterator: Any) -> Any:
+        __tracebackhide__ = True
+        data = next_batch(iterator)
+        for recorder in here():
+            recorder.note_batch(iterator, data=data)
+        return data
+
+    return noted_batch
+
+
 def around_compiled(set_frame: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return what is called where compiled code begins and ends."""
 
@@ -123,6 +149,8 @@ REPLACED = _torch.Replaced(
         (torch.overrides, "has_torch_function"): _overridden,
         (torch.utils, "swap_tensors"): _swapping,
         (_torch.functorch_utils, "unwrap_dead_wrappers"): _applying,
+        (_torch.LoaderIterator, "_next_index"): _next_index,
+        (_torch.LoaderIterator, "__next__"): _next_batch,
     }
 )
 if not isinstance(vars(torch.autograd.Function)["apply"], classmethod):

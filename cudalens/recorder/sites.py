@@ -1,14 +1,13 @@
 """Where calls come from: the user's line, the module and the phase, found with few steps per op.
 
 Walking a whole stack for each call would cost more than the call.  The walk stops at the first
-frame whose own place is known already: a module's call, a backward pass (both noted when they
-began), or an optimizer's step.
+frame whose own place was noted when it began: a module's call, an optimizer's step, a backward
+pass.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -22,8 +21,8 @@ from cudalens.source.locate import locate_line
 from cudalens.source.module_path import paths_below
 from cudalens.source.stack import StackEntry, line_of, place_of
 
-_OTHER, _USER, _NOTED, _OPTIMIZER = range(4)
-_STEP_RANGE: Final = "Optimizer.step#"
+_OTHER, _USER, _NOTED = range(3)
+_NOTED_FILES: Final = ("nn/modules/module.py", "optim/optimizer.py")
 _BACKWARD: Final = str(Path(__file__).with_name("backward.py"))
 
 
@@ -58,8 +57,7 @@ class SiteTracker:
         self._kinds = _FileKinds()
         self._noted: dict[int, Site] = {}
         self._module_code: CodeType | None = None
-        self._steps: dict[int, Site] = {}
-        self._ranges: dict[int, list[tuple[str, Site | None]]] = {}
+        self._step_code: CodeType | None = None
 
     def of(self, frame: FrameType | None) -> RawSite:  # once per call: no calls
         """Return the place of the call that ``frame`` is making."""
@@ -76,14 +74,16 @@ class SiteTracker:
                         user, lasti = code, frame.f_lasti
                     if code.co_name == "<module>" or code.co_name[:11] == "<cell line:":
                         break
-                elif kind == _OPTIMIZER:
-                    site = self._steps.get(threading.get_ident())
-                elif code is self._module_code or code.co_name == "run_backward":
+                elif (
+                    code is self._module_code
+                    or code is self._step_code
+                    or code.co_name == "run_backward"
+                ):
                     # Only a live frame is looked up, and each call that is noted overwrites what a
                     # dead frame at the same address has left.
                     site = self._noted.get(id(frame))
-                if site is not None:
-                    break
+                    if site is not None:
+                        break
             frame = frame.f_back
         return site if user is None else (user, lasti, site)
 
@@ -101,34 +101,11 @@ class SiteTracker:
         phase: Phase = "backward" if outer is not None and outer.phase == "backward" else "forward"
         self._noted[id(frame)] = Site(phase, base, module)
 
-    def enter_range(self, name: str, frame: FrameType | None) -> None:
-        """Note that a named range of torch's profiler begins; optimizers announce steps so."""
-        ranges = self._ranges.setdefault(threading.get_ident(), [])
-        ranges.append((name, Site("optimizer", self.of(frame)) if _is_step(name) else None))
-        if _is_step(name):
-            self._activate(ranges)
-
-    def leave_range(self) -> str:
-        """Note that the innermost range of this thread ends, and give its name."""
-        ranges = self._ranges.get(threading.get_ident())
-        if not ranges:
-            return ""
-        name, _ = ranges.pop()
-        if _is_step(name):
-            self._activate(ranges)
-        return name
-
-    def _activate(self, ranges: list[tuple[str, Site | None]]) -> None:
-        # A list: an interrupt while an unfinished generator is cleared away would be lost.
-        steps = [site for _, site in ranges if site is not None]
-        if not steps:
-            self._steps.pop(threading.get_ident(), None)
-        else:
-            self._steps[threading.get_ident()] = steps[-1]
-
-
-def _is_step(name: str) -> bool:
-    return name.startswith(_STEP_RANGE)
+    def enter_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Note an optimizer's step; a pre-hook of all steps."""
+        frame = sys._getframe(1)
+        self._step_code = frame.f_code
+        self._noted[id(frame)] = Site("optimizer", self.of(frame.f_back))
 
 
 class _FileKinds(dict[str, int]):
@@ -141,10 +118,8 @@ class _FileKinds(dict[str, int]):
 
 def _kind_of(filename: str) -> int:
     path = torch_path(filename)
-    if path == "nn/modules/module.py" or filename == _BACKWARD:
+    if path in _NOTED_FILES or filename == _BACKWARD:
         return _NOTED
-    if path.startswith("optim/"):
-        return _OPTIMIZER
     return _USER if is_user_file(filename) else _OTHER
 
 

@@ -1,4 +1,4 @@
-"""Which sample: batch, row and dataset item behind a bad value, never by asking the sampler."""
+"""Which sample: batch, row and dataset item behind a bad value."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def steps_of(recorder: Recorder, labels: torch.Tensor) -> list[Any]:
 
 
 class Odd(BatchSampler):
-    """A batch sampler of the user's own: only torch's have an order that is known."""
+    """A batch sampler of the user's own."""
 
     def __iter__(self) -> Iterator[list[int]]:
         batch = [1, 2]
@@ -124,11 +124,9 @@ REPLACING = RandomSampler(range(40), replacement=True, num_samples=400)
 @pytest.mark.parametrize(
     ("seed", "options"),
     [
-        # Read from where the sampler stands, whatever the batch.
         *((seed, {"batch_size": 7, "shuffle": True}) for seed in range(5)),
         # Workers ask the sampler for batches long before they are given out.
         *((seed, {"batch_size": 4, "shuffle": True, "num_workers": 1}) for seed in range(3)),
-        # The batch sampler still holds the indices of the newest batch.
         (0, {"batch_size": 4, "sampler": REPLACING}),
         (0, {"batch_size": 4, "sampler": WEIGHTED}),
     ],
@@ -161,14 +159,14 @@ def test_an_older_batch_stays_known() -> None:
 
 
 LOADED: dict[str, tuple[dict[str, Any], str]] = {
-    # With workers, what the batch sampler holds belongs to a batch that is yet to come.
-    "an unknown order ahead has no index": (
+    # Of batches that a worker is already asked for, the indices of each are its own.
+    "a random order ahead": (
         {"batch_size": 4, "sampler": WEIGHTED, "num_workers": 1},
-        "batch {} of train_loader, row {}",
+        "batch {} of train_loader, row {} = samples[23]",
     ),
-    "a batch sampler of the user's own is not guessed": (
+    "a batch sampler of the user's own": (
         {"batch_sampler": Odd(SequentialSampler(range(40)), 2, False)},
-        "batch 1 of train_loader, row 0",
+        "batch 1 of train_loader, row 0 = samples[23]",
     ),
     "a stream has batches and rows only": (
         {"samples": Stream(), "batch_size": 2},
