@@ -37,7 +37,7 @@ from cudalens.guards.compiled_graph import CompiledCheck, guard_graph
 from cudalens.guards.deferred import violation_of
 from cudalens.guards.engine import Within, in_bounds
 from cudalens.guards.past_calls import IsUsers, PastCall, StackLine, running_call
-from cudalens.guards.pending import PENDING, Claim
+from cudalens.guards.pending import PENDING, Check
 
 NO_HOOK = "compiled code is not guarded: {reason}"
 OTHER_BACKEND = (
@@ -83,12 +83,7 @@ def _in_bounds(index: Tensor, low: int, high: int, meaning: str) -> Tensor:
     else:
         thread, stack = running_call(_Listening.is_users)
         report = partial(_report, tell, check, need, stack)
-        PENDING.note(
-            index.device,
-            index.dtype,
-            lambda *pair: torch.aminmax(index, out=pair),
-            Claim(low, high, report, thread),
-        )
+        PENDING.note(index, Check(low, high, report, thread))
     safe = in_bounds(need, index.contiguous())
     return safe.clone() if safe is index else safe
 
@@ -100,6 +95,7 @@ def _report(
     stack: tuple[StackLine, ...],
     smallest: int,
     largest: int,
+    replay: int | None = None,
 ) -> BaseException | None:
     lines = tuple(_line(*frame) for frame in check.frames)
     past = PastCall(
@@ -107,7 +103,7 @@ def _report(
         in_backward=check.backward,
         forward=lines if check.backward else (),
     )
-    return tell(check, violation_of(need, smallest, largest), past)
+    return tell(check, violation_of(need, smallest, largest, replay=replay), past)
 
 
 def _line(file: str, line: int, function: str) -> StackLine:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -27,12 +27,12 @@ from cudalens.core._python import raise_if_outside
 from cudalens.core.limits import failure_line
 from cudalens.core.report_types import Offenders, Violation
 from cudalens.guards import engine
-from cudalens.guards._base import ArgumentSlot, Guard, schema_parameters
+from cudalens.guards._base import OF_USER, ArgumentSlot, Guard, schema_parameters
 from cudalens.guards._ranges import FEW, FLOATS, unexpanded
 from cudalens.guards.engine import INDEX_DTYPES, Between, Within
 from cudalens.guards.host_waits import HostWaits
 from cudalens.guards.past_calls import IsUsers, PastCall, StackLine, running_call
-from cudalens.guards.pending import PENDING, Claim, Slot
+from cudalens.guards.pending import PENDING, Check
 from cudalens.guards.plans import PLAIN, Plan, plans_of
 
 Deferrable = Within | Between
@@ -62,13 +62,13 @@ def is_deferred(need: object, tensor: Tensor | None = None) -> bool:
 
 
 class KnownExtremes:
-    """The slots of tensors that were looked at, by the tensor (weak), its version and its view."""
+    """Checks of tensors that were looked at, by the tensor (weak), its version and its view."""
 
     def __init__(self) -> None:
         self._owners: dict[int, tuple[Any, int, dict[Any, Any]]] = {}
 
-    def of(self, tensor: Tensor) -> dict[Any, Slot] | None:
-        """Return the slots of a tensor; ``None`` where nothing tells that it was written to."""
+    def of(self, tensor: Tensor) -> dict[Any, Check] | None:
+        """Return the checks of a tensor; ``None`` where nothing tells that it was written to."""
         try:
             version = tensor._version
         except RuntimeError:  # an inference tensor has none
@@ -85,12 +85,12 @@ class KnownExtremes:
             entry = self._owners[number] = (ref(owner, gone), version, {})
         # Where it lies: ``x.data = y`` counts no version.
         place = (tensor.data_ptr(), view)
-        slots: dict[Any, Slot] | None = entry[2].get(place)
-        if slots is None:
+        checks: dict[Any, Check] | None = entry[2].get(place)
+        if checks is None:
             if len(entry[2]) >= _MOST_REMEMBERED:
                 entry[2].clear()
-            slots = entry[2][place] = {}
-        return slots
+            checks = entry[2][place] = {}
+        return checks
 
 
 def _drop(owners: dict[int, Any], number: int, reference: object) -> None:
@@ -98,36 +98,54 @@ def _drop(owners: dict[int, Any], number: int, reference: object) -> None:
         del owners[number]
 
 
+@dataclass(slots=True)
+class Requirement:
+    """Interval that a guard requires of one tensor, in calls of one form."""
+
+    guard: Guard
+    need: Deferrable
+    slot: ArgumentSlot
+    item: int | None
+    """Place in the list that the argument is."""
+    low: float
+    high: float
+    exception: Any
+    """What the values are changed by before they are reduced: a good value, a dtype, or nothing."""
+
+    def tensor_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """Return the tensor in a call."""
+        argument: Any = self.slot.of(args, kwargs)
+        tensor: Tensor = argument if self.item is None else argument[self.item]
+        return tensor
+
+
 class Made:
     """What was done for one call."""
 
     def __init__(self) -> None:
-        self.claims: list[tuple[Slot, Claim]] = []
-        self.replaced: list[tuple[ArgumentSlot, int | None, Tensor]] = []
+        self.checks: list[Check] = []
+        self.replaced: list[tuple[Requirement, Tensor]] = []
 
     def withdraw(self) -> None:
         """Require nothing for a call that torch refused."""
-        for slot, claim in self.claims:
-            PENDING.withdraw(slot, claim)
+        for check in self.checks:
+            check.withdraw()
 
     def put_into(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the call with those that are in bounds."""
-        for slot, item, value in self.replaced:
+        for required, value in self.replaced:
+            slot = required.slot
             new: Any = value
-            if item is not None:
+            if required.item is not None:
                 new = [*slot.of(args, kwargs)]
-                new[item] = value
+                new[required.item] = value
             if slot.position < len(args):
                 args = (*args[: slot.position], new, *args[slot.position + 1 :])
             else:
                 kwargs = {**kwargs, slot.name: new}
         return args, kwargs
-
-
-_Bounds = tuple[int, "int | None", float, float, Any]
-"""Where a call has a tensor, its place in a list, its bounds, and the form that they are of."""
 
 
 class DeferredOp:
@@ -153,10 +171,9 @@ class DeferredOp:
         self._op, self._known, self._tell, self._complain = op, known, tell, complain
         self._waits, self._is_users = waits, is_users
         self._plans = plans_of(op)
-        self._bounds: dict[Any, list[_Bounds]] = {}
-        """What calls of each form require, where all of it was known to be true."""
+        self._by_form: dict[Any, tuple[list[Requirement], list[Guard]]] = {}
         self._first: tuple[int, int | None] | None = None
-        """The place of the first tensor that they require something of."""
+        """Place of the first tensor of which something is required."""
         slots = zip(schema_parameters(op), op._schema.arguments, strict=True)
         self._written = [
             slot for slot, item in slots if item.alias_info and item.alias_info.is_write
@@ -173,19 +190,17 @@ class DeferredOp:
             # Mostly a tensor is new, or all of it is known.
             if type(index) is not Tensor or not self._known.of(index):
                 return False
-            bounds = self._bounds.get(_form(args))
         except (IndexError, TypeError, RuntimeError) as failure:
             raise_if_outside(failure)
-            return False  # a shorter list; an argument that is no key; a tensor without memory
-        if bounds is None:
+            return False  # a shorter list; no list; a tensor without memory
+        required, at_once = self._by_form.get(_form(args), ((), ()))
+        if at_once or not required:
             return False
-        for position, item, low, high, form in bounds:
-            tensor = args[position] if item is None else args[position][item]
-            slots = self._known.of(tensor)
-            slot = None if slots is None else slots.get(form)
-            if slot is None or slot.claims is not None:
-                return False
-            if not (low <= slot.smallest and slot.largest <= high):
+        for one in required:
+            tensor = args[one.slot.position]
+            checks = self._known.of(tensor if one.item is None else tensor[one.item])
+            check = None if checks is None else checks.get(one.exception)
+            if check is None or check.is_pending or not check.implies(one.low, one.high):
                 return False
         return True
 
@@ -205,155 +220,161 @@ class DeferredOp:
             is_usual: whether the call has no subclass of a tensor, and nobody watches.
             is_captured: whether a CUDA graph is being captured, which will run with other values.
         """
-        soon: list[Guard] = []
-        bounds: list[_Bounds] = []
+        form = _form(args) if is_usual and not kwargs else None
+        remembered = None if form is None else self._by_form.get(form)
+        if remembered is None:
+            remembered = self._requirements(args, kwargs)
+            if form is not None:
+                if len(self._by_form) >= _MOST_REMEMBERED:
+                    self._by_form.clear()
+                self._by_form[form] = remembered
+                for one in remembered[0][:1]:
+                    self._first = one.slot.position, one.item
+        required, at_once = remembered
+        for one in required:
+            try:
+                is_noted = self._note(one, args, kwargs, made, is_captured=is_captured)
+            except Exception as failure:
+                raise_if_outside(failure)
+                self._complain(failure_line(f"deferred {one.guard.name}", failure))
+                is_noted = False
+            if not is_noted:
+                at_once = [*at_once, one.guard]
+        return at_once
+
+    def _requirements(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Requirement], list[Guard]]:
+        """Return what the guards require of a call, and those that look at it at once."""
+        required: list[Requirement] = []
+        at_once: list[Guard] = []
         for plan in self._plans:
             try:
-                is_noted = not plan.guard.waits and self._look(
-                    plan, args, kwargs, bounds, made, is_captured=is_captured
-                )
+                if plan.guard.frequency == OF_USER:
+                    raise _NoInterval
+                required += self._intervals(plan, plan.find(args, kwargs))
+            except _NoInterval:
+                at_once.append(plan.guard)
             except Exception as failure:
                 raise_if_outside(failure)
                 self._complain(failure_line(f"deferred {plan.guard.name}", failure))
-                is_noted = False
-            if not is_noted:
-                soon.append(plan.guard)
-        # A guard that requires nothing may have seen that torch will refuse the call.
-        if bounds and not soon and not made.claims and is_usual and not kwargs:
-            if len(self._bounds) >= _MOST_REMEMBERED:
-                self._bounds.clear()
-            self._bounds[_form(args)] = bounds
-            self._first = bounds[0][:2]
-        return soon
+                at_once.append(plan.guard)
+        return required, at_once
 
-    def _look(
+    @staticmethod
+    def _intervals(plan: Plan, values: Sequence[Any]) -> list[Requirement]:
+        """Return what one guard requires.
+
+        Raises:
+            _NoInterval: that is not known without a wait, or torch may refuse the call.
+        """
+        need = plan.guard.requires(*values)
+        required = []
+        for one in need if type(need) is list else () if need is None else (need,):
+            if type(one) not in _DTYPES:
+                raise _NoInterval
+            at, item = plan.places[one.argument], getattr(one, "item", None)
+            indices = values[at]
+            if not is_deferred(one, indices if item is None else indices[item]):
+                raise _NoInterval
+            if isinstance(one, Within):
+                # Masks select how many elements there are.
+                if one.skip_if is not None and any(
+                    index is not None and index.dtype in _MASKS for index in indices
+                ):
+                    raise _NoInterval
+                one.skip_if = None  # nothing that is remembered may refer to a tensor
+                one.asserts = one.asserts(*values) if callable(one.asserts) else one.asserts
+                one.narrows = one.narrows(*values) if callable(one.narrows) else one.narrows
+            required.append(
+                Requirement(plan.guard, one, plan.parameters[at], item, *_interval(one))
+            )
+        return required
+
+    def _note(
         self,
-        plan: Plan,
+        required: Requirement,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        bounds: list[_Bounds],
         made: Made,
         *,
         is_captured: bool,
     ) -> bool:
-        """Have the checks of one guard noted; return ``False`` where it has to look at once.
+        """Have the extremes of a tensor noted, and replaced what is out of bounds.
 
-        That is where something is known to be bad, or is no interval.
+        Returns:
+            ``False`` where its guard has to look at once: a value is known to be bad, or the op
+            writes to its own index, which torch refuses, as it would not with a copy.
         """
-        is_whole = not kwargs and plan.last < len(args)
-        values = plan.pick(args) if is_whole else plan.find(args, kwargs)
-        need = plan.guard.requires(*values)
-        needs: Sequence[Any] = need if type(need) is list else () if need is None else (need,)
-        unknown: list[tuple[Deferrable, ArgumentSlot, Tensor, dict[Any, Slot] | None]] = []
-        for one in needs:
-            if type(one) not in _DTYPES:
-                return False
-            at, item = plan.places[one.argument], getattr(one, "item", None)
-            tensor = values[at] if item is None else values[at][item]
-            low, high, form = _interval(one)
-            slots = None if is_captured else self._known.of(tensor)
-            slot = None if slots is None else slots.get(form)
-            if slot is None or slot.claims is not None:
-                if self._looks_at_once(one, plan.parameters[at], tensor, args, kwargs):
-                    return False
-                unknown.append((one, plan.parameters[at], tensor, slots))
-            elif not (low <= slot.smallest and slot.largest <= high):
-                return False
-            bounds.append((plan.parameters[at].position, item, low, high, form))
-        for one, place, tensor, slots in unknown:
-            if tensor.numel():
-                safe = self._note(plan.guard, one, tensor, slots, values, made)
-                if not plan.guard.is_composite and safe is not tensor:
-                    made.replaced.append((place, getattr(one, "item", None), safe))
-        return True
-
-    def _looks_at_once(
-        self,
-        need: Deferrable,
-        place: ArgumentSlot,
-        tensor: Tensor,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> bool:
-        """Return whether a call cannot wait: its kind, or torch may refuse it.
-
-        Masks select how many elements there are; and an op that writes to its own index is refused,
-        where it would not be with a copy.
-        """
-        if not is_deferred(need, tensor):
-            return True
-        if getattr(need, "skip_if", None) is not None:
-            indices = place.of(args, kwargs)
-            if any(item is not None and item.dtype in _MASKS for item in indices):
-                return True
+        tensor, need = required.tensor_of(args, kwargs), required.need
+        low, high, exception = required.low, required.high, required.exception
+        checks = None if is_captured else self._known.of(tensor)
+        check = None if checks is None else checks.get(exception)
+        if check is not None and not check.is_pending:
+            return check.implies(low, high)
         for slot in self._written:
             written = slot.of(args, kwargs)
             if isinstance(written, Tensor) and _torch.shares_storage(written, tensor):
-                return True
-        return False
-
-    def _note(
-        self,
-        guard: Guard,
-        need: Deferrable,
-        tensor: Tensor,
-        slots: dict[Any, Slot] | None,
-        values: Sequence[Any],
-        made: Made,
-    ) -> Tensor:
-        """Have the extremes of a tensor noted, and return one in bounds."""
-        low, high, form = _interval(need)
-        slot = None if slots is None else slots.get(form)
+                return False
+        if not tensor.numel():
+            return True
         distinct = tensor if tensor.numel() <= FEW else unexpanded(tensor)
-        claims = () if slot is None else slot.claims or ()
-        if not any(item.low >= low and item.high <= high for item in claims):
-            if isinstance(need, Within):
-                need.skip_if = None  # nothing that is kept may refer to a tensor
-                need.asserts = need.asserts(*values) if callable(need.asserts) else need.asserts
-                need.narrows = need.narrows(*values) if callable(need.narrows) else need.narrows
+        if check is None or not check.implies(low, high):
             thread, lines = running_call(self._is_users)
             in_backward = _torch.current_node() is not None
-            report = partial(self._report, guard, need, lines, in_backward, self._waits.count())
-            claim = Claim(low, high, report, thread)
-            if slot is None or not PENDING.claim(slot, claim):
-                seen = _seen(need, distinct, form)
-                slot = PENDING.note(
-                    seen.device, seen.dtype, lambda *pair: torch.aminmax(seen, out=pair), claim
-                )
-            if slot is not None:
-                if slots is not None:
-                    slots[form] = slot
-                made.claims.append((slot, claim))
+            report = partial(self._report, required, lines, in_backward, self._waits.count())
+            check = Check(low, high, report, thread)
+            PENDING.note(_seen(need, distinct, exception), check)
+            made.checks.append(check)
+            if checks is not None:
+                checks[exception] = check
         safe = engine.in_bounds(need, distinct)
-        return safe if safe.shape == tensor.shape else safe.expand(tensor.shape)
+        if not required.guard.is_composite and safe is not tensor:
+            safe = safe if safe.shape == tensor.shape else safe.expand(tensor.shape)
+            made.replaced.append((required, safe))
+        return True
 
     def _report(
         self,
-        guard: Guard,
-        need: Deferrable,
+        required: Requirement,
         lines: tuple[StackLine, ...],
         in_backward: bool,
         count: int,
         smallest: Any,
         largest: Any,
+        replay: int | None = None,
     ) -> BaseException | None:
-        found = violation_of(need, smallest, largest, is_silent=guard.is_silent)
-        if self._written and not found.is_silent and not guard.is_composite:
+        guard = required.guard
+        violation = violation_of(
+            required.need, smallest, largest, replay=replay, is_silent=guard.is_silent
+        )
+        if self._written and not violation.is_silent and not guard.is_composite:
             names = " and ".join(slot.name for slot in self._written)
             note = f"{names} was written to, with other values instead of the bad ones."
-            found = replace(found, explanation=f"{found.explanation} {note}".strip())
+            violation = replace(violation, explanation=f"{violation.explanation} {note}".strip())
         past = PastCall(
             lines=lines,
             in_backward=in_backward,
             calls_ago=self._waits.count() - count,
             buffers=self._waits.written_since(count),
         )
-        return self._tell(self._op, guard, found, past)
+        return self._tell(self._op, guard, violation, past)
 
 
-def _form(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return all that guards require something by: shapes, kinds and numbers, and no value."""
-    return (torch.are_deterministic_algorithms_enabled(), *map(_form_of, args))
+class _NoInterval(Exception):  # noqa: N818  no error
+    """Raised where a guard has to look at once."""
+
+
+def _form(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Return all that guards require something by: shapes, kinds and numbers, and no value.
+
+    ``None`` where that cannot be remembered.
+    """
+    try:
+        return (torch.are_deterministic_algorithms_enabled(), *map(_form_of, args))
+    except (TypeError, RuntimeError) as failure:
+        raise_if_outside(failure)
+        return None  # an argument that is no key; a nested tensor
 
 
 def _form_of(value: Any) -> Any:
@@ -385,26 +406,36 @@ def _seen(need: Deferrable, tensor: Tensor, form: Any) -> Tensor:
 
 
 def violation_of(
-    need: Deferrable, smallest: Any, largest: Any, *, is_silent: bool = False
+    need: Deferrable,
+    smallest: Any,
+    largest: Any,
+    *,
+    replay: int | None = None,
+    is_silent: bool = False,
 ) -> Violation:
-    """Describe a finding of which the smallest and the largest value alone are known."""
+    """Describe a finding of which the smallest and the largest value alone are known.
+
+    Args:
+        replay: of the CUDA graph whose check failed.
+    """
     dtype = torch.int64 if isinstance(need, Within) else torch.float64
     ends = torch.tensor([smallest, largest], dtype=dtype)
-    found = engine.violation(need, ends, is_silent=is_silent)
+    violation = engine.violation(need, ends, is_silent=is_silent)
     low, high = [value if math.isfinite(value) else str(value) for value in (smallest, largest)]
-    item = "" if found.list_position is None else f"[{found.list_position}]"
+    item = "" if violation.list_position is None else f"[{violation.list_position}]"
     place = need.where if isinstance(need, Within) else f"the interval {need.bounds.text}"
     value = low if largest <= _interval(need)[1] else high
     # A kernel that compares 32 bits alone takes a larger value for another one.
     is_wide = not _INT32.min <= smallest <= largest <= _INT32.max
     is_narrowed = is_wide and getattr(need, "narrows", False)
+    captured = "" if replay is None else f"It was in replay {replay} of a CUDA graph."
     return replace(
-        found,
+        violation,
         headline=f"{{argument}}{item} contained {value}, which is outside {place}",
         element="",
-        explanation=need.why,
+        explanation=f"{need.why} {captured}".strip(),
         offenders=Offenders(min=low, max=high),
-        device_text=None if is_narrowed else found.device_text,
+        device_text=None if is_narrowed else violation.device_text,
         is_replay_safe=False,
     )
 

@@ -83,7 +83,8 @@ class HostWaits:
             self._register(kernels)
             self._undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
             # Nothing is copied from the host to the host, and there are many such copies.
-            self._undo.append(PENDING.when_on_device(self._see_copies))
+            if "cpu" not in self._devices:
+                self._see_copies()
 
     def _see_copies(self) -> None:
         go_on, below = _torch.redispatcher(_torch.op_of(_COPY))

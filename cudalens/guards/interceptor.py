@@ -191,25 +191,21 @@ class Interceptor:
         self, op: Any, deferred: DeferredOp
     ) -> Callable[..., tuple[BaseException | None, Made]]:
         """Return what notes the checks of a call; it gives what to raise, and what it noted."""
-        plans = plans_of(op)
-        askers = {plan.guard: self._asker(op, (plan,)) for plan in plans}
-        waiting = [plan.guard for plan in plans if plan.guard.waits]
-        can_defer = len(waiting) < len(plans)
+        askers = {plan.guard: self._asker(op, (plan,)) for plan in plans_of(op)}
 
         def look(
             args: tuple[Any, ...], kwargs: dict[str, Any], is_usual: bool
         ) -> tuple[BaseException | None, Made]:
             is_captured = not is_usual and _torch.is_capturing()
-            soon, made = waiting, Made()
-            if can_defer:
-                soon = deferred.look(args, kwargs, made, is_usual=is_usual, is_captured=is_captured)
+            made = Made()
+            at_once = deferred.look(args, kwargs, made, is_usual=is_usual, is_captured=is_captured)
             if is_captured:
                 return None, made
             error = None
-            for guard in soon:
+            for guard in at_once:
                 with _torch.own_wait():
                     error = error or askers[guard](args, kwargs)
-            if (soon and PENDING) or (PENDING.findings and PENDING.has_finding()):
+            if (at_once and PENDING) or (PENDING.findings and PENDING.has_finding()):
                 # What was noted before comes before what this call is about.
                 error = self._raised(PENDING.settle(threading.get_ident()), error)
             return error, made
@@ -272,8 +268,7 @@ class Interceptor:
         self, op: Any, guard: Guard, found: Violation, past: PastCall
     ) -> BaseException | None:
         def report() -> object:
-            violation = self._completed(op, guard, CAPTURED.with_replay(found))
-            return self._on_past_violation(violation, past)
+            return self._on_past_violation(self._completed(op, guard, found), past)
 
         return self._answer(Limits(), found, report)
 
@@ -415,7 +410,10 @@ def _acting(guards: Interceptor) -> Callable[[tuple[Any, ...], dict[str, Any]], 
                         if not is_plain(item):
                             return False
                         acts = acts or _torch.device_type(item) in devices
-        return acts and (not is_capturing() or (guards.is_deferred and CAPTURED.is_open))
+        return acts and (
+            not is_capturing()
+            or (guards.is_deferred and CAPTURED.has_room(_torch.current_device()))
+        )
 
     return acts_on
 

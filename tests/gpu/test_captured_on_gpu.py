@@ -32,7 +32,7 @@ def test_a_wait_leaves_what_is_queued_behind_the_last_call(
     deferred: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second of work is still under way when the checks have been looked at."""
-    monkeypatch.setattr(CAPTURED, "_pages", {})  # replays are waited for
+    monkeypatch.setattr(CAPTURED, "_rows", {})  # replays are waited for
     table, at = torch.randn(5, 3, device="cuda"), torch.tensor([4, 0], device="cuda")
     F.embedding(at, table)
     cudalens.settle()  # what is made at the first call may wait

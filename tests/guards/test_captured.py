@@ -14,36 +14,33 @@ import torch
 from torch import Tensor
 
 from cudalens.core import _torch
-from cudalens.core.report_types import Violation
-from cudalens.guards.captured import CAPTURED, MAX_CAPTURED, Captured
-from cudalens.guards.pending import Claim, Pending
+from cudalens.guards.captured import CAPTURED, MAX_CAPTURED, Captured, launch
+from cudalens.guards.deferred import violation_of
+from cudalens.guards.engine import Within
+from cudalens.guards.pending import Check, Pending
 
 CPU = torch.device("cpu")
-FOUND = Violation(headline="it is bad", explanation="Why.")
 
 
 class Graph:
     """A stand-in for a captured graph with one check of a static tensor."""
 
     def __init__(self, values: Tensor, low: float, high: float) -> None:
-        self.values = values
+        self.values, self.low, self.high = values, low, high
         self.captured = Captured()
         self.captured.prepare(CPU)
-        self.captured.note(CPU, values.dtype, self._write, Claim(low, high, self._tell))
-        self.captured._pages[CPU].rows.zero_()  # a capture launches nothing
-        self.told: list[tuple[object, object, int | None]] = []
+        self.captured.note(values, Check(low, high, self._report))
+        self.rows = self.captured._rows[CPU].values
+        self.rows.zero_()  # a capture launches nothing
+        self.reports: list[tuple[object, object, int]] = []
 
-    def _write(self, low: Tensor, high: Tensor) -> None:
-        torch.aminmax(self.values, out=(low, high))
-
-    def _tell(self, smallest: object, largest: object) -> BaseException:
-        self.told.append((smallest, largest, self.captured.replay))
-        return ValueError(self.captured.with_replay(FOUND).explanation)
+    def _report(self, smallest: object, largest: object, replay: int) -> BaseException:
+        self.reports.append((smallest, largest, replay))
+        return ValueError(replay)
 
     def replay(self, *values: float) -> None:
         self.values.copy_(torch.tensor(values))
-        for row in self.captured._pages[CPU].used:
-            row.launch(self._write)
+        launch(self.rows[0], self.values, self.low, self.high)
 
 
 def test_the_first_bad_replay_is_named_and_the_next_one_again() -> None:
@@ -51,16 +48,21 @@ def test_the_first_bad_replay_is_named_and_the_next_one_again() -> None:
     assert graph.captured.collect() == []
     for values in ((0, 9, 3), (0, 1, 2), (4, 12, 2), (-5, 1, 2), (0, 1, 2)):
         graph.replay(*values)
-    assert [str(error) for error in graph.captured.collect()] == [
-        "Why. It was in replay 3 of a CUDA graph."
-    ]
-    assert graph.told == [(2, 12, 3)]
+    assert [error.args for error in graph.captured.collect() if error] == [(3,)]
+    assert graph.reports == [(2, 12, 3)]
     assert graph.captured.collect() == []
     graph.replay(0, 0, 0)
     graph.replay(-1, 0, 0)
     graph.captured.collect()
-    assert graph.told[1:] == [(-1, 0, 7)]
-    assert graph.captured.with_replay(FOUND) is FOUND
+    assert graph.reports[1:] == [(-1, 0, 7)]
+
+
+def test_a_finding_gives_its_replay() -> None:
+    need = Within("index", 0, 9, unit="row", why="Why.")
+    assert violation_of(need, 2, 12).explanation == "Why."
+    assert violation_of(need, 2, 12, replay=3).explanation == (
+        "Why. It was in replay 3 of a CUDA graph."
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_numbers_and_open_intervals(low: float, values: tuple[float, ...], is_fo
 
 @pytest.fixture
 def capturing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(CAPTURED, "_pages", {})
+    monkeypatch.setattr(CAPTURED, "_rows", {})
     monkeypatch.setattr(CAPTURED, "is_used", False)
     CAPTURED.prepare(CPU)
     monkeypatch.setattr(_torch, "is_capturing", lambda: True)
@@ -92,10 +94,9 @@ def test_the_queue_hands_on_what_is_captured(capturing: None) -> None:
     pending = Pending()
     values = torch.tensor([1, 7])
     assert not pending
-    claim = Claim(0, 6, lambda *pair: IndexError(pair))
-    pending.note(CPU, torch.int64, lambda *pair: torch.aminmax(values, out=pair), claim)
+    pending.note(values, Check(0, 6, lambda *ends: IndexError(ends)))
     assert pending and pending.count == 0
-    assert [error.args for error in pending.settle()] == [((1, 7),)]
+    assert [error.args for error in pending.settle()] == [((1, 7, 1),)]
     assert pending.settle() == []
 
 
@@ -104,7 +105,7 @@ def test_a_capture_makes_no_room(capturing: None, monkeypatch: pytest.MonkeyPatc
     other = torch.device("meta")
     CAPTURED.prepare(other)
     assert not CAPTURED.has_room(other) and CAPTURED.has_room(CPU)
-    CAPTURED._pages[CPU].used = [None] * MAX_CAPTURED  # type: ignore[list-item]
+    CAPTURED._rows[CPU].checks = [(None, torch.int64)] * MAX_CAPTURED
     assert not CAPTURED.has_room(CPU)
 
 

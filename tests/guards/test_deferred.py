@@ -556,7 +556,6 @@ def test_a_full_queue_waits_for_the_oldest(guards: Collector) -> None:
 def test_the_queue_begins_anew_in_a_child() -> None:
     """What was pending is its parent's, and the child knows how much that is."""
     queue = pending.Pending()
-    claim = pending.Claim(0, 1, lambda low, high: None)
-    queue.note(torch.device("cpu"), torch.int64, lambda low, high: None, claim)
+    queue.note(GOOD, pending.Check(0, 1, lambda low, high: None))
     queue.forked()
     assert (queue.inherited, queue.count, queue.settle()) == (1, 0, [])

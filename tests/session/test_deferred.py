@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 import cudalens
 from cudalens import DeviceIndexError, simulate
-from cudalens.guards.pending import PENDING, Claim, Pending
+from cudalens.guards.pending import PENDING, Check, Pending
 from cudalens.session import environment
 from cudalens.session.process import status
 from cudalens.simulate.asserts import NOT_SIMULATED
@@ -451,20 +451,6 @@ def compiled_step(model: nn.Module, row: int) -> None:
         torch.optim.SGD(model.parameters(), lr=1.0).step()
 
 
-def test_copies_are_seen_once_a_device_is_used() -> None:
-    """Between tensors of the host there are many, and none of them can be too early."""
-    for _ in range(2):
-        with cudalens.guard(deferred=True):
-            assert not has_copy_kernel()
-            looked_up(0, 1)
-            assert has_copy_kernel()
-        assert not has_copy_kernel()
-
-
-def has_copy_kernel() -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key("aten::copy_", "BackendSelect")
-
-
 @pytest.mark.usefixtures("installed")
 def test_a_copy_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be the device that is lost; a good copy beside it is nothing."""
@@ -752,18 +738,20 @@ def test_a_mode_of_the_call_and_of_the_wait(
 
 
 @pytest.mark.usefixtures("installed")
-def test_slots_lie_on_the_device_of_the_call() -> None:
-    """A queue for each device and stream; what is found on all of them is told in order."""
+def test_slots_lie_on_the_device_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page for each device and stream; the findings of all of them are reported in order."""
     queue, seen = Pending(), []
+    aminmax = torch.aminmax
+
+    def noted(index: Tensor, *, out: Any) -> Any:
+        seen.append([item.device.type for item in (index, *out)])
+        return aminmax(index, out=out)
+
+    monkeypatch.setattr(torch, "aminmax", noted)
     for device, values in (("cuda", [9]), ("cpu", [0, 7]), ("cuda", [3]), ("cpu", [8])):
-        index = torch.tensor(values, device=device)
-
-        def write(low: Tensor, high: Tensor, index: Tensor = index) -> None:
-            seen.append((low.device.type, high.device.type))
-            torch.aminmax(index, out=(low, high))
-
-        queue.note(index.device, index.dtype, write, Claim(0, 5, lambda *pair: ValueError(*pair)))
-    assert seen == [("cuda", "cuda"), ("cpu", "cpu")] * 2
+        check = Check(0, 5, lambda *ends: ValueError(*ends))
+        queue.note(torch.tensor(values, device=device), check)
+    assert seen == [["cuda"] * 3, ["cpu"] * 3] * 2
     assert queue.count == 4
     assert [error.args for error in queue.settle()] == [(9, 9), (0, 7), (8, 8)]
 
