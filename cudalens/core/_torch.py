@@ -87,6 +87,21 @@ def _decomposition(op: Any) -> Callable[..., Any]:
     return decompose
 
 
+_DISPATCH_KEYS = torch._C.DispatchKey.__members__
+
+
+def backend_bits(devices: Iterable[str]) -> int:
+    """Return the bits that the dispatch keys of tensors on these devices have and others lack."""
+    bits = 0
+    for name in devices:
+        named = {"privateuseone": "PrivateUse1", "npu": "PrivateUse1"}.get(name, name.upper())
+        if named in _DISPATCH_KEYS:  # else this torch knows no such device
+            keys = (_DISPATCH_KEYS[item] for item in (named, "CUDA" if name == "cpu" else "CPU"))
+            own, other = (torch._C.DispatchKeySet(key).raw_repr() for key in keys)
+            bits |= own & ~other
+    return bits
+
+
 def register_kernels(
     kernels: dict[str, Callable[..., Any]], key: str = BACKEND_SELECT
 ) -> list[Any]:
@@ -366,9 +381,11 @@ def without_modes(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def can_read_unseen() -> bool:
-    """Return whether, besides, the device can be read: no CUDA graph is being captured."""
+    """Return whether no dispatch mode nor autograd would see our own torch calls, and the device
+    can be read: no CUDA graph is being captured.
+    """
     # In one function: every guarded call pays for it.
-    if has_dispatch_modes() or has_function_modes() or _own_waits.count:
+    if has_dispatch_modes() or _own_waits.count:
         return False
     if not _is_excluded(_AUTOGRAD):
         return False

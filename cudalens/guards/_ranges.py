@@ -48,7 +48,11 @@ def extremes(tensor: Tensor) -> tuple[Any, Any]:
 
 def extremes_on_host(tensor: Tensor) -> tuple[Any, Any]:
     """Return the smallest and the largest of a few elements of a CPU tensor."""
-    if tensor.numel() <= _HANDFUL and tensor.dim() == 1 and not tensor.is_floating_point():
+    count = tensor.numel()
+    if count == 1:
+        value = tensor.item()
+        return value, value
+    if count <= _HANDFUL and tensor.dim() == 1 and not tensor.is_floating_point():
         values = tensor.tolist()
         return min(values), max(values)
     smallest, largest = torch.aminmax(tensor)

@@ -137,7 +137,7 @@ def checker(
             tensor = values[places[need.argument]]
             if need.item is not None:
                 tensor = tensor[need.item]
-            return None if _lies_within(need, tensor) else _outside(need, tensor, values, is_silent)
+            return None if fulfils(need, tensor) else _outside(need, tensor, values, is_silent)
         if kind is list:
             return _first_outside(need, values[places[need[0].argument]], values, is_silent)
         if kind is Between:
@@ -150,7 +150,15 @@ def checker(
 # --- integers in an interval ----------------------------------------------------------------------
 
 
-def _lies_within(need: Within, tensor: Tensor) -> bool:
+# Every call of a guarded op passes here, so speed comes before form.
+def fulfils(need: Within | Between, tensor: Tensor) -> bool:
+    """Return whether the values of a tensor are seen to be good with one look.
+
+    Values that are allowed besides the interval may need another one.
+    """
+    if need.__class__ is Between:
+        return _lies_between(need, tensor)
+    assert isinstance(need, Within)
     count = tensor.numel()
     if count == 0:
         return True
@@ -184,13 +192,13 @@ def _lies_within(need: Within, tensor: Tensor) -> bool:
     return _lie_within(need, smallest, largest, is_exact=not need.masks_first or smallest > low)
 
 
-def _lie_within(need: Within, least: int, most: int, *, is_exact: bool = True) -> bool:
+def _lie_within(need: Within, least: int, most: int, is_exact: bool = True) -> bool:
     """Return whether the extremes of a tensor are good; an open recorder keeps those that are."""
     if most > need.high or (least < need.low and not need.upper_bound_only):
         return False
     if is_exact and (read := EXTREMES.values) is not None:
-        place = "" if need.item is None else f"[{need.item}]"
-        read.append((f"{need.argument}{place}", least, most))
+        name = need.argument if need.item is None else f"{need.argument}[{need.item}]"
+        read.append((name, least, most))
     return True
 
 
@@ -202,7 +210,7 @@ def _first_outside(
     are_few = not [item for item in items if not item.is_cpu or item.numel() > FEW]
     if are_few or len(needs) == 1:
         for need, tensor in zip(needs, items, strict=True):
-            if not _lies_within(need, tensor):
+            if not fulfils(need, tensor):
                 return _outside(need, tensor, values, is_silent)
         return None
     for need, tensor, (smallest, largest) in zip(needs, items, _all_extremes(items), strict=True):
@@ -322,21 +330,26 @@ def in_bounds(need: Within | Between, tensor: Tensor) -> Tensor:
 # --- numbers in an interval -----------------------------------------------------------------------
 
 
-def _not_between(need: Between, tensor: Tensor) -> Violation | None:
+def _lies_between(need: Between, tensor: Tensor) -> bool:
     if tensor.numel() == 0:
-        return None
+        return True
     smallest, largest = extremes(tensor)
-    dtype = need.dtype or tensor.dtype
-    if dtype != tensor.dtype:
+    if need.dtype is not None and need.dtype != tensor.dtype:
         # Rounding keeps the order, so that the two ends represent all.
-        smallest, largest = torch.tensor([smallest, largest], dtype=dtype).tolist()
-    if need.low <= smallest and largest <= need.high:
-        if (read := EXTREMES.values) is not None:
-            read.append((need.argument, smallest, largest))
+        smallest, largest = torch.tensor([smallest, largest], dtype=need.dtype).tolist()
+    if not (need.low <= smallest and largest <= need.high):
+        return False
+    if (read := EXTREMES.values) is not None:
+        read.append((need.argument, smallest, largest))
+    return True
+
+
+def _not_between(need: Between, tensor: Tensor) -> Violation | None:
+    if _lies_between(need, tensor):
         return None
     return bad_numbers(
         tensor,
-        outside_mask(tensor.to(dtype), need.low, need.high),
+        outside_mask(tensor.to(need.dtype or tensor.dtype), need.low, need.high),
         argument=need.argument,
         bounds=need.bounds,
         why=need.why,

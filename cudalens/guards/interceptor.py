@@ -34,7 +34,7 @@ from cudalens.guards.deferred import DeferredOp, KnownExtremes, Made
 from cudalens.guards.host_waits import HostWaits
 from cudalens.guards.past_calls import IsUsers, OnPastViolation, PastCall
 from cudalens.guards.pending import PENDING
-from cudalens.guards.plans import PLAIN, Plan, plans_of, usual_call
+from cudalens.guards.plans import PLAIN, Intervals, Plan, plans_of, usual_call
 from cudalens.guards.refused_calls import is_refused
 
 OnViolation = Callable[[OpCall, Violation], BaseException | None]
@@ -77,6 +77,7 @@ class Interceptor:
         self._is_users, self._known = is_users, KnownExtremes()
         self._on_internal_error = on_internal_error
         self._devices = frozenset(devices) if devices is not None else _torch.ACCELERATORS
+        self._bits = _torch.backend_bits(self._devices)
         self._libraries: list[Any] = []
         self._covered: set[Any] = set()
         self._inside = _Inside()
@@ -133,11 +134,12 @@ class Interceptor:
         ask, acts_on, later = self._asker(op, plans), _acting(self), self._later(op, deferred)
         ask_without_modes = partial(_torch.without_modes, ask)
         later_unseen, known = partial(_torch.unseen_without_wait, later), deferred.is_known
-        types, first, listed = usual_call(op)
+        are_good = Intervals(plans).contain
+        types, listed = usual_call(op)
         may_be, is_plain = types.issuperset, PLAIN.issuperset
-        devices, on_host, can_read = self._devices, self._devices == {"cpu"}, _torch.can_read_unseen
-        has_modes = _torch.has_function_modes
+        bits, can_read, unseen = self._bits, _torch.can_read_unseen, _torch.Unseen
         failed = self._on_failed_call
+        cut: dict[int, Any] = {}
 
         # Every call of a guarded op passes here, so speed comes before form.
         def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -145,34 +147,39 @@ class Interceptor:
             found: BaseException | None = None
             made: Made | None = None
             try:
-                if inside.busy:
-                    return go_on(keyset & below, *args, **kwargs)
-                is_plainly = not kwargs and can_read()
-                is_known = is_plainly and self.is_deferred and known(args) and not PENDING.findings
-                is_usual = is_known or (
-                    is_plainly
-                    and may_be(map(type, args))
-                    and (listed is None or is_plain(map(type, args[listed])))
-                    and not has_modes()  # they would see what is asked next
-                    and (args[first].is_cpu if on_host else args[first].device.type in devices)
-                )
-                if not is_usual and not acts_on(args, kwargs):
-                    return go_on(keyset & below, *args, **kwargs)
+                keys = keyset.raw_repr()
+                rest = cut.get(keys)
+                if rest is None:
+                    rest = cut[keys] = keyset & below
+                if inside.busy or not keys & bits:
+                    return go_on(rest, *args, **kwargs)
                 inside.busy = True
                 try:
-                    self.checked_ops += 1
-                    if is_known:
-                        pass
-                    elif self.is_deferred:
-                        found, made = (later if is_usual else later_unseen)(args, kwargs, is_usual)
-                        if made.replaced:
-                            args, kwargs = made.put_into(args, kwargs)
-                    else:
-                        found = (ask if is_usual else ask_without_modes)(args, kwargs)
-                    if found is not None:
-                        raise found
-                    inside.busy = covers
-                    return go_on(keyset & below, *args, **kwargs)
+                    with unseen():
+                        is_plainly = not kwargs and can_read()
+                        is_known = is_plainly and self.is_deferred and known(args)
+                        is_usual = is_plainly and (
+                            is_known
+                            or (
+                                may_be(map(type, args))
+                                and (listed is None or is_plain(map(type, args[listed])))
+                            )
+                        )
+                        acts = is_usual or acts_on(args, kwargs)
+                        self.checked_ops += acts
+                        if not acts or (is_known and not PENDING.findings):
+                            pass
+                        elif self.is_deferred:
+                            look = later if is_usual else later_unseen
+                            found, made = look(args, kwargs, is_usual)
+                            if made.replaced:
+                                args, kwargs = made.put_into(args, kwargs)
+                        elif not (is_usual and are_good(keys, args)):
+                            found = (ask if is_usual else ask_without_modes)(args, kwargs)
+                        if found is not None:
+                            raise found
+                    inside.busy = acts and covers
+                    return go_on(rest, *args, **kwargs)
                 finally:
                     inside.busy = False
             except BaseException as error:

@@ -26,7 +26,7 @@ def test_every_look_finds_the_same(
 ) -> None:
     """A reduction, as large tensors get it, and the look at calls with keywords, modes or lists."""
     if left_out == "usual_call":
-        no_call = UsualCall(frozenset(), 0, None)
+        no_call = UsualCall(frozenset(), None)
         monkeypatch.setattr(interceptor, "usual_call", lambda op: no_call)
     else:
         request.getfixturevalue("nothing_is_few")
