@@ -15,37 +15,23 @@ from typing import TYPE_CHECKING, Any
 from cudalens.core.errors import NotRehearsedError, SimulationError
 
 if TYPE_CHECKING:
-    from cudalens.simulate.activation import (
-        ANNOUNCEMENT,
-        TESTED,
-        Simulation,
-        register_assert,
-        start,
-        unregister_assert,
-    )
-    from cudalens.simulate.asserts import AssertHit, Rule
+    from cudalens.simulate.activation import ANNOUNCEMENT, TESTED, Simulation, start
     from cudalens.simulate.surface import DEVICE_NAME
 
 __all__ = [
     "ANNOUNCEMENT",
     "DEVICE_NAME",
     "TESTED",
-    "AssertHit",
     "NotRehearsedError",
-    "Rule",
     "Simulation",
     "SimulationError",
     "current",
-    "register_assert",
     "start",
-    "unregister_assert",
 ]
 
 # Importing this package must not import torch; these names bring it in when they are asked for.
 _LAZY = {
-    **dict.fromkeys(("AssertHit", "Rule"), "asserts"),
     **dict.fromkeys(("ANNOUNCEMENT", "TESTED", "Simulation", "start"), "activation"),
-    **dict.fromkeys(("register_assert", "unregister_assert"), "activation"),
     "DEVICE_NAME": "surface",
 }
 
@@ -84,15 +70,11 @@ class CallableModule(ModuleType):
         ANNOUNCEMENT: str
         DEVICE_NAME: str
         TESTED: tuple[str, ...]
-        AssertHit = AssertHit
         NotRehearsedError = NotRehearsedError
-        Rule = Rule
         Simulation = Simulation
         SimulationError = SimulationError
         current = staticmethod(current)
-        register_assert = staticmethod(register_assert)
         start = staticmethod(start)
-        unregister_assert = staticmethod(unregister_assert)
 
 
 sys.modules[__name__].__class__ = CallableModule

@@ -16,7 +16,6 @@ import torch
 from cudalens.core.errors import SimulationError
 from cudalens.guards.process import PROCESS
 from cudalens.simulate._internals import CODE, install_device
-from cudalens.simulate.asserts import Rule
 from cudalens.simulate.dispatch import Registrations
 from cudalens.simulate.kernels import Runtime
 from cudalens.simulate.memory import METER
@@ -31,8 +30,6 @@ ANNOUNCEMENT: Final = (
     "Rehearsal device: cuda code runs on the CPU, and out-of-range values fail late and stick as"
     " on CUDA. Not a GPU."
 )
-
-_user_rules: dict[str, Rule] = {}
 
 
 def _platform() -> str:
@@ -110,7 +107,7 @@ class Simulation:
     """The simulation of this process; there is one device."""
 
     def __init__(self, state: DeviceState) -> None:
-        self._runtime = Runtime(state=state, rules=_user_rules)
+        self._runtime = Runtime(state=state)
         self._registrations = Registrations()
         self._patches = Patches()
         self._is_joined = False
@@ -294,18 +291,3 @@ def start(
         if untried is not None:
             print(f"Not tried with {untried}; the self-check passed.")
     return simulation
-
-
-def register_assert(op_name: str, rule: Rule) -> None:
-    """Let an op of the rehearsal device assert as `rule` says, such as one of an extension.
-
-    op_name: full overload name, such as ``myops::lookup`` or ``myops::lookup.out``.
-    """
-    _user_rules[op_name] = rule
-    if Simulation.running is not None:
-        Simulation.running._registrations.ensure(Simulation.running._runtime, op_name)
-
-
-def unregister_assert(op_name: str) -> None:
-    """Take back `register_assert`."""
-    _user_rules.pop(op_name, None)

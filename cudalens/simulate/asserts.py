@@ -5,8 +5,7 @@ A violation gives the line, the requirement the harmless values that the CPU ker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -19,22 +18,6 @@ from cudalens.guards.engine import Condition, in_bounds
 
 Arguments = Mapping[str, Any]
 
-
-@dataclass(frozen=True, kw_only=True)
-class AssertHit:
-    """A device assert of a user's op: the line that its kernel prints, and arguments to go on with.
-
-    Attributes:
-        text: the whole line.
-        repaired: by schema name, with which the CPU kernel runs.
-    """
-
-    text: str
-    repaired: Mapping[str, object]
-
-
-Rule = Callable[[Arguments], AssertHit | None]
-"""Return the assert of an op of the user's; it takes the arguments of a call by schema name."""
 
 _HOPPER = "runs on compute capability 9.0 or newer only; the rehearsal device is older"
 NOT_SIMULATED: Mapping[str, str] = MappingProxyType(

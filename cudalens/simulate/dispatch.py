@@ -76,12 +76,7 @@ def _pairs(keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     return tuple((name, key) for name in names for key in keys if has_kernel(name, key))
 
 
-def _needs_override(name: str, runtime: Runtime) -> bool:
-    own = name in _aten_names() if name.startswith("aten::") else _has_own_kernel(name)
-    return own or (name in runtime.rules and _has_composite(name))
-
-
-def _override_names(runtime: Runtime) -> Iterator[str]:
+def _override_names() -> Iterator[str]:
     """Yield every op whose own kernel would run instead of the fallback."""
     registered_in_python = torch.library._impls  # a user's own CUDA kernel stays his
     torchs_own = kernels_in_python()
@@ -89,7 +84,8 @@ def _override_names(runtime: Runtime) -> Iterator[str]:
         namespace, _, short = name.partition("::")
         is_python = f"{namespace}/{short}/CUDA" in registered_in_python
         is_users = is_python and name not in torchs_own
-        if not is_users and _needs_override(name, runtime):
+        is_needed = name in _aten_names() if namespace == "aten" else _has_own_kernel(name)
+        if is_needed and not is_users:
             yield name
 
 
@@ -147,17 +143,16 @@ class Registrations:
     def __init__(self) -> None:
         self._libraries: dict[str, Any] = {}
         """By namespace; that of fallbacks is ``_``."""
-        self._overridden: set[str] = set()
 
     def install(self, runtime: Runtime) -> None:
         """Register the fallback and every override it needs."""
-        names = list(_override_names(runtime))
+        names = list(_override_names())
         with _overriding():
             self._fall_back(partial(_serve, runtime, CPU_KEYS), "CUDA")
             for key in _REFUSED_KEYS:
                 self._fall_back(partial(_refuse, key), key)
             for name in names:
-                self._override(runtime, name)
+                self._put(name, partial(_serve_named, runtime, CPU_KEYS, name), "CUDA")
             self._install_layouts(runtime)
 
     def _install_layouts(self, runtime: Runtime) -> None:
@@ -181,15 +176,6 @@ class Registrations:
         for storage in METER.storages():
             vars(storage).update(dict.fromkeys(_STORAGE_METHODS, _refuse_off))
 
-    def ensure(self, runtime: Runtime, name: str) -> None:
-        """Let the generic kernel see an op whose composite kernel would run instead."""
-        if name not in self._overridden and _needs_override(name, runtime):
-            self._override(runtime, name)
-
-    def _override(self, runtime: Runtime, name: str) -> None:
-        self._put(name, partial(_serve_named, runtime, CPU_KEYS, name), "CUDA")
-        self._overridden.add(name)
-
     def _put(self, name: str, kernel: Callable[..., Any], key: str) -> None:
         namespace, _, op = name.partition("::")
         self._library(namespace).impl(op, kernel, key, **ALLOW_OVERRIDE)
@@ -209,4 +195,3 @@ class Registrations:
                 vars(storage).pop(name, None)
         while self._libraries:
             self._libraries.popitem()[1]._destroy()
-        self._overridden.clear()

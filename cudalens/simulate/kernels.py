@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from cudalens.simulate.asserts import Rule, look
+from cudalens.simulate.asserts import look
 from cudalens.simulate.op_schema import (
     OpSchema,
     aten_ops,
@@ -47,8 +47,6 @@ class Runtime:
     """State that the kernels of one running device share."""
 
     state: DeviceState
-    rules: Mapping[str, Rule]
-    """Of the user's own ops, by full overload name."""
     generator: Any = field(default_factory=new_device_generator)
 
 
@@ -115,17 +113,12 @@ def _generator(runtime: Runtime, generator: Any) -> Any:
     return generator
 
 
-def _assert_line(runtime: Runtime, facts: OpSchema, host: list[Any]) -> str | None:
+def _assert_line(facts: OpSchema, host: list[Any]) -> str | None:
     """Return the line that the kernel prints, if it asserts; put harmless values in place."""
     if any(isinstance(value, Tensor) and value.is_nested for value in host):
         return None
     arguments = dict(zip(facts.names, host, strict=True))
-    rule = runtime.rules.get(facts.name)
-    if rule is None:
-        text, harmless = look(facts.op, arguments)
-    else:
-        hit = rule(arguments)
-        text, harmless = (None, {}) if hit is None else (hit.text, {**hit.repaired})
+    text, harmless = look(facts.op, arguments)
     for name, value in harmless.items():
         host[facts.names.index(name)] = value
     return text
@@ -230,7 +223,7 @@ def run(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any = CPU_KE
             return call_cpu(facts, values, keys)
         check_devices(facts, values)
     host = lower(runtime, facts, values)
-    line = _assert_line(runtime, facts, host)
+    line = _assert_line(facts, host)
     if _waits(facts, host):
         runtime.state.synchronizing()
     if facts.outs:

@@ -15,7 +15,7 @@ from cudalens.simulate._internals import storage_deleter
 from cudalens.simulate.kernels import Runtime
 from cudalens.simulate.memory import MEMORY_FUNCTIONS, TOTAL_BYTES, constant
 from cudalens.simulate.relabel import new_device_generator, resize_storage, to_device
-from cudalens.simulate.state import not_rehearsed, refusal
+from cudalens.simulate.state import refusal
 
 DEVICE_NAME: Final = "cudalens rehearsal device (CPU)"
 
@@ -327,27 +327,6 @@ def _patch_pinning(patches: Patches) -> None:
     patches.set(torch.UntypedStorage, "is_pinned", is_storage_pinned)
 
 
-def _patch_exchange(patches: Patches) -> None:
-    """Refuse to hand the memory to other GPU libraries: the pointer is a host pointer."""
-
-    def host_only(original: Any, what: str) -> Any:
-        def exchange(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if tensor.is_cuda:
-                raise not_rehearsed(what)
-            return original(tensor, *args, **kwargs)
-
-        return exchange
-
-    words = "DLPack exchange of a cuda tensor"
-    interface: Any = torch.Tensor.__cuda_array_interface__
-    interface = property(host_only(interface.fget, "__cuda_array_interface__"))
-    to_dlpack = host_only(vars(torch.utils.dlpack)["to_dlpack"], words)
-    patches.set(torch.Tensor, "__dlpack__", host_only(torch.Tensor.__dlpack__, words))
-    patches.set(torch.Tensor, "__cuda_array_interface__", interface)
-    patches.set(torch.utils.dlpack, "to_dlpack", to_dlpack)
-    patches.replace(torch, to_dlpack=to_dlpack)
-
-
 def _legacy_tensor(name: str, dtype: torch.dtype) -> Any:
     class LegacyTensor(type):
         """Build tensors as the old torch.cuda.FloatTensor(...) did and answer isinstance."""
@@ -368,11 +347,10 @@ def _legacy_tensor(name: str, dtype: torch.dtype) -> Any:
 
 
 def patch_tensor_surface(patches: Patches) -> None:
-    """Patch pinning, storages, generators, legacy types and memory exchange."""
+    """Patch pinning, storages, generators and legacy types."""
     _patch_generator(patches)
     _patch_storage(patches)
     _patch_pinning(patches)
-    _patch_exchange(patches)
     for name in _LEGACY_TENSORS.split():
         dtype = getattr(torch, f"{name}Tensor").dtype
         patches.set(torch.cuda, f"{name}Tensor", _legacy_tensor(f"{name}Tensor", dtype))

@@ -269,15 +269,15 @@ def _installed_files(folder: str, changed: int) -> frozenset[str]:
 
     ``changed`` is when the folder was changed last: a package may be installed meanwhile.
     """
-    found: set[str] = set()
-    for record in Path(folder).glob("*.dist-info/RECORD"):
+    from importlib.metadata import distributions  # loading the extension stays cheap
+
+    installed: set[str] = set()
+    for distribution in distributions(path=[folder]):
         try:
-            with record.open(encoding="utf-8", newline="") as file:
-                rows = list(csv.reader(file))
+            installed.update(map(str, distribution.files or ()))
         except (OSError, ValueError, csv.Error):
             continue
-        found |= {row[0] for row in rows if row and row[0].endswith(".py")}
-    return frozenset(found)
+    return frozenset(installed)
 
 
 @functools.cache

@@ -158,20 +158,22 @@ LOST = """
 import pytest
 import torch
 import cudalens
-from cudalens.simulate import AssertHit
 
 LIBRARY = torch.library.Library("plugin_test", "DEF")
 LIBRARY.define("lookup(Tensor rows) -> Tensor")
-LIBRARY.impl("lookup", lambda rows: rows + 1, "CPU")
+
+def lookup(rows):
+    cudalens.simulate.current().device_assert("plugin_test::lookup", LINE)
+    return rows.clone()
+
+LINE = "a.cu:1: k: block: [0,0,0], thread: [0,0,0] Assertion `i < 3` failed."
+LIBRARY.impl("lookup", lookup, "CUDA")
 
 @pytest.mark.cudacheck(False)
 def test_before():
     torch.zeros(1, device="cuda").item()
 
 def test_lost():
-    hit = AssertHit(text="a.cu:1: k: block: [0,0,0], thread: [0,0,0] Assertion `i < 3` failed.",
-                    repaired={})
-    cudalens.simulate.register_assert("plugin_test::lookup", lambda arguments: hit)
     torch.ops.plugin_test.lookup(torch.zeros(1, device="cuda")).item()
 
 def test_after():

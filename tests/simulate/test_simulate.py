@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,10 @@ import torch
 import cudalens
 from cudalens import simulate
 from cudalens.simulate import _internals, activation
-from cudalens.simulate.asserts import AssertHit
 from cudalens.simulate.memory import METER
 from cudalens.simulate.relabel import to_device, to_host
 from cudalens.simulate.state import DeviceState
-from tests.blocks import cuda, own_op
+from tests.blocks import cuda
 from tests.processes import python
 from tests.releases import needs_rehearsal, release
 from tests.simulate.device import run_python
@@ -38,7 +38,6 @@ PATCHED_OWNERS = (
     torch.cuda.streams,
     torch.accelerator,
     getattr(torch.accelerator, "memory", torch.accelerator),
-    torch.utils.dlpack,
 )
 FLAGS = (
     torch._C._get_cudnn_enabled,
@@ -273,8 +272,6 @@ def test_it_refuses_after_a_backward() -> None:
         lambda: torch.eye(2, device="cuda").to_sparse_csr(),
         lambda: torch.nested.nested_tensor([torch.ones(2, device="cuda")] * 2).sum(),
         lambda: torch.quantize_per_tensor(torch.ones(2, device="cuda"), 0.1, 0, torch.qint8),
-        lambda: torch.ones(2, device="cuda").__dlpack__(),
-        lambda: torch.ones(2, device="cuda").__cuda_array_interface__,
         lambda: torch.cuda.CUDAGraph(),
         # The refusal speaks of the device and not of the CPU.
         lambda: torch.Generator("cuda").set_offset(4),
@@ -472,6 +469,7 @@ def test_lazy_conjugate_and_negative_survive_the_labels(sim: simulate.Simulation
 
 def test_memory_is_counted_until_the_storage_dies(sim: simulate.Simulation) -> None:
     """One byte counts 512, 513 count 1024, a view nothing; freeing gives all of it back."""
+    gc.collect()  # what earlier code left must not be freed in between
     base = METER.allocated_bytes
     small = torch.zeros(1, dtype=torch.uint8, device="cuda")
     assert torch.cuda.memory_allocated() - base == 512
@@ -541,36 +539,6 @@ def test_python_numbers_promote_as_on_the_cpu(
     assert result.dtype == expected.dtype
     # complex32 has no comparison on the CPU.
     assert torch.equal(result.cpu().to(torch.complex64), expected.to(torch.complex64))
-
-
-# --- ops of an extension -------------------------------------------------------------------------
-
-
-def lookup_rule(arguments: Any) -> AssertHit | None:
-    table, rows = arguments["table"], arguments["rows"]
-    if int(rows.max()) < table.shape[0]:
-        return None
-    safe = rows.clamp(max=table.shape[0] - 1)
-    return AssertHit(text=LINE, repaired={"rows": safe})
-
-
-@pytest.mark.parametrize("key", ["CPU", "CompositeExplicitAutograd"])
-@pytest.mark.parametrize("first", ["start", "register"])
-def test_an_op_of_an_extension_can_be_made_to_assert(key: str, first: str) -> None:
-    """A registered rule acts on the last row beyond the table and on nothing before it."""
-    name = f"lookup_{key}"
-    schema, kernel = f"{name}(Tensor table, Tensor rows) -> Tensor", lambda t, rows: t[rows] * 1
-    with own_op(schema, kernel, key) as op, ExitStack() as stack:
-        stack.callback(simulate.unregister_assert, f"mine::{name}")
-        if first == "register":
-            simulate.register_assert(f"mine::{name}", lookup_rule)
-        simulation = stack.enter_context(simulate.start(announce=False))
-        if first == "start":
-            simulate.register_assert(f"mine::{name}", lookup_rule)
-        table = torch.arange(3.0, device="cuda")
-        assert op(table, torch.tensor([0, 2], device="cuda")).tolist() == [0.0, 2.0]
-        assert op(table, torch.tensor([0, 3], device="cuda")).shape == (2,)
-        assert simulation.pending == LINE
 
 
 def test_a_kernel_of_the_user_can_assert(sim: simulate.Simulation) -> None:
