@@ -210,6 +210,8 @@ def _verdict(evidence: Evidence) -> Verdict:
 def _expression(evidence: Evidence, argument: str | None) -> str | None:
     if argument is None:
         return None
+    if _is_one_hot(evidence):
+        return _labels_of_one_hot(evidence)
     position = evidence.violation.list_position if evidence.violation else None
     names = [argument] if position is None else [f"{argument}[{position}]", argument]
     for name in names:
@@ -220,6 +222,20 @@ def _expression(evidence: Evidence, argument: str | None) -> str | None:
         # The item that the line spells, of which no variable holds the tensor.
         return dict(enumerate(list_items(evidence))).get(int(place.rstrip("]")))
     return None
+
+
+def _is_one_hot(evidence: Evidence) -> bool:
+    """Return whether ``F.one_hot`` failed in its ``scatter_``: the index is labels[..., None]."""
+    is_scatter = evidence.violation is not None and evidence.op.name == "aten::scatter_"
+    return is_scatter and evidence.op.api == "torch.nn.functional.one_hot"
+
+
+def _labels_of_one_hot(evidence: Evidence) -> str | None:
+    """Return the expression of the first argument of ``F.one_hot``."""
+    node = parsed(evidence.call_text or "")
+    if not isinstance(node, ast.Call) or not node.args or isinstance(node.args[0], ast.Starred):
+        return None
+    return ast.unparse(node.args[0])
 
 
 # --- a guard's finding ---------------------------------------------------------------------------
@@ -275,6 +291,8 @@ def _in_own_names(evidence: Evidence, violation: Violation) -> str:
     names = [_own_name(fact.expression) for fact in known if fact is not None]
     owner = next((item for item in evidence.owners if item.argument == violation.related), None)
     template = None
+    if _is_one_hot(evidence):
+        template = f"{violation.element} is outside num_classes = {violation.size}"
     if owner is not None:
         names.append(f"{owner.text}.{owner.attribute}")
     if owner is not None and violation.unit and violation.element and not any(names[:-1]):
@@ -296,6 +314,9 @@ def _own_element(evidence: Evidence, violation: Violation) -> dict[str, Any]:
     The op may have got the user's tensor in another shape.
     """
     expression = _expression(evidence, violation.argument or None)
+    if expression is not None and _is_one_hot(evidence):
+        position = violation.offenders.first[0].position[:-1]
+        return {"argument": _own_name(expression), "position": position}
     if expression is not None:
         return {"argument": _own_name(expression)}
     for fact in evidence.tensors if violation.argument else ():

@@ -153,7 +153,11 @@ def unplaced_tensors(report: Report) -> tuple[str, ...]:
     """Return name and type of the tensors that no drawn line carries, in the report's order."""
     lines = report.source.context if report.source else ()
     hung = [id(fact) for line in lines for fact in _hung(report, line)]
-    return labelled_tensors(report, [fact for fact in report.tensors if id(fact) not in hung])
+    facts = [fact for fact in report.tensors if id(fact) not in hung]
+    if any(fact.bad_at is not None for fact in report.tensors):
+        # What the op was given in another shape has the same values.
+        facts = [fact for fact in facts if fact.expression or not words.is_at_fault(report, fact)]
+    return labelled_tensors(report, facts)
 
 
 def labelled_tensors(report: Report, facts: Iterable[TensorFact]) -> tuple[str, ...]:

@@ -207,7 +207,8 @@ def tensor_label(report: Report, fact: TensorFact, *, device: bool) -> str:
     label = format_tensor_type(fact)
     if device and fact.device:
         label += f" {one_line(fact.device)}"
-    if is_at_fault(report, fact) and report.offenders and report.offenders.count:
+    is_bad = is_at_fault(report, fact) or fact.bad_at is not None
+    if is_bad and report.offenders and report.offenders.count:
         label += f", {report.offenders.count} bad"
     return label
 
@@ -258,9 +259,11 @@ def format_op_path(op: OpName) -> str:
 
 
 def bad_count(report: Report) -> str:
-    """Return ``3 of 32 values are bad``, empty when there was nothing to count."""
+    """Return ``3 of 32 values are bad``, empty where a hint has the count or nothing has one."""
     found = report.offenders
     if found is None or not found.count or found.total == 1:
+        return ""
+    if any(hint.text.startswith(f"{found.count} of {found.total} ") for hint in report.hints):
         return ""
     verb = "is" if found.count == 1 else "are"
     others = f", all others {one_line(found.others)}" if found.others else ""

@@ -143,9 +143,28 @@ def test_a_tensor_of_the_same_shape_needs_no_translation() -> None:
     assert all(fact.bad_at is None for fact in report.tensors)
 
 
-def test_an_op_without_a_name_for_it_still_points_into_the_users_tensor() -> None:
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda y: F.one_hot(y, 5), "y[1, 1] = 11 is outside num_classes = 5"),
+        (lambda y: F.one_hot(y + 1, num_classes=5), "(y + 1)[1, 1] = 12 is outside num_classes = 5"),
+        (lambda y: F.one_hot(y - 1), "(y - 1)[0, 0] = -1 is outside num_classes = 11"),
+        (lambda y: F.one_hot(*(y, 5)), "y[1, 1] = 11 is outside num_classes = 5"),
+        (lambda y: y.new_zeros(2, 3, 5).scatter_(2, y[..., None], 1), "y[..., None][1, 1, 0] = 11"),
+    ],
+    ids=["a variable", "a sum", "counted", "unpacked", "scatter_ itself"],
+)
+def test_one_hot_is_reported_with_its_own_arguments(
+    call: Callable[[Tensor], object], says: str
+) -> None:
+    """Its ``scatter_`` gets an index of one more dimension, and a tensor that no one typed."""
     y = labels_of(2, 3)
-    assert headline(report_of(lambda: F.one_hot(y, 5))).startswith("y[1, 1] = 11 is outside ")
+    report = report_of(lambda: call(y))
+    assert headline(report).startswith(says)
+    text = report.to_text(width=200)
+    assert ("with    index" in text) == says.startswith("(y")
+    assert text.count("of 6 values") == 1
+    assert report.argument == "index"
 
 
 @pytest.mark.parametrize(
