@@ -69,16 +69,15 @@ class Mark:
 def code_rows(
     report: Report,
     *,
-    device: bool = False,
     context: bool = True,
     dedent: bool = True,
     fold: int | None = None,
 ) -> tuple[Row, ...]:
     """Return the code around the failure, labels included.
 
-    ``device`` puts the device into each label, ``context`` adds the lines outside the failing
-    statement, ``dedent`` leaves out the indentation that all lines share, and after ``fold``
-    columns a line of the failing statement goes on in the next row.
+    ``context`` adds the lines outside the failing statement, ``dedent`` leaves out the indentation
+    that all lines share, and after ``fold`` columns a line of the failing statement goes on in the
+    next row.
     """
     source = report.source
     if source is None:
@@ -90,7 +89,7 @@ def code_rows(
     for line in lines:
         hot = _is_hot(source, line.line)
         # Without context the text is the stripped statement: its columns are not the source's.
-        marks = _marks(report, line, indent, device=device) if source.context else []
+        marks = _marks(report, line, indent) if source.context else []
         text = _drawn(line.text)[indent:]
         number = line.line or None
         if rows and number and previous and number > previous + 1:
@@ -162,11 +161,7 @@ def unplaced_tensors(report: Report) -> tuple[str, ...]:
 
 def labelled_tensors(report: Report, facts: Iterable[TensorFact]) -> tuple[str, ...]:
     """Return name and type of these tensors of a report."""
-    device = words.devices_differ(report)
-    return tuple(
-        f"{words.tensor_name(fact)} {words.tensor_label(report, fact, device=device)}"
-        for fact in facts
-    )
+    return tuple(f"{words.tensor_name(fact)} {words.tensor_label(report, fact)}" for fact in facts)
 
 
 def crop(rows: Sequence[Row], width: int) -> tuple[Row, ...]:
@@ -253,18 +248,17 @@ def _hung(report: Report, line: CodeLine) -> list[TensorFact]:
     return on_line[:MAX_LABELS]
 
 
-def _marks(report: Report, line: CodeLine, indent: int, *, device: bool) -> list[Mark]:
+def _marks(report: Report, line: CodeLine, indent: int) -> list[Mark]:
     def column(source_column: int) -> int:
         tabs = line.text[:source_column].count("\t")
         return max(source_column + tabs * (len(TAB) - 1) - indent, 0)
 
-    device = device or words.devices_differ(report)
     marks = []
     for fact in _hung(report, line):
         assert fact.span is not None
         _, start, end = fact.span
         tone: PieceTone = "bad" if words.is_at_fault(report, fact) else "tensor"
-        label = words.tensor_label(report, fact, device=device)
+        label = words.tensor_label(report, fact)
         at = next(at for at, other in enumerate(report.tensors) if other is fact)
         ends = {"start": column(start), "end": column(end)}
         name = _unpacked(fact.expression, line.text[start:end])

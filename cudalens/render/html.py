@@ -170,8 +170,8 @@ def _environment(limits: _Limits) -> jinja2.Environment:
 def facts_of(report: Report, limits: _Limits = _FRAGMENT) -> dict[str, Any]:
     """Return what the templates draw of ``report``, by name."""
     report = words.with_module_names(report)
-    rows, loose = code_rows(report, device=True, fold=WIDE), unplaced_tensors(report)
-    narrow = code_rows(report, device=True, fold=NARROW)
+    rows, loose = code_rows(report, fold=WIDE), unplaced_tensors(report)
+    narrow = code_rows(report, fold=NARROW)
     value_map = figures.value_map_svg(report)
     faulty = next((fact for fact in report.tensors if words.is_at_fault(report, fact)), None)
     histogram = faulty and figures.histogram_svg(faulty, report.bounds, report.offenders)

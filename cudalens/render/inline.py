@@ -43,9 +43,10 @@ _LOOKS = {
     "cl-try": _themed("background-color", "", "linksoft") + f";{_BOX}",
     "cl-pane": _BOX,
     "cl-heading": "margin:0 0 6px",
+    # Long lines are wrapped where no style sheet folds them to the width of the pane.
     "cl-code": "font-family:monospace;font-size:12px;line-height:1.65;overflow-x:auto;"
-    "white-space:pre;margin:0 0 12px",
-    "cl-row": "display:block",
+    "white-space:pre-wrap;margin:0 0 12px",
+    "cl-row": "display:block;padding-left:6ch;text-indent:-6ch",
     "cl-hot": _themed("background-color", "", "badsoft"),
     "cl-way": "list-style:none;padding:0;margin:0 0 10px",
     "cl-scroll": "overflow-x:auto",

@@ -202,20 +202,15 @@ def is_at_fault(report: Report, fact: TensorFact) -> bool:
     return listed == [fact.argument]
 
 
-def tensor_label(report: Report, fact: TensorFact, *, device: bool) -> str:
-    """Return the label that hangs under an expression: ``i64[32] cuda:0, 3 bad``."""
+def tensor_label(report: Report, fact: TensorFact) -> str:
+    """Return the label of an expression: ``i64[32], 3 bad``, the device only where several are."""
     label = format_tensor_type(fact)
-    if device and fact.device:
+    if fact.device and len({item.device for item in report.tensors if item.device}) > 1:
         label += f" {one_line(fact.device)}"
     is_bad = is_at_fault(report, fact) or fact.bad_at is not None
     if is_bad and report.offenders and report.offenders.count:
         label += f", {report.offenders.count} bad"
     return label
-
-
-def devices_differ(report: Report) -> bool:
-    """Return whether the tensors lie on more than one device."""
-    return len({fact.device for fact in report.tensors if fact.device}) > 1
 
 
 def format_place(where: SourceSpan | LineRef | None) -> str:
