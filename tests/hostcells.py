@@ -75,7 +75,8 @@ def run_cell(
     session = cudalens.check(**{"fast": True, **options})
     try:
         with session:
-            exec(compile(text, filename, "exec"), space)
+            for statement in ast.parse(text).body:  # as a shell compiles a cell
+                exec(compile(ast.Module([statement], []), filename, "exec"), space)
     except Exception as error:
         caught = error
     finally:

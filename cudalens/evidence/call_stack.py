@@ -28,7 +28,7 @@ from cudalens.source.files import (
 )
 from cudalens.source.locate import CallSite
 from cudalens.source.locate import locate as locate_call
-from cudalens.source.running_node import line_text
+from cudalens.source.running_node import line_text, mentioned
 from cudalens.source.stack import Entry, StackEntry, frame_of, line_of, stack_of
 
 _SENT_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
@@ -172,8 +172,7 @@ def namespaces(frames: Sequence[FrameType]) -> Iterator[Mapping[str, object]]:
 def parameter_names(frames: Sequence[FrameType]) -> dict[int, str]:
     """Name the parameters, and other leaves of the graph, that the user's running code can see.
 
-    What the code mentions comes first.  A cell's last statement is code of its own, so of a cell's
-    other statements the variables are looked at, not the text.
+    What the code mentions comes first, then the variables of the module or of the notebook.
 
     Returns:
         a name for each tensor by ``id``: the path below its module, else the variable.
@@ -202,12 +201,6 @@ def buffer_names(frames: Sequence[FrameType], buffers: Sequence[Tensor]) -> list
     known = [names[id(item)] for item in buffers if id(item) in names]
     others = len(buffers) - len(known)
     return [*known, f"{others} other buffer{'s' * (others != 1)}"] if others else known
-
-
-def mentioned(frame: FrameType) -> dict[str, object]:
-    """Return the variables that the code of a frame mentions; ``None`` stands for a missing one."""
-    names, variables = (*frame.f_code.co_names, *frame.f_code.co_varnames), frame.f_locals
-    return {name: variables.get(name, frame.f_globals.get(name)) for name in names}
 
 
 def _add_names(

@@ -19,9 +19,9 @@ from cudalens.core._python import package_of
 from cudalens.core.evidence_types import CallContext, PositionTable
 from cudalens.core.report_types import Environment
 from cudalens.core.version import __version__
-from cudalens.evidence.call_stack import mentioned
 from cudalens.source.files import is_user_file
 from cudalens.source.locate import CallSite
+from cudalens.source.running_node import mentioned
 from cudalens.source.safe_eval import instance_dict, registered
 from cudalens.source.stack import frame_of
 

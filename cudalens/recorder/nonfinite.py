@@ -29,6 +29,7 @@ from cudalens.recorder.failure import named_arguments
 from cudalens.recorder.tensor_refs import Ref, tensors_in
 from cudalens.source.files import is_user_file
 from cudalens.source.locate import locate_entries
+from cudalens.source.running_node import mentioned
 from cudalens.source.safe_eval import instance_dict
 from cudalens.source.stack import stack_of
 
@@ -395,11 +396,9 @@ def _name_of(tensor: Tensor, frames: Sequence[FrameType]) -> str | None:
 
 def _names_used(frame: FrameType) -> Mapping[str, object]:
     """Return the variables that a function mentions, and what it mentions of its own object."""
-    code, variables = frame.f_code, frame.f_locals
-    names = (*code.co_varnames, *code.co_names, *code.co_freevars)
-    mentioned = {name: variables.get(name, frame.f_globals.get(name)) for name in names}
-    owner = instance_dict(mentioned.get("self"))
-    return mentioned | {f"self.{name}": owner[name] for name in names if name in owner}
+    variables = mentioned(frame)
+    owner = instance_dict(variables.get("self"))
+    return variables | {f"self.{name}": owner[name] for name in variables if name in owner}
 
 
 def _path_in(module: nn.Module, tensor: Tensor) -> str | None:

@@ -14,10 +14,11 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import TypeAlias
 
 from cudalens.core._python import parse
-from cudalens.source.files import Source, source, typed_line
+from cudalens.source.files import Source, cell_number, is_top, source, typed_line
 from cudalens.source.stack import Place, Position
 
 Span: TypeAlias = tuple[int, int, int]
@@ -178,6 +179,20 @@ def expressions_in(root: ast.AST) -> Iterator[ast.expr]:
     for child in ast.iter_child_nodes(root):
         if not isinstance(child, _ELSEWHERE):
             yield from expressions_in(child)
+
+
+def mentioned(frame: FrameType) -> dict[str, object]:
+    """Return the variables that the code of a frame mentions; ``None`` stands for a missing one.
+
+    A shell compiles each statement of a cell by itself: there, those of the whole cell.
+    """
+    code, variables = frame.f_code, frame.f_locals
+    names = [*code.co_names, *code.co_varnames, *code.co_freevars]
+    if is_top(code.co_name) and cell_number(code.co_filename) is not None:
+        tree = parsed_source(code.co_filename)
+        nodes = () if tree is None else ast.walk(tree)
+        names += [node.id for node in nodes if isinstance(node, ast.Name)]
+    return {name: variables.get(name, frame.f_globals.get(name)) for name in names}
 
 
 def kind_sources(node: ast.expr) -> tuple[ast.expr, ...]:

@@ -175,12 +175,20 @@ def stack_of(frame: FrameType | None) -> tuple[FrameType, ...]:
 
 
 def running_frame(code: CodeType, entries: Sequence[TracebackType]) -> FrameType | None:
-    """Return the newest frame of ``code`` that still runs below or above a traceback."""
+    """Return the newest frame of ``code`` that still runs below or above a traceback.
+
+    For a statement of a cell, the one of the cell: a shell compiles each statement by itself.
+    """
     if not entries:
         return None
     outside = stack_of(entries[0].tb_frame)[:-1]
     frames = (*outside, *map(frame_of, entries))
-    return next((item for item in reversed(frames) if item.f_code is code), None)
+    return next((item for item in reversed(frames) if _is_of(item.f_code, code)), None)
+
+
+def _is_of(running: CodeType, code: CodeType) -> bool:
+    is_cell = is_top(code.co_name) and is_top(running.co_name)
+    return running is code or (is_cell and running.co_filename == code.co_filename)
 
 
 def places_of(entries: Sequence[Entry]) -> list[Place]:
