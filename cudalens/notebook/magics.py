@@ -74,8 +74,6 @@ class FrontEnd:
         """Take everything back."""
         self._watch.detach()
         self._printed.detach()
-        if (stderr := sys.modules.get("cudalens.recorder.stderr")) is not None:
-            stderr.stop()
         magics = self.shell.magics_manager.magics
         magics["line"].pop(f"%{MAGIC}", None)
         for kind, previous in self._hidden.items():
