@@ -17,7 +17,6 @@ import cudalens
 from cudalens import simulate
 from cudalens.simulate import _internals, activation
 from cudalens.simulate.memory import METER
-from cudalens.simulate.relabel import to_device, to_host
 from cudalens.simulate.state import DeviceState
 from tests.blocks import cuda
 from tests.processes import python
@@ -152,17 +151,6 @@ def test_leaving_a_nested_with_statement_leaves_the_outer_simulation() -> None:
             simulate.start(announce=False)
         assert outer.is_active
     assert not outer.is_active
-
-
-def test_a_with_statement_leaves_a_simulation_that_was_started_before() -> None:
-    """And ends one that it is given by name."""
-    simulation = simulate.start(announce=False)
-    with simulate.start(announce=False):
-        assert simulation.is_active
-    assert simulation.is_active
-    with simulation:
-        assert simulation.is_active
-    assert not simulation.is_active
 
 
 def test_stop_ends_the_simulation_inside_any_with_statement() -> None:
@@ -445,28 +433,6 @@ def test_streams_that_cpp_makes_are_the_default_stream(sim: simulate.Simulation)
 # --- labels --------------------------------------------------------------------------------------
 
 
-def test_a_label_shares_the_memory_and_keeps_shape_and_strides(sim: simulate.Simulation) -> None:
-    """Changing the label copies nothing, in either direction."""
-    host = torch.arange(24.0).reshape(1, 4, 6).transpose(0, 1)[1:, :, ::2]
-    device = to_device(host)
-    assert device.device == torch.device("cuda", 0)
-    assert device.data_ptr() == host.data_ptr()
-    assert device.stride() == host.stride()
-    back = to_host(device)
-    back.add_(1)
-    assert torch.equal(back, host)
-
-
-def test_lazy_conjugate_and_negative_survive_the_labels(sim: simulate.Simulation) -> None:
-    """A capsule drops the conj and neg bits; the labelled values must not."""
-    host = torch.tensor([1 + 2j, 3 - 4j])
-    device = host.cuda()
-    assert torch.equal(device.conj().cpu(), host.conj())
-    assert torch.equal((device.conj() * device).cpu(), host.conj() * host)
-    assert torch.equal(device.conj().imag.cpu(), host.conj().imag)
-    assert torch.equal(torch.vdot(device, device).cpu(), torch.vdot(host, host))
-
-
 def test_memory_is_counted_until_the_storage_dies(sim: simulate.Simulation) -> None:
     """One byte counts 512, 513 count 1024, a view nothing; freeing gives all of it back."""
     gc.collect()  # what earlier code left must not be freed in between
@@ -483,6 +449,16 @@ def test_memory_is_counted_until_the_storage_dies(sim: simulate.Simulation) -> N
     assert torch.cuda.max_memory_allocated() >= base + 512 + 1024
     torch.cuda.reset_peak_memory_stats()
     assert torch.cuda.max_memory_allocated() == base
+
+
+def test_lazy_conjugate_and_negative_survive_the_labels(sim: simulate.Simulation) -> None:
+    """A capsule drops the conj and neg bits; the labelled values must not."""
+    host = torch.tensor([1 + 2j, 3 - 4j])
+    device = host.cuda()
+    assert torch.equal(device.conj().cpu(), host.conj())
+    assert torch.equal((device.conj() * device).cpu(), host.conj() * host)
+    assert torch.equal(device.conj().imag.cpu(), host.conj().imag)
+    assert torch.equal(torch.vdot(device, device).cpu(), torch.vdot(host, host))
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from cudalens.simulate import Simulation
 from tests.releases import here
@@ -162,66 +161,21 @@ torch.cuda.synchronize()
 # --- exceptions of the user's in the device's autograd thread --------------------------------
 
 
-class OddError(Exception):
-    pass
-
-
 def leaf() -> Tensor:
     return torch.ones(3, device="cuda", requires_grad=True)
 
 
-def in_tensor_hook(fail: Callable[..., Any]) -> None:
-    y = leaf() * 2
-    y.register_hook(fail)
-    y.sum().backward()
-
-
-def in_module_hook(fail: Callable[..., Any]) -> None:
-    layer = nn.Linear(3, 1).to("cuda")
-    layer.register_full_backward_hook(fail)
-    layer(leaf()).sum().backward()
-
-
-def in_checkpoint(fail: Callable[..., Any]) -> None:
-    runs: list[int] = []
-
-    def block(v: Tensor) -> Tensor:
-        runs.append(1)
-        if len(runs) > 1:
-            fail()
-        return v.exp()
-
-    checkpoint(block, leaf(), use_reentrant=False).sum().backward()
-
-
-def in_custom_backward(fail: Callable[..., Any]) -> None:
-    class Broken(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-            fail()
-
-    Broken.apply(leaf()).sum().backward()
-
-
-@pytest.mark.parametrize("kind", [ValueError, KeyError, RuntimeError, ZeroDivisionError, OddError])
-@pytest.mark.parametrize(
-    "place", [in_tensor_hook, in_module_hook, in_checkpoint, in_custom_backward]
-)
-def test_found_exceptions_in_the_autograd_thread_reach_the_caller(
-    place: Callable[[Callable[..., Any]], None], kind: type[Exception]
-) -> None:
-    """Raised in hooks, recomputation and custom backwards, twice; then backward works again."""
+def test_an_exception_in_the_autograd_thread_reaches_the_caller() -> None:
+    """Raised in a hook, twice; then backward works again."""
 
     def fail(*values: Any) -> None:
-        raise kind("mine")
+        raise KeyError("mine")
 
     for _ in range(2):
-        with pytest.raises(kind, match="mine"):
-            place(fail)
+        y = leaf() * 2
+        y.register_hook(fail)
+        with pytest.raises(KeyError, match="mine"):
+            y.sum().backward()
     x = leaf()
     (x * 3).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [3.0, 3.0, 3.0]
