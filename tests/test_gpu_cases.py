@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from contextlib import nullcontext
-from ctypes import byref, c_int
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +21,12 @@ from tests.releases import has_grouped_mm, needs_rehearsal
 GPU = Path(__file__).parent / "gpu"
 sys.path.insert(0, str(GPU))
 
-import harmless  # noqa: E402
 import report  # noqa: E402
-import suite  # noqa: E402
-from cases import CASES, NOT_TRIGGERED, Case, is_too_old, namespace  # noqa: E402
-from faults import FAULTS, SOURCE, name_a_toolkit  # noqa: E402
+from cases import CASES, NOT_TRIGGERED, Case, namespace  # noqa: E402
+from faults import FAULTS  # noqa: E402
 from harmless import HARMLESS, run_harmless  # noqa: E402
-from notebook_runs import run_notebook, told  # noqa: E402
 from steps import TINY, run_step  # noqa: E402
-from worker import RESULT, main, run_case  # noqa: E402
+from worker import RESULT, run_case  # noqa: E402
 
 RECORDS_OF = {
     name: {record for entry in entries for record in entry.records}
@@ -102,27 +94,6 @@ def test_a_trigger_asserts_on_the_rehearsal_device(
     assert case.record in RECORDS_OF[name]
 
 
-def test_on_equal_devices_the_verdicts_are_equal_in_every_field() -> None:
-    """Nothing of how the worker came to the case is a difference, not even a line of its own."""
-
-    def verdict(mode: str) -> dict[str, Any]:
-        with simulate.start(announce=False) if mode == "guarded" else nullcontext():
-            return main(mode, "multinomial_fast")["report"]  # type: ignore[no-any-return]
-
-    seen, rehearsed = map(verdict, ("guarded", "rehearsed"))
-    assert report.differences(seen, rehearsed) == []
-    assert any(frame["file"].endswith("worker.py") for frame in seen["frames"])
-
-
-def test_the_rehearsal_does_not_see_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be refused otherwise; the others do, and none is made synchronous from outside."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    assert suite.environment("rehearsed")["CUDA_VISIBLE_DEVICES"] == ""
-    assert suite.environment("bare")["CUDA_VISIBLE_DEVICES"] == "0"
-    assert all("CUDA_LAUNCH_BLOCKING" not in suite.environment(m) for m in ("bare", "rehearsed"))
-
-
 @needs_rehearsal
 def test_a_worker_is_a_process_of_its_own_and_needs_no_extras() -> None:
     """It prints one line of JSON; the suite's machine has no rich, to say nothing of notebooks."""
@@ -146,17 +117,6 @@ def test_a_worker_is_a_process_of_its_own_and_needs_no_extras() -> None:
 
 
 # --- comparison and pages -------------------------------------------------------------------------
-
-
-def test_differences_are_listed_field_by_field() -> None:
-    one = {"headline": "a", "bounds": {"min": 0, "max": 4}, "timing": {"diagnose_s": 1}}
-    other = {"headline": "a", "bounds": {"min": 0, "max": 5}, "timing": {"diagnose_s": 2}}
-    assert report.differences(one, dict(one)) == []
-    assert report.differences(one, other) == ["bounds.max: 4 on the GPU, 5 rehearsed"]
-    assert report.differences(None, None) == []
-    assert report.differences(one, None) == ["one has no report"]
-    lists = {"frames": [{"line": 1}]}, {"frames": [{"line": 1}, {"line": 2}]}
-    assert len(report.differences(*lists)) == 1
 
 
 LINE = "K.cu:7: kern: block: [0,0,0], thread: [3,0,0] Assertion `{}` failed.\n"
@@ -243,31 +203,10 @@ def test_the_page_says_what_was_seen_and_what_was_not() -> None:
     assert "driver 580.1" in text and "torch 9.9.9+cu130" in text
 
 
-@pytest.mark.parametrize(("told", "is_another"), [(TAKE, False), ("x < y", True), (None, False)])
-def test_a_report_that_foretold_another_text_is_noticed(told: str | None, is_another: bool) -> None:
-    """What a guard says CUDA would print is held against what CUDA did print."""
-    text = None if told is None else f"K.cu:9: kern: Assertion `{told}` failed."
-    guarded = {**SEEN["guarded"]["take"], "report": {**FOUND, "device_text": text}}
-    rows = report.rows({**SEEN, "guarded": {"take": guarded}}, "2.13.0")
-    (row,) = [item for item in rows if item[0] == "take"]
-    assert ("another text foretold" in row[2]) is is_another
-
-
 def test_the_stored_page_is_written_by_the_suite_or_says_that_nothing_has_run() -> None:
     """Nobody edits it by hand."""
     stored = report.PAGE.read_text(encoding="utf-8")
     assert stored == report.page(None) or report.WRITTEN in stored
-
-
-@pytest.mark.parametrize(("release", "is_older"), [("2.12.1+cu130", True), ("2.13.0", False)])
-def test_an_assertion_that_a_release_has_not_is_not_missed(release: str, is_older: bool) -> None:
-    """The row says since when the kernel asserts; at that release its absence is a miss."""
-    case = next(item for item in CASES if item.record == "embedding_renorm")
-    assert is_too_old(case, release) is is_older
-    silent = {"error": None, "code": None, "stderr": ""}
-    seen = {**SEEN, "bare": {case.record: silent}, "guarded": {}, "rehearsed": {}}
-    (row,) = [item for item in report.rows(seen, release) if item[0] == case.record]
-    assert ("from torch 2.13 on" in row[1]) is is_older
 
 
 def test_texts_are_harvested_in_the_form_that_is_read(tmp_path: Path) -> None:
@@ -282,15 +221,6 @@ def test_texts_are_harvested_in_the_form_that_is_read(tmp_path: Path) -> None:
     assert (tmp_path / "docs" / "verified.md").read_text(encoding="utf-8") == report.page(
         SEEN, ABOUT
     )
-
-
-@pytest.mark.parametrize(("said", "unexpected"), [(TAKE, {}), ("something_new", {"take": 1})])
-def test_a_text_that_the_inventory_does_not_have_is_noticed(
-    said: str, unexpected: dict[str, int]
-) -> None:
-    """Another release may print another text: that is a finding of its own."""
-    seen = {"bare": {"take": {"stderr": LINE.format(said)}}}
-    assert set(report.unexpected(seen)) == set(unexpected)
 
 
 # --- cells in which nothing is wrong --------------------------------------------------------------
@@ -309,47 +239,7 @@ def test_a_harmless_cell_is_one(cell: Any, sim: simulate.Simulation, determinist
     assert run_harmless(cell.name) == {"error": None, "report": None, "troubles": []}
 
 
-def test_a_cell_that_is_not_harmless_is_told(
-    sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch, deterministic: None
-) -> None:
-    code = "F.embedding(torch.tensor([3]).cuda(), torch.ones(3, 2).cuda())"
-    bad = replace(REHEARSABLE[0], code=code)
-    monkeypatch.setattr(harmless, "HARMLESS", (bad,))
-    found = run_harmless(bad.name)
-    assert found["error"].startswith("DeviceIndexError: indices[0] = 3 is outside")
-    assert found["report"].startswith("indices[0] = 3 is outside")
-
-
 # --- notebooks ------------------------------------------------------------------------------------
-
-
-def cell(source: str, *outputs: dict[str, Any], tags: tuple[str, ...] = ()) -> dict[str, Any]:
-    made = {"cell_type": "code", "source": source, "outputs": list(outputs), "execution_count": 1}
-    return {**made, "id": source, "metadata": {"tags": list(tags)}}
-
-
-ERROR = {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
-
-
-def test_a_cell_that_fails_or_runs_against_its_tag_is_told() -> None:
-    """Also in which notebook no GPU was used."""
-    nbformat = pytest.importorskip("nbformat")
-    said = {"output_type": "stream", "name": "stdout", "text": "Rehearsal device. No GPU here."}
-    cells = [
-        cell("good"),
-        cell("fails", ERROR),
-        cell("tagged", ERROR, tags=("raises-exception",)),
-        cell("passes", tags=("raises-exception",)),
-    ]
-    found = told(nbformat.from_dict({"cells": cells}))
-    assert found == {"cells": 4, "wrong": ["fails", "passes"], "rehearsed": False}
-    assert told(nbformat.from_dict({"cells": [cell("x", said)]}))["rehearsed"]
-
-
-def test_a_notebook_whose_packages_are_missing_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "rich, transformers" in run_notebook("03_layoutlmv3")["unavailable"]
-    assert run_notebook("quickstart")["unavailable"].endswith("rich")
 
 
 # --- steps and faults -----------------------------------------------------------------------------
@@ -370,13 +260,6 @@ def test_steps_are_bit_equal_on_the_rehearsal_device(
     assert found["plain"]["peak_bytes"] > 0
 
 
-def test_autocast_steps_run_and_stop_a_bad_label(
-    sim: simulate.Simulation, deterministic: None
-) -> None:
-    """Under autocast the guard sees the labels as they are."""
-    assert "4 is outside" in (run_step("bfloat16", TINY)["stopped"] or "")
-
-
 @pytest.mark.parametrize("cell", [*FAULTS, *HARMLESS], ids=lambda cell: cell.name)
 def test_the_code_of_a_cell_compiles(cell: Any) -> None:
     """What only a GPU can run is at least Python, and known to one name.
@@ -387,47 +270,3 @@ def test_the_code_of_a_cell_compiles(cell: Any) -> None:
     assert [item.name for item in (*FAULTS, *HARMLESS)].count(cell.name) == 1
     before, found, _ = cell.code.partition("torch.cuda._compile_kernel")
     assert not found or 'device="cuda"' in before
-
-
-@pytest.mark.parametrize("has_toolkit", [True, False])
-def test_a_kernel_is_compiled_where_no_toolkit_is_installed(
-    has_toolkit: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Torch is told a folder then, and only then."""
-    monkeypatch.setattr("shutil.which", lambda name: "/opt/bin/nvcc" if has_toolkit else None)
-    monkeypatch.setattr("faults.Path.exists", lambda self: False)
-    monkeypatch.setenv("CUDA_HOME", "")
-    monkeypatch.delenv("CUDA_HOME")
-    name_a_toolkit()
-    assert ("CUDA_HOME" in os.environ) is not has_toolkit
-    monkeypatch.setenv("CUDA_HOME", "/opt/mine")
-    name_a_toolkit()
-    assert os.environ["CUDA_HOME"] == "/opt/mine"
-
-
-def test_the_machine_is_described_where_its_driver_does_not_answer(
-    sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was seen must not be lost for the number of a version."""
-
-    def late(query: list[str], **options: Any) -> None:
-        raise subprocess.TimeoutExpired(query, 20)
-
-    monkeypatch.setattr(report.subprocess, "run", late)
-    assert report.machine()["driver"] == "unknown"
-
-
-def test_the_kernel_of_the_faults_compiles() -> None:
-    """NVRTC takes the text and keeps the assertion in it, where torch finds NVRTC."""
-    from torch.cuda import _utils
-
-    try:
-        failed = _utils._get_nvrtc_library().nvrtcVersion(byref(c_int()), byref(c_int()))
-    except (AttributeError, OSError):  # a build for the CPU, or there is no such library
-        failed = True
-    if failed:  # an empty one in its place
-        assert "assert(" in SOURCE
-        return
-    made = _utils._nvrtc_compile(SOURCE, "pick", "90")
-    image = made[0] if isinstance(made, tuple) else made
-    assert b"__assertfail" in image

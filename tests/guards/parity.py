@@ -220,17 +220,6 @@ def along_a_dim(draw: Draw) -> tuple[Tensor, int, int, Tensor]:
 
 
 @st.composite
-def rows_of(draw: Draw, of: Any) -> tuple[Tensor, int, int, Tensor]:
-    """Draw data, a dimension, its size, and a flat list of rows."""
-    shape = draw(of)
-    rank = max(len(shape), 1)
-    dim = draw(st.integers(-rank, rank - 1))
-    size = shape[dim] if shape else 1
-    count = draw(st.integers(draw(least), 20)) if shape else 1
-    return torch.ones(shape), dim, size, draw(indices((count,), size))
-
-
-@st.composite
 def advanced(draw: Draw) -> tuple[Tensor, list[Tensor | None]]:
     """Draw data and an index list of integers, masks and gaps that broadcast together."""
     shape = tuple(draw(st.lists(st.integers(draw(least), 3), min_size=1, max_size=3)))

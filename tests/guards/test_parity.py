@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, tensor
 
 from cudalens.core.report_types import Violation
-from cudalens.guards import _ranges, engine, sampling
+from cudalens.guards import GUARDS, _ranges, engine, sampling
+from tests.calls import CASES as AT_BOUND
+from tests.calls import UNCHECKED, op_of
 from tests.guards.parity import (
     CASES,
     FEW,
@@ -30,7 +32,6 @@ from tests.guards.parity import (
     falling,
     first_bad_index,
     full_shapes,
-    indices,
     ints,
     labels,
     laid_out,
@@ -39,8 +40,6 @@ from tests.guards.parity import (
     numbers,
     offsets,
     outside,
-    rows_of,
-    shapes,
     spans,
 )
 from tests.guards.test_catalogue import CATALOGUE
@@ -128,9 +127,11 @@ def test_a_guard_finds_what_a_loop_finds(case: Case) -> None:
     assert calls <= 3 * violating < 3 * calls, f"{violating} of {calls} calls violate it"
 
 
-def test_every_guard_is_held_against_a_loop() -> None:
-    """No guard without a generator of calls, of which a third violate it."""
-    assert {entry.name for entry in CATALOGUE} == {item.guard for item in CASES}
+def test_every_guard_is_held_against_a_loop_or_a_call_at_its_bound() -> None:
+    """One interval is looked at in one way: its op has calls at the bound and one step beyond."""
+    ops = {op_of(f"aten::{op}") for item in (*AT_BOUND, *UNCHECKED) for op in item.ops}
+    guarded = {entry.name for op in ops for entry in GUARDS.get(op, ())}
+    assert {entry.name for entry in CATALOGUE} == {item.guard for item in CASES} | guarded
 
 
 # --- indexing -------------------------------------------------------------------------------------
@@ -142,56 +143,7 @@ def gather(draw: Draw) -> Call:
     return Call(args=(data, dim, index), tensor=index, bad=outside(index, 0, size))
 
 
-@case("scatter_index_in_range", aten.scatter.src)
-@case("scatter_index_in_range", aten.scatter_.reduce, reduce="add")
-@case("scatter_reduce_index_in_range", aten.scatter_add_.default)
-@case("scatter_reduce_index_in_range", aten.scatter_reduce.two, how=("amax",))
-@case("scatter_reduce_index_in_range", aten.scatter_reduce_.two, how=("sum",), include_self=False)
-@case("scatter_index_in_range", aten.scatter_.value, value=1.0)
-@case("scatter_index_in_range", aten.scatter.value, value=1.0)
-def scatter(draw: Draw, value: Any = None, how: tuple[str, ...] = (), **options: Any) -> Call:
-    data, dim, size, index = draw(along_a_dim())
-    args = (data, dim, index, ones(index.shape) if value is None else value, *how)
-    return Call(args=args, options=options, tensor=index, bad=outside(index, 0, size))
-
-
-@case("index_select_index_in_range", aten.index_select.default)
-def index_select(draw: Draw) -> Call:
-    """Nothing is launched for an empty result, where the CPU still raises."""
-    data, dim, size, index = draw(rows_of(shapes))
-    others = [length for at, length in enumerate(data.shape) if at != dim % data.dim()]
-    is_launched = index.numel() > 0 and 0 not in others
-    bad = outside(index, 0, size) if is_launched else []
-    return Call(args=(data, dim, index), tensor=index, bad=bad, on_cpu=is_launched)
-
-
 BOTH = (torch.int32, torch.int64)
-
-
-@case("index_add_index_in_range", aten.index_add_.default, kinds=BOTH)
-@case("index_copy_index_in_range", aten.index_copy.default)
-@case("index_add_index_in_range", aten.index_reduce_.default, kinds=BOTH, rest=("amax",))
-@case("index_fill_index_in_range", aten.index_fill_.int_Scalar, fills=True)
-def row_write(draw: Draw, kinds: Any = (torch.int64,), rest: Any = (), fills: bool = False) -> Call:
-    data, dim, size, index = draw(rows_of(full_shapes))
-    shape = list(data.shape)
-    if shape:
-        shape[dim] = index.numel()
-    is_index = index.dtype in kinds
-    bad = outside(index, -size if fills else 0, size) if is_index else []
-    args = (data, dim, index, 1.0 if fills else ones(shape), *rest)
-    return Call(args=args, tensor=index, bad=bad, on_cpu=is_index)
-
-
-@case("flat_index_in_range", aten.take.default)
-@case("flat_index_in_range", aten.put_.default, writes=True)
-def flat(draw: Draw, writes: bool = False) -> Call:
-    values = ones(draw(shapes))
-    count = values.numel()
-    index = draw(indices(draw(full_shapes), count)).long()
-    bad = outside(index, -count, count) if count else []
-    args = (values, index, ones(index.shape)) if writes else (values, index)
-    return Call(args=args, tensor=index, bad=bad, on_cpu=count > 0)
 
 
 @case("index_in_range", aten.index.Tensor, examples=120)
@@ -209,15 +161,6 @@ def selection(draw: Draw, writes: bool = False) -> Call:
         on_cpu=bool(bad),
         says=lambda found: found.list_position == found.dim == place,
     )
-
-
-@case("index_backward_in_range", aten._index_put_impl_.default)
-def unchecked_write(draw: Draw) -> Call:
-    size, count = draw(st.integers(1, 5)), draw(st.integers(1, 6))
-    wild = st.sampled_from([-size - 1, size, size + 1, 2**40])
-    index = tensor(draw(mixed(count, st.integers(-size, size - 1), wild)))
-    args = (zeros(size), [index], ones(count), True, True)
-    return Call(args=args, tensor=index, bad=outside(index, -size, size), on_cpu=False)
 
 
 @case("take_along_dim_indices_in_range", TAKE_ALONG_DIM)
@@ -255,26 +198,6 @@ def masked_scatter(draw: Draw) -> Call:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-@case("embedding_indices_in_range", aten.embedding.default)
-@case("embedding_renorm_indices_in_range", aten.embedding_renorm_.default, rest=(1.0, 2.0))
-def embedding(draw: Draw, rest: tuple[float, ...] = ()) -> Call:
-    """A table without columns is never read; renorm lets -rows wrap."""
-    rows, columns = draw(st.integers(0, 4)), draw(st.integers(0, 3))
-    index = draw(indices(draw(full_shapes), rows))
-    bad = outside(index, -rows if rest else 0, rows) if columns or rest else []
-    on_cpu = rows > 0 and columns > 0
-    return Call(args=(ones(rows, columns), index, *rest), tensor=index, bad=bad, on_cpu=on_cpu)
-
-
-@case("embedding_backward_indices_in_range", aten.embedding_dense_backward.default)
-def embedding_backward(draw: Draw) -> Call:
-    rows, padding, shape = draw(FEW), draw(st.integers(-2, 5)), draw(full_shapes)
-    index = draw(indices(shape, rows))
-    bad = [item for item in outside(index, 0, rows) if item[1] != padding]
-    args = (ones(*shape, 2), index, rows, padding, False)
-    return Call(args=args, tensor=index, bad=bad, on_cpu=False)
-
-
 @case("embedding_bag_offsets_rise", aten._embedding_bag_forward_only.default, examples=80)
 def bag_offsets(draw: Draw) -> Call:
     """The kernel's own walk meets a bag that ends before it starts."""
@@ -290,34 +213,6 @@ def bag_offsets(draw: Draw) -> Call:
     index, starts = zeros(count, dtype=kind), tensor(given, dtype=kind)
     args = (ones(3, 2), index, starts, False, draw(st.integers(0, 2)), False, None, has_last)
     return Call(args=args, tensor=starts, bad=bad, on_cpu=False)
-
-
-@case("embedding_bag_indices_in_range", aten._embedding_bag.default)
-def bag_indices(draw: Draw) -> Call:
-    rows = draw(FEW)
-    index = draw(indices((draw(st.integers(1, 8)),), rows))
-    args = (ones(rows, 2), index, zeros(1, dtype=index.dtype))
-    return Call(args=args, tensor=index, bad=outside(index, 0, rows))
-
-
-BAG_BACKWARD = aten._embedding_bag_dense_backward.default
-WEIGHT_BACKWARD = aten._embedding_bag_per_sample_weights_backward.default
-
-
-@case("embedding_bag_backward_indices_in_range", BAG_BACKWARD)
-@case("embedding_bag_weight_backward_indices_in_range", WEIGHT_BACKWARD, weights=True)
-def bag_backward(draw: Draw, weights: bool = False) -> Call:
-    rows, padding = draw(st.integers(1, 5)), draw(st.sampled_from([-1, 0, 4]))
-    index = tensor(draw(st.integers(1, 6).flatmap(lambda count: labels(rows, count=count))))
-    bad = loop(index, lambda i: 0 <= i < rows or i == padding)
-    bag, size, none = torch.zeros_like(index), tensor([index.numel()]), tensor([]).long()
-    args: tuple[Any, ...] = (ones(1, 2), index, bag, size, none, rows, False, 0, None, padding)
-    if weights:
-        args = (ones(1, 2), ones(rows, 2), index, tensor([0]), bag, 0, padding)
-    # The kernel writes out of bounds.
-    return Call(
-        args=args, tensor=index, bad=bad, on_cpu=False, says=lambda found: not found.is_replay_safe
-    )
 
 
 # --- losses ---------------------------------------------------------------------------------------
@@ -340,41 +235,6 @@ def class_targets(draw: Draw, pixels: bool = False, grads: bool = False) -> Call
         args = (ones(shape if reduction == 0 else ()), *args, ones(()))
     bad = loop(target, lambda t: t == ignored or 0 <= t < classes)
     return Call(args=args, tensor=target, bad=bad, on_cpu=not grads)
-
-
-@case("nll_loss_target_in_range", aten.nll_loss_forward.default)
-def uint8_targets(draw: Draw) -> Call:
-    """Numbers from 0 to 255, whatever ignore_index is."""
-    values = draw(st.lists(st.integers(0, 255), min_size=1, max_size=30))
-    classes = draw(st.sampled_from([1, 100, 156, 157, 255, 256, 300]))
-    ignored = draw(st.sampled_from([-100, 0, 255, 156]))
-    target = tensor(values, dtype=torch.uint8)
-    bad = loop(target, lambda t: t == ignored or 0 <= t < classes)
-    return Call(
-        args=(zeros(len(values), classes), target, None, 1, ignored), tensor=target, bad=bad
-    )
-
-
-@case("multi_margin_loss_target_in_range", aten.multi_margin_loss.default)
-@case(
-    "multi_margin_loss_backward_target_in_range",
-    aten.multi_margin_loss_backward.default,
-    grads=True,
-)
-def margin_targets(draw: Draw, grads: bool = False) -> Call:
-    """No value is ignored; no text where 32 bits of each are a class."""
-    classes, samples = draw(st.integers(1, 12)), draw(st.integers(1, 30))
-    target = laid_out(tensor(draw(labels(classes, count=samples))), draw(LAYOUTS))
-    cut = [(value + 2**31) % 2**32 - 2**31 for value in target.tolist()]
-    has_text = not grads and not all(0 <= value < classes for value in cut)
-    scores = zeros(samples, classes)
-    return Call(
-        args=(ones(()), scores, target, 1, 1) if grads else (scores, target),
-        tensor=target,
-        bad=outside(target, 0, classes),
-        on_cpu=not grads,
-        says=lambda found: (found.device_text is not None) == has_text,
-    )
 
 
 @case("multilabel_margin_loss_target_in_range", aten.multilabel_margin_loss_forward.default)
@@ -457,15 +317,6 @@ def probabilities(
     return Call(args=args, options=options, tensor=p, bad=bad, on_cpu=not rounds)
 
 
-@case("poisson_rate_not_negative", aten.poisson.default)
-def rates(draw: Draw) -> Call:
-    """Infinite ones are not asserted, on the CPU they are."""
-    drawn = draw(numbers(0, 100))
-    is_finite = not bool((drawn == math.inf).any())
-    bad = loop(drawn, lambda x: x >= 0)
-    return Call(args=(drawn,), tensor=drawn, bad=bad, on_cpu=is_finite)
-
-
 @case("multinomial_weights_drawable", aten.multinomial.default)
 def weights(draw: Draw) -> Call:
     """Weights, and then the sums of the rows."""
@@ -497,16 +348,6 @@ def categories(draw: Draw) -> Call:
 
 
 # --- pooling and layouts ------------------------------------------------------------------
-
-
-@case("max_unpool2d_indices_in_range", aten.max_unpool2d.default)
-@case("max_unpool3d_indices_in_range", aten.max_unpool3d.default, rank=3)
-def pooled(draw: Draw, rank: int = 2) -> Call:
-    sizes = st.lists(st.integers(1, 3), min_size=rank, max_size=rank)
-    plane, shape = draw(sizes), draw(sizes)
-    index = draw(indices((1, 1, *shape), math.prod(plane))).long()
-    args = (ones(1, 1, *shape), index, plane, *([[1] * 3, [0] * 3] if rank == 3 else []))
-    return Call(args=args, tensor=index, bad=outside(index, 0, math.prod(plane)))
 
 
 @case(
