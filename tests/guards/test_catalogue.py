@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cudalens import guards
 from cudalens.core.report_types import Violation
 from cudalens.guards import GUARDS, Guard, _base, catalogue_rows, full_name
-from cudalens.guards._base import _decomposes, _overloads, make_guard, of_overload, resolve
+from cudalens.guards._base import _decomposes, _overloads, of_overload, resolve
 from tests.cpu_guards import Stopped, guarded
 from tests.inventory import LEFT_OUT, REACHABLE, UNGUARDABLE
 from tests.probes import SeenFunctions
@@ -113,17 +113,6 @@ def test_docstring_has_its_five_parts(entry: Guard) -> None:
     for part in (entry.cost, entry.passes, entry.violates):
         assert part
     assert entry.passes != entry.violates
-
-
-def test_missing_parts_are_noticed() -> None:
-    """A docstring without its parts gives empty fields, which the test above would refuse."""
-
-    def check(self: torch.Tensor) -> None:
-        """Say too little."""
-
-    entry = make_guard(check, ("aten::relu",))
-    assert entry.precondition == "Say too little."
-    assert (entry.source, entry.cost, entry.passes, entry.violates) == ("", "", "", "")
 
 
 def stopped_by(entry: Guard) -> tuple[str, Violation]:
@@ -323,24 +312,3 @@ def test_every_guard_acts_on_every_op_that_it_names() -> None:
     assert astray(own, OF_OTHER_RELEASES, release()) == []
     assert set(OF_OTHER_RELEASES) <= {op for entry in own for op in entry.ops}
     assert [entry.name for entry in own if resolve(entry)] == [entry.name for entry in CATALOGUE]
-
-
-@pytest.mark.parametrize(
-    ("op", "releases", "is_astray"),
-    [
-        ("aten::take", None, False),
-        ("aten::taek", None, True),
-        ("aten::take.Tensor", None, True),
-        ("aten::relu", None, True),  # it has no index
-        ("aten::taek", ((2, 12), (2, 12)), False),
-        ("aten::taek", ((2, 14), (2, 99)), False),
-        ("aten::taek", ((2, 12), (2, 13)), True),
-        ("aten::take", ((2, 14), (2, 99)), True),
-    ],
-)
-def test_a_misspelt_op_is_found(op: str, releases: Releases | None, is_astray: bool) -> None:
-    """An op without the overload, or the arguments, is told unless another release has it."""
-    check = next(entry for entry in CATALOGUE if entry.name == "flat_index_in_range").check
-    others = {} if releases is None else {op: releases}
-    told = [f"flat_index_in_range: {op}"] if is_astray else []
-    assert astray([make_guard(check, (op,))], others, (2, 13)) == told

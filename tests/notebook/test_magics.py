@@ -82,9 +82,6 @@ class E(Exception):
 BODIES = {
     "value": "a = 3\na + 1",
     "silenced value": "a = 3\na + 1;",
-    "silenced value and a comment": "3;  # nothing",
-    "no value": "a = 3",
-    "loop": "for i in range(2):\n    i",
     "print": "print('{a} $a', \"it's\")",
     "triple quotes": 't = """\n  a\n\n%b\n"""\nt',
     "shell escape": "got = !echo one\nlist(got)",
@@ -92,18 +89,12 @@ BODIES = {
     "cell magic inside": "%%capture got\nprint('inside')",
     "future import": "from __future__ import annotations\nf = lambda: 1\ndef g(a: Nowhere): ...",
     "await": "import asyncio\nawait asyncio.sleep(0, 7)",
-    "async for": "async def g():\n    yield 4\n[i async for i in g()]",
     "error": "def f():\n    return 1 / 0\n\nf()",
-    "error in await": "import asyncio\nawait asyncio.sleep(0)\n1 / 0",
     "frozen exception": FROZEN + "raise E(3)",
-    "stop iteration": "next(iter([]))",
     "exit": "raise SystemExit(3)",
     "blank lines above": "\n\n1 / 0",
     "indented": "    a = 1\n    a / 0",
-    "only a comment": "# nothing",
     "syntax error": "a = (\n",
-    "indentation error": "if a:\nb",
-    "return": "a = 1\nreturn a",
     "help": "len?",
 }
 
@@ -143,15 +134,6 @@ def _without_numbers(output: str) -> list[str]:
     return [re.sub(r"Out\[\d+\]", "Out", line) for line in lines]
 
 
-@pytest.mark.parametrize("mode", ["last_expr", "all", "last", "none", "last_expr_or_assign"])
-@pytest.mark.parametrize("body", ["1\n2", "1\na = 5", "1\nfor i in (6, 7):\n    i", "3;\n4;"])
-def test_the_shells_interactivity_is_respected(notebook: Notebook, mode: str, body: str) -> None:
-    notebook.shell.ast_node_interactivity = mode
-    # With "none" the shell does not even display what a magic returns.
-    assert behaviour(notebook, body) == behaviour(notebook, f"%%cudacheck\n{body}")
-    assert notebook.error is None
-
-
 @pytest.mark.parametrize(
     ("cell", "lines"),
     [
@@ -184,7 +166,6 @@ def test_the_traceback_shows_the_users_frames_at_the_lines_of_the_cell(
     assert linecache.getline(filename, number).strip() == text.strip()
     assert "hidden" not in notebook.out
     assert "cudalens" not in notebook.out
-    assert notebook.shell.custom_exceptions == ()
 
 
 @pytest.mark.parametrize("last", ["a = (", "return b", "await b"])
@@ -210,19 +191,6 @@ def test_a_finding_names_the_calls_of_the_cell_only(
     report = cudalens.last_report()
     assert report.prevented
     assert [frame.line for frame in report.frames if frame.is_user] == lines
-
-
-def test_user_ast_transformers_act_inside(notebook: Notebook) -> None:
-    seen = []
-
-    class Watcher:
-        def visit(self, node: Any) -> Any:
-            seen.append(len(node.body))
-            return node
-
-    notebook.shell.ast_transformers.append(Watcher())
-    notebook.run("%%cudacheck\na = 1\nb = 2")
-    assert seen.count(2) == 1
 
 
 @pytest.mark.parametrize(
@@ -292,11 +260,6 @@ def test_a_cuda_error_of_a_class_that_nobody_may_write_to(notebook: Notebook) ->
     assert type(result.error_in_exec).__name__ == "E"
     assert "E: CUDA error: mine" in notebook.out and "FrozenInstance" not in notebook.out
     assert len(notebook.shown) == 1
-
-
-def test_a_magic_around_ours_works(notebook: Notebook) -> None:
-    notebook.run("%%time\n%%cudacheck\nv = 3\nv / 0")
-    assert innermost(sys.last_traceback)[1] == 4
 
 
 def test_a_call_by_hand_runs_a_cell(notebook: Notebook) -> None:
@@ -595,39 +558,6 @@ def test_notes_are_printed_where_the_shell_shows_none(
     for notes in ("None", "5", "[3, 'mine']"):
         assert not notebook.run(f"e = ValueError()\ne.__notes__ = {notes}\nraise e").success
         assert "Error in callback" not in notebook.out + notebook.err
-
-
-def test_on_leaves_the_users_exception_handler(notebook: Notebook) -> None:
-    """A handler that the user set is called, and is there afterwards."""
-    seen: list[BaseException] = []
-
-    def handler(shell: Any, kind: Any, error: Any, trace: Any, tb_offset: Any = None) -> None:
-        seen.append(error)
-
-    notebook.shell.set_custom_exc((ZeroDivisionError,), handler)
-    notebook.run("%cudacheck on")
-    notebook.run("1 / 0")
-    notebook.run("{}['missing']")
-    assert [type(error) for error in seen] == [ZeroDivisionError]
-    assert notebook.shell.custom_exceptions == (ZeroDivisionError,)
-    notebook.shell.set_custom_exc((), None)
-
-
-def test_status_and_last(notebook: Notebook) -> None:
-    notebook.run("%cudacheck status")
-    assert "cells:        checked under %%cudacheck only" in notebook.out
-    assert "guards:       not installed" in notebook.out
-    assert "CUDA:         fine (" in notebook.out
-    assert "last finding: none" in notebook.out
-    notebook.run(f"%%cudacheck\n{BAD}")
-    shown = notebook.shown
-    notebook.run("%cudacheck last")
-    assert notebook.shown == shown
-    notebook.run("%cudacheck on")
-    notebook.run("%cudacheck status")
-    assert "cells:        checked\n" in notebook.out
-    assert "guards:       installed" in notebook.out
-    assert "7 is outside the 5 rows" in notebook.out
 
 
 def test_options_stand_before_or_behind_a_word(notebook: Notebook) -> None:

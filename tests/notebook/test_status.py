@@ -56,6 +56,22 @@ def test_status_says_what_a_silent_check_looked_at(notebook: Notebook, how: str)
     assert last_check(notebook).endswith("recorded; a problem found")
 
 
+def test_status_says_what_is_installed_and_found(notebook: Notebook) -> None:
+    notebook.run("%cudacheck status")
+    for line in (
+        "cells:        checked under %%cudacheck only",
+        "guards:       not installed",
+        "CUDA:         fine (",
+        "last finding: none",
+    ):
+        assert line in notebook.out
+    notebook.run(f"%%cudacheck\n{BAD}")
+    notebook.run("%cudacheck on")
+    notebook.run("%cudacheck status")
+    for line in ("cells:        checked\n", "guards:       installed", "7 is outside the 5 rows"):
+        assert line in notebook.out
+
+
 def test_the_display_of_a_value_counts_for_its_cell(notebook: Notebook) -> None:
     """It is a second check, and one cell."""
     notebook.run(f"class R:\n    def __repr__(self): return str({GOOD})")
