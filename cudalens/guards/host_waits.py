@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -40,6 +40,7 @@ _NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_
 _MOST_WRITTEN = 256
 
 Settle = Callable[[], BaseException | None]
+_Again = Callable[[], None]
 
 
 class HostWaits:
@@ -65,8 +66,8 @@ class HostWaits:
         self._settle, self._devices, self._is_ours = settle, devices, is_ours
         self.count = count
         self._undo: list[Callable[[], object]] = []
-        self._gradients: WeakKeyDictionary[Optimizer, _Gradients | None] = WeakKeyDictionary()
-        """The optimizers that were seen, each with the gradients that a finding left there."""
+        self._again: WeakKeyDictionary[Optimizer, _Again] = WeakKeyDictionary()
+        """The optimizers that were seen, each with what raises a finding that was caught again."""
         self._buffers: deque[tuple[int, ref[Tensor]]] = deque(maxlen=_MOST_WRITTEN)
 
     def install(self) -> None:
@@ -74,41 +75,17 @@ class HostWaits:
         if self._undo:
             return
         kernels = {name: self._kernel(name, self._before_read) for name in _READS}
+        # Nothing is copied from the host to the host, and there are many such copies.
+        if "cpu" not in self._devices:
+            kernels[_COPY] = self._kernel(_COPY, self._before_copy)
         for name in _torch.all_op_names():
             if name.startswith(_ALWAYS) and not any(word in name for word in _NOTHING_SENT):
                 kernels[name] = self._kernel(name, lambda *_: self.wait())
             elif name.removeprefix("aten::") in _NORMS:
                 kernels[name] = self._kernel(name, self._before_norm)
         with Uninterrupted():
-            self._register(kernels)
+            self._undo.append(partial(_torch.destroy, _torch.register_kernels(kernels)))
             self._undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
-            # Nothing is copied from the host to the host, and there are many such copies.
-            if "cpu" not in self._devices:
-                self._see_copies()
-
-    def _see_copies(self) -> None:
-        go_on, below = _torch.redispatcher(_torch.op_of(_COPY))
-        numbers, wait = _torch.NUMBERS, self._before_read
-
-        # Every copy passes here, so speed comes before form.
-        def copying(keyset: Any, target: Any, source: Any, non_blocking: bool = False) -> Any:
-            __tracebackhide__ = True
-            try:
-                if type(source) in numbers:
-                    source = _torch.as_tensor(source)
-                # A copy that does not wait is used at a later place, which nobody can see.
-                elif target.is_cpu and PENDING and not (non_blocking or source.is_cpu):
-                    wait(source)
-                return go_on(keyset & below, target, source, non_blocking)
-            except BaseException as error:
-                self._on_failed_call(error)
-                target = source = None  # a traceback that stays keeps this frame
-                raise
-
-        self._register({_COPY: copying})
-
-    def _register(self, kernels: dict[str, Callable[..., Any]]) -> None:
-        self._undo.append(partial(_torch.destroy, _torch.register_kernels(kernels)))
 
     def remove(self) -> None:
         """Take everything out; does nothing twice."""
@@ -128,13 +105,13 @@ class HostWaits:
 
     def written_since(self, count: int) -> tuple[Tensor, ...]:
         """Return the running statistics that were written since a guarded call, by its number."""
-        found = [item() for number, item in list(self._buffers) if number >= count]
-        return tuple({id(item): item for item in found if item is not None}.values())
+        written = [item() for number, item in list(self._buffers) if number >= count]
+        return tuple({id(item): item for item in written if item is not None}.values())
 
     def note_finding(self, error: BaseException) -> None:
         """Take note that a finding is raised: gradients that are there now may come of it."""
-        for optimizer in list(self._gradients):
-            self._gradients[optimizer] = _Gradients.of(optimizer, error)
+        for optimizer in list(self._again):
+            self._again[optimizer] = _raiser_while_left(optimizer, error)
 
     def _kernel(self, name: str, before: Callable[..., None]) -> Callable[..., Any]:
         op = _torch.op_of(name)
@@ -143,7 +120,7 @@ class HostWaits:
         places = [at for at, kind in enumerate(kinds) if kind == "Tensor"]
         numbers = _torch.NUMBERS
 
-        # Every read passes here, so speed comes before form.
+        # Every read and every copy passes here, so speed comes before form.
         def waiting(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             try:
@@ -164,6 +141,11 @@ class HostWaits:
         if source.device.type in self._devices:
             self.wait()
 
+    def _before_copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> None:
+        # A copy that does not wait is used at a later place, which nobody can see.
+        if target.is_cpu and not (non_blocking or source.is_cpu):
+            self._before_read(source)
+
     def _before_norm(self, *args: Any, **kwargs: Any) -> None:
         if args[5] is not False:
             written = (item for item in args[3:5] if isinstance(item, Tensor))
@@ -172,13 +154,12 @@ class HostWaits:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        self._gradients.setdefault(optimizer)
+        self._again.setdefault(optimizer, _nothing)
         closure: Any = args[1] if len(args) > 1 else kwargs.get("closure")
 
         def wait() -> None:
             self.wait()
-            if (gradients := self._gradients.get(optimizer)) is not None:
-                gradients.raise_if_there()
+            self._again.get(optimizer, _nothing)()
 
         def closed(*args: Any, **kwargs: Any) -> Any:
             loss = closure(*args, **kwargs)
@@ -193,45 +174,41 @@ class HostWaits:
         return args, {**kwargs, "closure": closed}
 
 
-class _Gradients:
-    """The gradients of an optimizer, by one of them, as they were when a finding was raised."""
+def _nothing() -> None:
+    """Raise nothing."""
 
-    def __init__(self, parameter: Tensor, gradient: Tensor, error: BaseException) -> None:
-        self._parameter, self._gradient = ref(parameter), ref(gradient)
-        self._version, self._is_cleared = gradient._version, False
-        self._kind, self._report = type(error), getattr(error, "report", None)
-        self._says = str(error).partition("\n")[0]
-        # Before the next backward pass adds to it, which counts a version as well.
-        self._hook: Any = parameter.register_hook(self._look)
 
-    @classmethod
-    def of(cls, optimizer: Optimizer, error: BaseException) -> _Gradients | None:
-        """Return those that are there."""
-        for parameter in (item for group in optimizer.param_groups for item in group["params"]):
-            if parameter.grad is not None and parameter.requires_grad:
-                return cls(parameter, parameter.grad, error)
-        return None
+def _raiser_while_left(optimizer: Optimizer, error: BaseException) -> _Again:
+    """Return what raises a finding once more while the gradients that are there now are left."""
+    parameters = [item for group in optimizer.param_groups for item in group["params"]]
+    first = next(
+        (item for item in parameters if item.requires_grad and item.grad is not None), None
+    )
+    if first is None:
+        return _nothing
+    parameter, gradient, version = ref(first), ref(first.grad), first.grad._version
+    kind, report = type(error), getattr(error, "report", None)
+    headline = str(error).partition("\n")[0]
 
-    def _look(self, _: object = None) -> None:
-        parameter, gradient = self._parameter(), self._gradient()
-        if parameter is None or gradient is None or parameter.grad is not gradient:
-            self._is_cleared = True
-        elif self._hook is not None:
-            self._is_cleared = gradient._version != self._version
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+    # Asked before the next backward pass adds to it, which counts a version as zeroing does.
+    @cache
+    def was_left() -> bool:
+        hook.remove()
+        values = gradient()
+        return values is not None and values._version == version
 
-    def raise_if_there(self) -> None:
-        """Raise the finding once more unless the gradients were cleared since.
+    def look(_: object) -> None:
+        was_left()
 
-        Raises:
-            DeviceAssertError: they were not.
-        """
-        self._look()
-        if not self._is_cleared:
-            says = (
-                f"{self._says}: the gradients of that step are still there; call zero_grad() "
-                "where the error is caught"
+    def raise_while_left() -> None:
+        owner = parameter()
+        is_there = owner is not None and owner.grad is not None and owner.grad is gradient()
+        if was_left() and is_there:
+            message = (
+                f"{headline}: the gradients of that step are still there; call zero_grad() where "
+                "the error is caught"
             )
-            raise self._kind(says, self._report)
+            raise kind(message, report)
+
+    hook = first.register_hook(look)
+    return raise_while_left
