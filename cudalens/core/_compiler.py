@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import CodeType
 from typing import Any
-
-import torch
 
 from cudalens.core._python import replace_attribute
 from cudalens.core.late_import import when_imported
@@ -21,8 +20,6 @@ TRACE_RULES = "torch._dynamo.trace_rules"
 COMPILER_CONFIG = "torch._inductor.config"
 """Imported, it has the compiler loaded, which takes a second."""
 _HOOK = "post_grad_custom_pre_pass"
-_RUN_BY_TORCH = frozenset({"eager", "eager_debug", "eager_noexcept", "pre_dispatch_eager"})
-"""Backends that, as those called ``aot_eager…``, have torch's own kernels run each op."""
 
 
 def rewrite_compiled_graphs(
@@ -49,18 +46,18 @@ def rewrite_compiled_graphs(
     if not hasattr(entry, "env_value_force") or not hasattr(entry, "user_override"):
         msg = f"this torch has no {_HOOK}"
         raise NotImplementedError(msg)
-    from torch._inductor import custom_graph_pass as passes
+    from torch._inductor import custom_graph_pass
 
     def others() -> list[Any]:
-        found = entry.user_override
-        found = found.get() if hasattr(found, "get") else found
-        several = found if isinstance(found, list | tuple) else [found]
-        return [item for item in several if callable(item) and not isinstance(item, RewritePass)]
+        override = entry.user_override
+        override = override.get() if hasattr(override, "get") else override
+        passes = override if isinstance(override, list | tuple) else [override]
+        return [item for item in passes if callable(item) and not isinstance(item, RewritePass)]
 
     # torch 2.11 tells no pass whether a graph is for inference.
-    aware: Any = getattr(passes, "CustomInferenceAwareGraphPass", None)
+    aware: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
 
-    class RewritePass(aware or passes.CustomGraphPass):  # type: ignore[misc]
+    class RewritePass(aware or custom_graph_pass.CustomGraphPass):  # type: ignore[misc]
         def __call__(self, graph: Any, is_inference: bool = False) -> None:
             for item in others():
                 item(graph, *([is_inference] if aware and isinstance(item, aware) else []))
@@ -69,37 +66,13 @@ def rewrite_compiled_graphs(
                 rewrite(graph)
 
         def uuid(self) -> object | None:
-            known = [item.uuid() if hasattr(item, "uuid") else None for item in others()]
+            parts = [item.uuid() if hasattr(item, "uuid") else None for item in others()]
             if entry.env_value_force is made:
-                known.append(identity())
-            return None if None in known else tuple(known)
+                parts.append(identity())
+            return None if None in parts else tuple(parts)
 
     made = RewritePass()
     return replace_attribute(entry, "env_value_force", made)
-
-
-def tell_of_backends(told: Callable[[str], None]) -> Callable[[], None]:
-    """Have the name of each backend told that compiles something and may make kernels of its own.
-
-    Inductor's are known, and what torch's own kernels run is seen in the dispatcher.
-
-    Returns:
-        a function that undoes it.
-    """
-    wrapper: Any = getattr(torch, "_TorchCompileWrapper", None)
-    if wrapper is None:
-        return lambda: None
-    original = wrapper.__call__
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        name = str(getattr(self, "compiler_name", ""))
-        home = str(getattr(getattr(self, "compiler_fn", None), "__module__", ""))
-        is_known = name in _RUN_BY_TORCH or name.startswith("aot_eager")
-        if not is_known and not home.startswith("torch._inductor"):
-            told(name)
-        return original(self, *args, **kwargs)
-
-    return replace_attribute(wrapper, "__call__", call)
 
 
 def _is_for_another_process() -> bool:
@@ -115,24 +88,32 @@ def leave_out_own_frames() -> Callable[[], None]:
     Returns:
         a function that undoes it.
     """
-    package = __name__.partition(".")[0]
-    undo: list[Callable[[], None]] = []
+    undo: list[Callable[[], object]] = []
 
     def enter(rules: Any) -> None:
-        count = len(rules.SKIP_DIRS)
-        rules.add(package)
-        added = rules.SKIP_DIRS[count:]
+        rules.add(__name__.partition(".")[0])
+        undo.extend((rules._recompile_re, partial(rules.SKIP_DIRS.remove, rules.SKIP_DIRS[-1])))
 
-        def leave() -> None:
-            for folder in added:
-                rules.SKIP_DIRS.remove(folder)
-            rules._recompile_re()
+    undo.append(when_loaded(TRACE_RULES, enter))
 
-        undo[:] = [leave]
+    def leave() -> None:
+        while undo:
+            undo.pop()()
 
-    rules = sys.modules.get(TRACE_RULES)
-    undo.append(when_imported(TRACE_RULES, enter)) if rules is None else enter(rules)
-    return lambda: undo.pop()() if undo else None
+    return leave
+
+
+def when_loaded(name: str, enter: Callable[[Any], None]) -> Callable[[], None]:
+    """Call a function with a module: now, or once it is imported.
+
+    Returns:
+        a function that waits no longer.
+    """
+    module = sys.modules.get(name)
+    if module is None:
+        return when_imported(name, enter)
+    enter(module)
+    return lambda: None
 
 
 def forget_compiled_code() -> None:

@@ -136,6 +136,18 @@ class ArgumentSlot:
             return args[self.position]
         return kwargs.get(self.name, self.default)
 
+    def put(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any, item: int | None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call with another value of this one, or of an item of it."""
+        if item is not None:
+            items = list(self.of(args, kwargs))
+            items[item] = value
+            value = items
+        if self.position < len(args):
+            return (*args[: self.position], value, *args[self.position + 1 :]), kwargs
+        return args, {**kwargs, self.name: value}
+
 
 @cache
 def schema_parameters(op: Any) -> tuple[ArgumentSlot, ...]:

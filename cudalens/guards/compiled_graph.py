@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,14 +20,8 @@ from torch import Tensor
 
 from cudalens.core import _compiler
 from cudalens.guards import GUARDS
-from cudalens.guards._base import OF_USER, schema_parameters
+from cudalens.guards._base import OF_USER, ArgumentSlot, full_name, schema_parameters
 from cudalens.guards.engine import INDEX_DTYPES, Within
-
-Frames = tuple[tuple[str, int, str], ...]
-
-
-# --- what is looked at ----------------------------------------------------------------------------
-
 
 _OPS = frozenset(
     f"aten::{name}"
@@ -44,58 +38,55 @@ _SAME_VALUES = frozenset(
     f"aten::{name}"
     for name in ("expand", "unsqueeze", "squeeze", "view", "reshape", "permute", "clone", "alias")
 )
-"""Ops whose result holds the values of their first argument, each at least once."""
+"""Ops whose result has the values of their first argument, each at least once."""
 _UNKNOWN_SIZE = 1 << 13
 """In place of a size that only the run of the graph knows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CompiledCheck:
     """Requirement of an index, as it travels in the compiled code."""
 
     op: str
-    overload: str
     argument: str
     related: str
     dim: int
-    wraps: bool
-    """Negative values count from the end."""
+    why: str
     item: int | None = None
     """Place in a list of indices."""
     backward: bool = False
-    frames: Frames = ()
+    frames: tuple[tuple[str, int, str], ...] = ()
     """File, line and function of the user's call, outermost first."""
 
 
-@dataclass(frozen=True)
-class _Found:
-    """An index in a graph."""
-
-    node: Any
-    index: Any
-    source: Any
-    check: CompiledCheck
-
-
-def _indices(graph: Any) -> Iterator[_Found]:
-    """Yield each integer index of a graph that a kernel of inductor's will use."""
-    for node in graph.nodes:
-        if node.op != "call_function" or _schema_name(node) not in _OPS:
-            continue
-        arguments = {
-            item.name: item.of(node.args, node.kwargs) for item in schema_parameters(node.target)
-        }
-        for need in _requirements(node.target, arguments):
-            index = arguments[need.argument]
+def guard_graph(graph: Any, devices: frozenset[str]) -> None:
+    """Have each index of a graph looked at, and brought into bounds."""
+    safe: dict[Any, Any] = {}
+    replaced = []
+    for node in list(graph.nodes):
+        for need in _requirements(node):
+            slot = _slot(node, need.argument)
+            index = slot.of(node.args, node.kwargs)
             index = index if need.item is None else index[need.item]
-            if _is_index(index):
-                yield _Found(node, index, arguments[str(need.of)], _check(node, need))
+            if not _is_index(index) or _value(index).device.type not in devices:
+                continue
+            with graph.inserting_before(node):
+                bounds = _bounds(graph, node, need)
+                if (index, bounds) not in safe:  # one of the same bounds is enough
+                    safe[index, bounds] = _in_bounds(graph, index, bounds, _check(node, need))
+            replaced.append((node, slot, need.item, safe[index, bounds]))
+    # Nothing can fail any more.
+    for node, slot, item, index in replaced:
+        node.args, node.kwargs = slot.put(node.args, node.kwargs, index, item)
 
 
-def _requirements(op: Any, arguments: Mapping[str, Any]) -> Iterator[Within]:
-    """Yield what the guards of an op require of a dimension's indices."""
-    stand_ins = {name: _stand_in(value) for name, value in arguments.items()}
-    for entry in GUARDS.get(op, ()):
+def _requirements(node: Any) -> Iterator[Within]:
+    """Yield what guards require of the integer indices of an op that gets a kernel."""
+    if node.op != "call_function" or _schema_name(node) not in _OPS:
+        return
+    slots = schema_parameters(node.target)
+    stand_ins = {slot.name: _stand_in(slot.of(node.args, node.kwargs)) for slot in slots}
+    for entry in GUARDS.get(node.target, ()):
         if entry.frequency != OF_USER:
             need = entry.requires(*(stand_ins[name] for name in entry.parameters))
             for item in need if isinstance(need, list) else [need]:
@@ -120,39 +111,10 @@ def _stand_in(value: Any, unknown: int = _UNKNOWN_SIZE) -> Any:
     return value
 
 
-def _check(node: Any, need: Within) -> CompiledCheck:
-    return CompiledCheck(
-        op=node.target._schema.name,
-        overload=node.target._overloadname,
-        argument=need.argument,
-        related=str(need.of),
-        dim=int(need.dim or 0),
-        wraps=need.low < 0,
-        item=need.item,
-        backward=_is_of_backward(node.meta),
-        frames=_frames(node.meta.get("stack_trace") or ""),
-    )
-
-
-def _is_of_backward(meta: Mapping[str, Any]) -> bool:
-    """Return whether a node is of a backward pass; torch 2.11 marks it by the tag alone."""
-    return bool(meta.get("autograd_backward")) or meta.get("partitioner_tag") == "is_backward"
-
-
-def _frames(trace: str) -> Frames:
-    """Return the user's calls of a node's stack trace, as the compiler noted it."""
-    found = re.findall(r'^\s*File "(.+)", line (\d+), in (.+)$', trace, flags=re.MULTILINE)
-    return tuple((file, int(line), function) for file, line, function in found)
-
-
-def _value(node: Any) -> Any:
-    return node.meta["val"]
-
-
 def _is_index(node: Any) -> bool:
     """Return whether a node is an integer tensor that surely has elements.
 
-    The graph of one element of an attention mask, in which nothing can be reduced, holds only
+    The graph of one element of an attention mask, in which nothing can be reduced, has only
     indices without dimensions; elsewhere the compiler reads those on the host.
     """
     value = getattr(node, "meta", {}).get("val")
@@ -162,47 +124,46 @@ def _is_index(node: Any) -> bool:
     return not any(_compiler.is_data_dependent(size) or size == 0 for size in value.shape)
 
 
-# --- the pass -------------------------------------------------------------------------------------
+def _check(node: Any, need: Within) -> CompiledCheck:
+    # torch 2.11 marks backward by the tag alone.
+    is_tagged = node.meta.get("partitioner_tag") == "is_backward"
+    trace = node.meta.get("stack_trace") or ""
+    frames = re.findall(r'^\s*File "(.+)", line (\d+), in (.+)$', trace, flags=re.MULTILINE)
+    return CompiledCheck(
+        op=full_name(node.target),
+        argument=need.argument,
+        related=str(need.of),
+        dim=int(need.dim or 0),
+        why=need.why,
+        item=need.item,
+        backward=is_tagged or bool(node.meta.get("autograd_backward")),
+        frames=tuple((file, int(line), function) for file, line, function in frames),
+    )
 
 
-def guard_graph(graph: Any, devices: frozenset[str]) -> None:
-    """Have each index of a graph looked at, and brought into bounds."""
-    made: dict[Any, Any] = {}
-    replaced = []
-    for found in list(_indices(graph)):
-        if _value(found.index).device.type in devices:
-            with graph.inserting_before(found.node):
-                bounds = _bounds(graph, found)
-                if (found.index, bounds) not in made:  # one of the same bounds is enough
-                    made[found.index, bounds] = _in_bounds(graph, found, bounds)
-            replaced.append((found, made[found.index, bounds]))
-    # Nothing can fail any more.
-    for found, index in replaced:
-        _replace(found, index)
+def _bounds(graph: Any, node: Any, need: Within) -> tuple[Any, Any]:
+    """Return the bounds of an index: numbers, or nodes where the size may change."""
+    source = _slot(node, str(need.of)).of(node.args, node.kwargs)
+    value, wraps = _value(source), need.low < 0
+    size = value.shape[need.dim] if value.dim() else 1
+    if isinstance(size, int):
+        return -size if wraps else 0, size - 1
+    size = _call(graph, torch.ops.aten.sym_size.int, source, need.dim)
+    low = _call(graph, operator.neg, size) if wraps else 0
+    return low, _call(graph, operator.sub, size, 1)
 
 
-def _in_bounds(graph: Any, found: _Found, bounds: tuple[Any, Any]) -> Any:
-    index, views = found.index, []
+def _in_bounds(graph: Any, index: Any, bounds: tuple[Any, Any], check: CompiledCheck) -> Any:
+    views = []
     # A view has the same values: looked at before it is spread, an index stays a view.
     while _schema_name(index) in _SAME_VALUES:
         views.append(index)
         index = index.args[0]
-    arguments = (index, *bounds, json.dumps(asdict(found.check)))
-    safe = _call(graph, torch.ops.cudalens.in_bounds.default, *arguments)
+    meaning = json.dumps(asdict(check))
+    safe = _call(graph, torch.ops.cudalens.in_bounds.default, index, *bounds, meaning)
     for view in reversed(views):
         safe = _call(graph, view.target, safe, *view.args[1:], **view.kwargs)
     return safe
-
-
-def _bounds(graph: Any, found: _Found) -> tuple[Any, Any]:
-    """Return the bounds of an index: numbers, or nodes where the size may change."""
-    value, dim = _value(found.source), found.check.dim
-    size = value.shape[dim] if value.dim() else 1
-    if isinstance(size, int):
-        return -size if found.check.wraps else 0, size - 1
-    size = _call(graph, torch.ops.aten.sym_size.int, found.source, dim)
-    low = _call(graph, operator.neg, size) if found.check.wraps else 0
-    return low, _call(graph, operator.sub, size, 1)
 
 
 def _call(graph: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
@@ -212,19 +173,13 @@ def _call(graph: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
     return node
 
 
+def _slot(node: Any, name: str) -> ArgumentSlot:
+    return next(slot for slot in schema_parameters(node.target) if slot.name == name)
+
+
+def _value(node: Any) -> Any:
+    return node.meta["val"]
+
+
 def _schema_name(node: Any) -> str:
     return getattr(getattr(node.target, "_schema", None), "name", "")
-
-
-def _replace(found: _Found, index: Any) -> None:
-    """Let the op take the index that is in bounds."""
-    node, check = found.node, found.check
-    slot = next(item for item in schema_parameters(node.target) if item.name == check.argument)
-    if check.item is not None:
-        arguments = list(slot.of(node.args, node.kwargs))
-        arguments[check.item] = index
-        index = arguments
-    if slot.position < len(node.args):
-        node.update_arg(slot.position, index)
-    else:
-        node.update_kwarg(check.argument, index)

@@ -136,15 +136,7 @@ class Made:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the call with those that are in bounds."""
         for required, value in self.replaced:
-            slot = required.slot
-            new: Any = value
-            if required.item is not None:
-                new = [*slot.of(args, kwargs)]
-                new[required.item] = value
-            if slot.position < len(args):
-                args = (*args[: slot.position], new, *args[slot.position + 1 :])
-            else:
-                kwargs = {**kwargs, slot.name: new}
+            args, kwargs = required.slot.put(args, kwargs, value, required.item)
         return args, kwargs
 
 

@@ -29,7 +29,6 @@ from cudalens.guards import GUARDS
 from cudalens.guards._base import OF_USER, Guard, full_name, schema_parameters
 from cudalens.guards.captured import CAPTURED
 from cudalens.guards.compiled import CompiledGuards
-from cudalens.guards.compiled_graph import CompiledCheck
 from cudalens.guards.deferred import DeferredOp, KnownExtremes, Made
 from cudalens.guards.host_waits import HostWaits
 from cudalens.guards.past_calls import IsUsers, OnPastViolation, PastCall
@@ -92,7 +91,7 @@ class Interceptor:
             on_failed_call,
         )
         self._compiled = CompiledGuards(
-            self._tell_compiled, self._complain, is_users=is_users, devices=self._devices
+            self._tell_past, self._complain, is_users=is_users, devices=self._devices
         )
 
     def install(self) -> None:
@@ -278,12 +277,6 @@ class Interceptor:
             return self._on_past_violation(self._completed(op, guard, found), past)
 
         return self._answer(Limits(), found, report)
-
-    def _tell_compiled(
-        self, check: CompiledCheck, found: Violation, past: PastCall
-    ) -> BaseException | None:
-        op = _torch.op_of(f"{check.op}.{check.overload}")
-        return self._tell_past(op, GUARDS[op][0], found, past)
 
     # --- looking at once --------------------------------------------------------------------------
 
