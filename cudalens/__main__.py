@@ -77,12 +77,12 @@ def _dispatch(words: list[str]) -> int:
     count = take(words, stop=["-m"])
     if count > 1 and words[count - 1] in _COMMANDS and not _can_run(words[count:]):
         count -= 1  # --json takes a file before a script, and none before guards
-    given, rest = words[:count], words[count:]
-    if "--version" in given:
+    leading, rest = words[:count], words[count:]
+    if "--version" in leading:
         return _say(f"cudalens {__version__}")
     if rest and rest[0] in _COMMANDS:
-        return _run_command(rest[0], [*given, *rest[1:]])
-    options = _options(given)
+        return _run_command(rest[0], [*leading, *rest[1:]])
+    options = _options(leading)
     if options.help or not words:
         return _say(_help())
     if not rest:
@@ -121,11 +121,11 @@ def _run_command(name: str, arguments: list[str]) -> int:
     if not {"-h", "--help"}.isdisjoint(arguments):
         return _say(parser.format_help().rstrip())
     try:
-        given = parser.parse_intermixed_args(arguments)
-        _require_writable(given)
+        args = parser.parse_intermixed_args(arguments)
+        _require_writable(args)
     except OptionsError as error:
         raise _UsageError(str(error).replace("--help", f"cudalens {name} --help")) from None
-    return _printed(partial(_COMMANDS[name].run, given))
+    return _printed(partial(_COMMANDS[name].run, args))
 
 
 def _say(text: str) -> int:
@@ -249,9 +249,9 @@ def _rank() -> Rank | None:
     return Rank.of_environment()
 
 
-def _require_writable(given: Options | Namespace) -> None:
+def _require_writable(options: Options | Namespace) -> None:
     for form in ("html", "json"):
-        name = getattr(given, form, None)
+        name = getattr(options, form, None)
         if name is not None and (reason := why_unwritable(name)) is not None:
             msg = f"--{form} {name}: it cannot be written: {reason}"
             raise _UsageError(msg)
@@ -303,7 +303,7 @@ def _complain(line: str, status: int) -> int:
 # --- sub-commands ---------------------------------------------------------------------------------
 
 
-def _demo(given: Namespace) -> int:
+def _demo(args: Namespace) -> int:
     from cudalens.core.errors import SimulationError
     from cudalens.session import demo
 
@@ -323,50 +323,50 @@ def _numbered(text: str) -> str:
     return "\n".join(f"  {number:>2}  {line}".rstrip() for number, line in lines)
 
 
-def _guards(given: Namespace) -> int:
+def _guards(args: Namespace) -> int:
     from cudalens.guards import catalogue_rows
     from cudalens.render.tables import guard_list, matching
 
-    rows = matching(catalogue_rows(), given.words)
-    if given.json_out:
+    rows = matching(catalogue_rows(), args.words)
+    if args.json_out:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
     elif rows:
         print(guard_list(rows, width=_width(), color=_has_colour(sys.stdout)))
     if rows:
         return 0
-    return _complain(f"no guard mentions {' '.join(given.words)!r}", FAILED)
+    return _complain(f"no guard mentions {' '.join(args.words)!r}", FAILED)
 
 
-def _show(given: Namespace) -> int:
+def _show(args: Namespace) -> int:
     from cudalens.core.report import Report
 
-    found, status = [], 0
-    for name in given.files:
+    reports, status = [], 0
+    for name in args.files:
         try:
             report = Report.from_dict(json.loads(Path(name).read_text(encoding="utf-8-sig")))
-            found.append((name, report, _as_text(report, sys.stdout)))
+            reports.append((name, report, _as_text(report, sys.stdout)))
         except Exception as error:  # a file may hold anything; what it does to a view is known late
             status = _complain(
                 f"{name} is not a report that can be shown: {why_unreadable(error)}", FAILED
             )
-    if len(given.files) == 1:
-        for _, report, text in found:
+    if len(args.files) == 1:
+        for _, report, text in reports:
             print(text)
-            _write(report, given)
-    elif found:
+            _write(report, args)
+    elif reports:
         from cudalens.render.tables import report_list
 
-        listed = ((name, report) for name, report, _ in found)
+        listed = ((name, report) for name, report, _ in reports)
         print(report_list(listed, width=_width(), color=_has_colour(sys.stdout)))
     return status
 
 
-def _explain(given: Namespace) -> int:
+def _explain(args: Namespace) -> int:
     from cudalens.diagnosis.crash_log import read_log
     from cudalens.diagnosis.log_verdict import explain_log, last_exception
 
-    names = given.files or ["-"]
-    if not given.files and sys.stdin.isatty():
+    names = args.files or ["-"]
+    if not args.files and sys.stdin.isatty():
         msg = "name a log, or hand it over: python train.py 2>&1 | cudalens explain"
         raise _UsageError(msg)
     try:
@@ -382,27 +382,27 @@ def _explain(given: Namespace) -> int:
         line = f"{what} ({size}) shows no failure of CUDA's or torch's{other}"
         return _complain(line, FAILED)
     print(_as_text(report, sys.stdout))
-    _write(report, given)
+    _write(report, args)
     return 0
 
 
-def _write(report: Report, given: Namespace) -> None:
+def _write(report: Report, args: Namespace) -> None:
     """Write a report to the files that were asked for."""
-    for name, text in ((given.html, report.to_html), (given.json, report.to_json)):
+    for name, text in ((args.html, report.to_html), (args.json, report.to_json)):
         if name is not None:
             path = expanded(name)
             path.write_text(text(), encoding="utf-8")
             print(f"cudalens: the report is in {path}", file=sys.stderr)
 
 
-def _page(given: Namespace) -> int:
+def _page(args: Namespace) -> int:
     from cudalens.core import error_pages
 
     try:
-        text = error_pages.text(*filter(None, [given.name]))
+        text = error_pages.text(*filter(None, [args.name]))
     except KeyError:
-        known = ", ".join(error_pages.names())
-        return _complain(f"there is no page {given.name!r}; there are: {known}", FAILED)
+        names = ", ".join(error_pages.names())
+        return _complain(f"there is no page {args.name!r}; there are: {names}", FAILED)
     if sys.stdout.isatty():
         from cudalens.render.tables import markdown
 
@@ -411,13 +411,13 @@ def _page(given: Namespace) -> int:
     return 0
 
 
-def _help_of(given: Namespace) -> int:
-    if given.command is None:
+def _help_of(args: Namespace) -> int:
+    if args.command is None:
         print(_help())
-    elif given.command in _COMMANDS:
-        print(_COMMANDS[given.command].parser().format_help(), end="")
+    elif args.command in _COMMANDS:
+        print(_COMMANDS[args.command].parser().format_help(), end="")
     else:
-        raise _UsageError(_no_script(given.command))
+        raise _UsageError(_no_script(args.command))
     return 0
 
 

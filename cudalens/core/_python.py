@@ -181,11 +181,11 @@ def add_note(error: BaseException, line: str) -> None:
 
 def entries_from_traceback(traceback: TracebackType | None) -> tuple[TracebackType, ...]:
     """Return the links of a traceback, outermost first, as :func:`cudalens.source.locate` takes."""
-    found = []
+    entries = []
     while traceback is not None:
-        found.append(traceback)
+        entries.append(traceback)
         traceback = traceback.tb_next
-    return tuple(found)
+    return tuple(entries)
 
 
 def linked(entries: Sequence[TracebackType]) -> TracebackType | None:

@@ -65,8 +65,8 @@ class ApiCall:
 
 def api_call_of(error: BaseException) -> ApiCall | None:
     """Return the innermost recorded API call that raised an exception."""
-    found = getattr(error, "__dict__", {}).get(ATTRIBUTE)
-    return found if isinstance(found, ApiCall) else None
+    api_call = getattr(error, "__dict__", {}).get(ATTRIBUTE)
+    return api_call if isinstance(api_call, ApiCall) else None
 
 
 def public_name(func: Any) -> str:
@@ -78,9 +78,9 @@ def public_name(func: Any) -> str:
     name = getattr(func, "__name__", type(func).__name__)
     if name in ("__get__", "__set__", "__delete__"):  # the property of a tensor
         return f"torch.Tensor.{getattr(func.__self__, '__name__', name)}"
-    known = torch.overrides.resolve_name(func)
-    if known is not None:
-        return str(known)
+    resolved = torch.overrides.resolve_name(func)
+    if resolved is not None:
+        return str(resolved)
     owner = getattr(func, "__objclass__", None) or type(getattr(func, "__self__", None))
     place = next((path for path, names in _PLACES if owner.__name__ in names), None)
     return f"{place or getattr(func, '__module__', None) or 'torch'}.{name}"

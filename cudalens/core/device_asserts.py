@@ -55,7 +55,7 @@ class AssertFold:
     """The different assertions of a text that is read piece by piece, at most 20 of them."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str | None, str, str], AssertLine] = {}
+        self._lines: dict[tuple[str, str | None, str, str], AssertLine] = {}
 
     def add(self, text: str) -> bool:
         """Take in a line; return whether an assertion stood in it."""
@@ -66,7 +66,7 @@ class AssertFold:
             file = match["file"].replace("\\", "/").rpartition("/")[2]
             function, expression = match["function"] or "", match["expression"]
             key = (file, match["line"], function, expression)
-            if key not in self._found and len(self._found) == MAX_LINES:
+            if key not in self._lines and len(self._lines) == MAX_LINES:
                 continue
             first = AssertLine(
                 file=file,
@@ -75,7 +75,7 @@ class AssertFold:
                 expression=expression,
                 first=match[0],
             )
-            seen = self._found.setdefault(key, first)
+            seen = self._lines.setdefault(key, first)
             seen.count += 1
             if len(seen.threads) < MAX_THREADS:
                 seen.blocks.add(match["block"])
@@ -84,7 +84,7 @@ class AssertFold:
 
     def lines(self) -> tuple[AssertLine, ...]:
         """Return the assertions in order of appearance."""
-        return tuple(self._found.values())
+        return tuple(self._lines.values())
 
 
 def fold(raw: str | Iterable[str]) -> tuple[AssertLine, ...]:
@@ -93,10 +93,10 @@ def fold(raw: str | Iterable[str]) -> tuple[AssertLine, ...]:
     Args:
         raw: the text, or its lines.
     """
-    found = AssertFold()
+    asserts = AssertFold()
     for text in raw.splitlines() if isinstance(raw, str) else raw:
-        found.add(text)
-    return found.lines()
+        asserts.add(text)
+    return asserts.lines()
 
 
 # --- the table of assertions ---------------------------------------------------------------------

@@ -12,21 +12,21 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
-def when_imported(name: str, found: Callable[[ModuleType], None]) -> Callable[[], None]:
-    """Call ``found`` with a module that is not loaded yet, right behind its import.
+def when_imported(name: str, callback: Callable[[ModuleType], None]) -> Callable[[], None]:
+    """Call ``callback`` with a module that is not loaded yet, right behind its import.
 
     Returns:
         a function that waits no longer; harmless once the module was imported.
     """
 
     def find_spec(
-        asked: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+        fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the module as Python would, and have ``found`` called when it is loaded."""
+        """Find the module as Python would, and call ``callback`` when it is loaded."""
         # Another that waits for the same module stands behind.
-        behind = sys.meta_path[sys.meta_path.index(finder) + 1 :] if asked == name else []
+        behind = sys.meta_path[sys.meta_path.index(finder) + 1 :] if fullname == name else []
         for other in behind:
-            spec = other.find_spec(asked, path, target)
+            spec = other.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
                 _call_behind(spec.loader, imported)
                 return spec
@@ -38,20 +38,20 @@ def when_imported(name: str, found: Callable[[ModuleType], None]) -> Callable[[]
 
     def imported(module: ModuleType) -> None:
         forget()
-        found(module)
+        callback(module)
 
     finder: Any = SimpleNamespace(find_spec=find_spec)
     sys.meta_path.insert(0, finder)
     return forget
 
 
-def _call_behind(loader: Any, found: Callable[[ModuleType], None]) -> None:
-    """Have ``found`` called behind the one module that a loader is to load; it leaves no trace."""
+def _call_behind(loader: Any, callback: Callable[[ModuleType], None]) -> None:
+    """Call ``callback`` behind the one module that a loader is to load; it leaves no trace."""
     run = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
         vars(loader).pop("exec_module", None)
         run(module)
-        found(module)
+        callback(module)
 
     loader.exec_module = exec_module

@@ -241,8 +241,8 @@ class Report:
         """
         version = data.get("schema_version") if isinstance(data, dict) else None
         if version not in READABLE_VERSIONS:
-            known = f"{READABLE_VERSIONS[0]} to {SCHEMA_VERSION}"
-            msg = f"schema_version {version!r} cannot be read: this release reads {known}"
+            versions = f"{READABLE_VERSIONS[0]} to {SCHEMA_VERSION}"
+            msg = f"schema_version {version!r} cannot be read: this release reads {versions}"
             if not isinstance(version, int):
                 msg = "it contains no cudalens report: schema_version is missing"
             elif version > SCHEMA_VERSION:
@@ -365,12 +365,12 @@ def from_plain(cls: type[_T], data: dict[str, Any]) -> _T:
     """Build ``cls`` from what :func:`to_plain` gave; keys that it does not know are ignored."""
     hints = get_type_hints(cls)
     names = _JSON_NAMES.get(cls, {})
-    known = {}
+    values = {}
     for item in dataclasses.fields(cls):  # type: ignore[arg-type]
         key = names.get(item.name, item.name)
         if key in data:
-            known[item.name] = _read(hints[item.name], data[key])
-    return cls(**known)
+            values[item.name] = _read(hints[item.name], data[key])
+    return cls(**values)
 
 
 def _read(hint: Any, value: Any) -> Any:

@@ -224,10 +224,10 @@ class Violation:
         template = str(template or self.headline)
         if argument is not None:
             part = "" if self.list_position is None else f"[{self.list_position}]"
-            given = next((item.position for item in self.offenders.first), ())
-            at = _subscript(given if position is None else position)
+            first_position = next((item.position for item in self.offenders.first), ())
+            at = _subscript(first_position if position is None else position)
             template = template.replace(
-                f"{{argument}}{part}{_subscript(given)}", f"{{argument}}{at}"
+                f"{{argument}}{part}{_subscript(first_position)}", f"{{argument}}{at}"
             )
         names = {
             "argument": argument or self.argument,
@@ -235,7 +235,7 @@ class Violation:
         }
         # In one pass: a name is an expression of the user's, and may hold braces.
         return _PLACEHOLDER.sub(
-            lambda found: names[found[1]] if found[1] else (inputs or {}).get(found[2], found[2]),
+            lambda match: names[match[1]] if match[1] else (inputs or {}).get(match[2], match[2]),
             template,
         )
 
@@ -381,8 +381,8 @@ class SourceSpan:
     @property
     def ref(self) -> LineRef:
         """The line and its own text: ``text`` is the first line of the whole statement."""
-        found = (item.text.strip() for item in self.context if item.line == self.line)
-        text = next(found, self.text)
+        texts = (item.text.strip() for item in self.context if item.line == self.line)
+        text = next(texts, self.text)
         code = without_comment(text) if text else text
         return LineRef(line=self.line, text=code, cell=self.cell, file=self.file)
 

@@ -100,7 +100,7 @@ def find_offenders(tensor: Tensor, bad: Tensor, marked: Sequence[int] = ()) -> O
 
 def _extremes_where(tensor: Tensor, mask: Tensor) -> tuple[Number, Number]:
     """Return the smallest and the largest element that a mask selects, NaN left out."""
-    found: list[Any] = []
+    ends: list[Any] = []
     if tensor.is_complex() or tensor.shape != mask.shape:
         return None, None
     for piece, marks in zip(_pieces(tensor.reshape(-1)), _pieces(mask.reshape(-1)), strict=True):
@@ -109,8 +109,8 @@ def _extremes_where(tensor: Tensor, mask: Tensor) -> tuple[Number, Number]:
             values = values[~values.isnan()].double()
         if values.numel():
             wide = values if values.is_floating_point() else values.long()
-            found += [item.item() for item in torch.aminmax(wide)]
-    return (number(min(found)), number(max(found))) if found else (None, None)
+            ends += [item.item() for item in torch.aminmax(wide)]
+    return (number(min(ends)), number(max(ends))) if ends else (None, None)
 
 
 def _ends(grid: OffenderMap | None, first: tuple[Offender, ...]) -> tuple[Number, Number]:
@@ -135,15 +135,15 @@ def _listed(marks: Tensor) -> Tensor:
 
 def _first_places(marks: Tensor) -> list[int]:
     # Piece by piece: nonzero() of a whole tensor takes eight bytes for each bad element.
-    found: list[int] = []
+    positions: list[int] = []
     start = 0
     for piece in _pieces(marks):
-        if len(found) >= MAX_FIRST:
+        if len(positions) >= MAX_FIRST:
             break
-        here = piece.nonzero()[: MAX_FIRST - len(found), 0]
-        found.extend(start + item for item in here.tolist())
+        here = piece.nonzero()[: MAX_FIRST - len(positions), 0]
+        positions.extend(start + item for item in here.tolist())
         start += piece.numel()
-    return found
+    return positions
 
 
 def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -309,10 +309,10 @@ def _distinct(values: Tensor, smallest: int, largest: int) -> tuple[int, ...] | 
     if values.numel() > HOST_NUMEL:
         return None
     if largest - smallest < _COUNTED:
-        found = torch.bincount(values.long() - smallest).nonzero().squeeze(1) + smallest
+        distinct = torch.bincount(values.long() - smallest).nonzero().squeeze(1) + smallest
     else:
-        found = values.unique()
-    return tuple(found.tolist()) if found.numel() <= MAX_UNIQUE else None
+        distinct = values.unique()
+    return tuple(distinct.tolist()) if distinct.numel() <= MAX_UNIQUE else None
 
 
 def _histogram(values: Tensor, smallest: float, largest: float) -> Histogram:

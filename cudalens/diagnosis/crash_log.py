@@ -174,16 +174,16 @@ class _Reader:
         """Return the rank that marks a line as its own, and the line without its marks."""
         log, rank = self._log, None
         while (match := _RANK.match(text)) is not None:
-            found = match["a"] or match["b"] or match["c"]
-            rank = int(found) if found else rank
+            number = match["a"] or match["b"] or match["c"]
+            rank = int(number) if number else rank
             self._starts_itself = self._starts_itself or "pid=" in match[0]
             text = text[match.end() :]
         inside = _RANK_INSIDE.search(text)
         if inside is not None and inside[2]:
             self._spawned, self._starts_itself = inside[2], True
-        for found in (rank, inside and next(filter(None, inside.groups()))):
-            if found is not None and len(log.ranks) < MAX_RANKS:
-                log.ranks.add(int(found))
+        for number in (rank, inside and next(filter(None, inside.groups()))):
+            if number is not None and len(log.ranks) < MAX_RANKS:
+                log.ranks.add(int(number))
         log.is_launched = log.is_launched or _LAUNCHER.search(text) is not None
         header = _HEADER.search(text)
         if header is not None and re.search(r"[\d\[(:]", text[: header.start()]):
@@ -233,14 +233,14 @@ class _Reader:
         if match is not None and process.frames is None and not _BARE.match(match["message"] or ""):
             return  # without a traceback only what CUDA says counts
         inside = _RANK_INSIDE.search(text)
-        found = next(filter(None, inside.groups())) if inside else rank
-        if found is None:
-            found, self._spawned = self._spawned, None
+        number = next(filter(None, inside.groups())) if inside else rank
+        if number is None:
+            number, self._spawned = self._spawned, None
         process.failure = Failure(
             type_name=match["type"] if match else "",
             message=(match["message"] or "") if match else bare["text"].strip() if bare else "",
             frames=tuple(process.frames or ()),
-            ranks=frozenset() if found is None else frozenset({int(found)}),
+            ranks=frozenset() if number is None else frozenset({int(number)}),
             number=self._log.lines,
         )
         process.frames, process.room = None, _MESSAGE_LINES if match else 0
@@ -253,10 +253,11 @@ class _Reader:
         first = failure.message.split("\n", 1)[0]
         frames = tuple((item.file, item.line) for item in failure.frames)
         key = (failure.type_name, re.sub(r"\d+", "0", first), frames)
-        known = self._failures.get(key)
-        if known is not None:
-            ranks = known.ranks if len(known.ranks) >= MAX_RANKS else known.ranks | failure.ranks
-            failure = replace(known, ranks=ranks, number=failure.number)
+        earlier = self._failures.get(key)
+        if earlier is not None:
+            is_full = len(earlier.ranks) >= MAX_RANKS
+            ranks = earlier.ranks if is_full else earlier.ranks | failure.ranks
+            failure = replace(earlier, ranks=ranks, number=failure.number)
         elif len(self._failures) >= MAX_FAILURES:
             del self._failures[list(self._failures)[MAX_FAILURES // 2]]
         self._failures[key] = failure

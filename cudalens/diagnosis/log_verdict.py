@@ -97,8 +97,8 @@ def explain_log(log: CrashLog) -> Report | None:
     same = (item for item in log.failures if _is_assert(item) and _is_assert(chosen))
     ranks = chosen.ranks.union(*(item.ranks for item in same))
     if len(ranks) > 1 and not _is_waiting(chosen):
-        told = f"{report.explanation} Ranks {_numbers(ranks)} report it."
-        report = replace(report, explanation=told)
+        explanation = f"{report.explanation} Ranks {_numbers(ranks)} report it."
+        report = replace(report, explanation=explanation)
     hints = (*report.hints, _next_run(log, chosen))
     return replace(report, environment=evidence.environment, hints=hints)
 
@@ -159,7 +159,7 @@ def _cause(log: CrashLog) -> Failure | None:
 # --- what it means --------------------------------------------------------------------------------
 
 
-def _report(evidence: Evidence, headline: str, explanation: str, **known: object) -> Report:
+def _report(evidence: Evidence, headline: str, explanation: str, **fields: object) -> Report:
     return Report(
         headline=headline,
         explanation=explanation,
@@ -168,7 +168,7 @@ def _report(evidence: Evidence, headline: str, explanation: str, **known: object
         frames=evidence.frames,
         device_text=evidence.device_text,
         environment=evidence.environment,
-        **known,  # type: ignore[arg-type]
+        **fields,  # type: ignore[arg-type]
     )
 
 
@@ -182,7 +182,7 @@ def _of_assert(log: CrashLog, failure: Failure, evidence: Evidence) -> Report:
         hidden = f"{failure.type_name} ({first}) is not the cause: it hides an assert."
     line = next(iter(log.asserts), None)
     meaning = meaning_of(line) if line is not None else None
-    parts, known = [hidden], {}
+    parts, fields = [hidden], {}
     called = _called(failure)
     if line is None:
         headline = "a device-side assert ended the job; this log does not show which op asserted"
@@ -203,12 +203,12 @@ def _of_assert(log: CrashLog, failure: Failure, evidence: Evidence) -> Report:
         of = f"{argument}: " if argument else ""
         headline = f"{name} asserted on the device: {of}{meaning.sentence}"
         parts += [f"CUDA printed `{line.expression}`.", _SAME_OP if op else late]
-        known = {"argument": argument, "op": OpName(name=op, api=name if op else None)}
+        fields = {"argument": argument, "op": OpName(name=op, api=name if op else None)}
     if len(log.asserts) > 1:
         parts.append(f"The first of {len(log.asserts)} different assertions in the log.")
     certainty = "likely" if meaning is not None else "unknown"
     text = " ".join(filter(None, parts))
-    return _report(evidence, headline, text, kind="device_assert", certainty=certainty, **known)
+    return _report(evidence, headline, text, kind="device_assert", certainty=certainty, **fields)
 
 
 def _of_waiting(log: CrashLog, failure: Failure, evidence: Evidence) -> Report:
@@ -248,11 +248,11 @@ def _is_user(frame: Frame) -> bool:
 
 def _source(failure: Failure) -> SourceSpan | None:
     """Return the deepest line of the user's."""
-    found = next((item for item in reversed(failure.frames) if _is_user(item)), None)
-    if found is None or not found.line:
+    frame = next((item for item in reversed(failure.frames) if _is_user(item)), None)
+    if frame is None or not frame.line:
         return None
-    file = found.file if found.cell is None else None
-    return SourceSpan(cell=found.cell, file=file, line=found.line, text=found.text or None)
+    file = frame.file if frame.cell is None else None
+    return SourceSpan(cell=frame.cell, file=file, line=frame.line, text=frame.text or None)
 
 
 def _phase(failure: Failure) -> Phase:

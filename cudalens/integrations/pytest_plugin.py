@@ -46,8 +46,8 @@ def pytest_load_initial_conftests(
     for at, word in enumerate(args[:-1]):
         if word == "--cudacheck" and args[at + 1] not in MODES:
             args[at] = "--cudacheck=on"
-    known = early_config.known_args_namespace
-    known.file_or_dir = parser.parse_known_args(args).file_or_dir
+    options = early_config.known_args_namespace
+    options.file_or_dir = parser.parse_known_args(args).file_or_dir
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -108,23 +108,25 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach the text to a failure, and the finding to the JUnit file."""
-    found = item.stash.get(_REPORT, None)
-    if found is None:
+    finding = item.stash.get(_REPORT, None)
+    if finding is None:
         return (yield)
     del item.stash[_REPORT]
-    if found.context_usable is False:
+    if finding.context_usable is False:
         item.config.stash[_IS_LOST] = True
     item.user_properties += [
-        ("cudalens_kind", found.kind),
-        ("cudalens_op", found.op.name),
-        (_HEADLINE, found.headline_own or found.headline),
+        ("cudalens_kind", finding.kind),
+        ("cudalens_op", finding.op.name),
+        (_HEADLINE, finding.headline_own or finding.headline),
     ]
     from cudalens.source.shown_frames import without_repeats  # pytest is loaded without it, too
 
-    with without_repeats(call.excinfo.value, found) if call.excinfo is not None else nullcontext():
+    with (
+        without_repeats(call.excinfo.value, finding) if call.excinfo is not None else nullcontext()
+    ):
         report = yield
     if report.failed:
-        report.sections.append(("cudalens", found.to_text()))
+        report.sections.append(("cudalens", finding.to_text()))
     return report
 
 

@@ -60,11 +60,11 @@ class Rank:
     def of_environment(cls) -> Rank | None:
         """Return the rank that the environment describes, ``None`` outside of torchrun."""
         names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        given = [os.environ.get(name, "") for name in names]
+        values = [os.environ.get(name, "") for name in names]
         file = os.environ.get(_ERROR_FILE)
-        if not file or not all(text.isdigit() for text in given):
+        if not file or not all(text.isdigit() for text in values):
             return None
-        number, local, siblings = map(int, given)
+        number, local, siblings = map(int, values)
         return cls(number=number, local=local, siblings=siblings, error_file=Path(file))
 
     @property
@@ -141,8 +141,7 @@ class Rank:
         """Write this rank's page, and the index of what all ranks have left so far."""
         write_whole(self.folder / f"rank{self.number}.html", report.to_html())
         results = [
-            result_of(found, page=f"{name}.html")
-            for name, found in load_reports(self.folder).items()
+            result_of(item, page=f"{name}.html") for name, item in load_reports(self.folder).items()
         ]
         first = self.number - self.local
         missing = {*range(first, first + self.siblings)} - {item.rank for item in results}

@@ -346,14 +346,14 @@ def _window(row: Row, shift: int, width: int) -> Row:
     pieces: list[Piece] = []
     at = 0
     for piece in row.pieces:
-        kept = ""
+        shown = ""
         for char in piece.text:
             size = cell_len(char)
             if at >= shift and at + size - shift <= width - (1 if cut else 0):
-                kept += char
+                shown += char
             at += size
-        if kept:
-            pieces.append(replace(piece, text=kept))
+        if shown:
+            pieces.append(replace(piece, text=shown))
     lost_left = shift > 0 and row.text[:shift].strip() != "" and row.number is not None
     if lost_left and pieces:
         pieces[0] = replace(pieces[0], text="…" + pieces[0].text[1:])

@@ -55,19 +55,19 @@ def value_map_title(report: Report) -> str:
 
 
 def histogram_svg(
-    fact: TensorFact, bounds: Bounds | None = None, found: Offenders | None = None
+    fact: TensorFact, bounds: Bounds | None = None, offenders: Offenders | None = None
 ) -> Markup:
     """Draw how the finite values of a tensor are spread, with the allowed interval as a band.
 
-    A bar that reaches over a bound is drawn as two where ``found`` says how many of its values are
-    bad; else it is red only when its whole interval is outside.  Empty without a histogram.
+    A bar that reaches over a bound is drawn as two where ``offenders`` says how many of its values
+    are bad; else it is red only when its whole interval is outside.  Empty without a histogram.
     """
     edges = [words.finite(edge) for edge in fact.summary.histogram.edges]
     counts = fact.summary.histogram.counts
     if not counts or len(edges) != len(counts) + 1 or None in edges:
         return Markup("")
-    known = [edge for edge in edges if edge is not None]
-    low, high = known[0], known[-1]
+    ends = [edge for edge in edges if edge is not None]
+    low, high = ends[0], ends[-1]
     if not low < high or max(counts) <= 0:
         return Markup("")
     limits = _between_values(fact, limits_of(bounds))
@@ -81,7 +81,7 @@ def histogram_svg(
         size = {"width": band[1] - band[0], "height": base - 4}
         drawn.append(element("rect", x=band[0], y=4, **size, **paint(fill="oksoft")))
         drawn.append(words_at(band[0] + 4, 15, "allowed", tone="ok", size=11))
-    for left, right, count, is_bad in _split_bins(known, counts, limits, bounds, found):
+    for left, right, count, is_bad in _split_bins(ends, counts, limits, bounds, offenders):
         if count:
             height = max(HISTOGRAM_HEIGHT * count / max(counts), 2.0)
             width, top = max(across(right) - across(left) - 1, 1), base - height
@@ -112,7 +112,7 @@ def _split_bins(
     counts: Sequence[int],
     limits: _Limits,
     bounds: Bounds | None,
-    found: Offenders | None,
+    offenders: Offenders | None,
 ) -> Iterator[_Bin]:
     """Return the bars: ends, count, and whether it is bad, with those over a bound in two parts."""
     bins = [(*ends, count) for ends, count in zip(pairwise(edges), counts, strict=True)]
@@ -120,7 +120,7 @@ def _split_bins(
     for at, (left, right, count) in enumerate(bins):
         cuts = [x for x in limits if x is not None and left < x < right]
         cut = cuts[0] if len(cuts) == 1 else None
-        bad = None if cut is None else _bad_between(found, bounds, left, right, at == last)
+        bad = None if cut is None else _bad_between(offenders, bounds, left, right, at == last)
         if cut is None or not bad or bad > count:
             yield left, right, count, _is_outside(left, right, limits)
         elif cut == limits[1]:
@@ -132,13 +132,13 @@ def _split_bins(
 
 
 def _bad_between(
-    found: Offenders | None, bounds: Bounds | None, left: float, right: float, is_last: bool
+    offenders: Offenders | None, bounds: Bounds | None, left: float, right: float, is_last: bool
 ) -> int | None:
     """Count the bad values of a bar, ``None`` when not all of them are known."""
-    if found is None or bounds is None or found.count != len(found.first):
+    if offenders is None or bounds is None or offenders.count != len(offenders.first):
         return None
     low, high = limits_of(bounds)
-    values = [words.finite(item.value) for item in found.first]
+    values = [words.finite(item.value) for item in offenders.first]
     return sum(
         (low is not None and value < low) or (high is not None and value > high)
         for value in values
@@ -162,12 +162,12 @@ def _is_outside(left: float, right: float, limits: _Limits) -> bool:
     return (low is not None and right <= low) or (high is not None and left >= high)
 
 
-def _bars(grid: OffenderMap, bounds: Bounds, title: str, found: Offenders) -> Markup:
+def _bars(grid: OffenderMap, bounds: Bounds, title: str, offenders: Offenders) -> Markup:
     limits = limits_of(bounds)
     lows = [words.finite(value) for value in grid.low]
     highs = [words.finite(value) for value in grid.high]
     low, high = axis_span(lows, highs, limits)
-    total = max(found.total, grid.columns)
+    total = max(offenders.total, grid.columns)
     right = WIDTH - _LEFT - (_MARGIN if limits != (None, None) else 0)
     step = min((right - _LEFT) / total, MAX_BAR)
     right = _LEFT + step * total
@@ -202,7 +202,9 @@ def _bars(grid: OffenderMap, bounds: Bounds, title: str, found: Offenders) -> Ma
             drawn.append(words_at(right + 7, y + 4, clip(text, 13), tone="bad", size=11))
     drawn += _axis_ends("position 0", str(total - 1) if total > 1 else "", base + 15, right)
     width = right + _LEFT + (_MARGIN if limits != (None, None) else 0)
-    note = "; ".join(filter(None, (_shared(grid, found, "bar"), beyond(lows, highs, low, high))))
+    note = "; ".join(
+        filter(None, (_shared(grid, offenders, "bar"), beyond(lows, highs, low, high)))
+    )
     if note:
         drawn.append(words_at(_LEFT, base + 30, note, tone="muted", size=11))
         width = max(width, _LEFT + text_width(note, 11))
@@ -231,14 +233,14 @@ def beyond(lows: list[float | None], highs: list[float | None], low: float, high
     return f"cut bars go on to {' and '.join(ends)}" if ends else ""
 
 
-def _shared(grid: OffenderMap, found: Offenders, name: str) -> str:
+def _shared(grid: OffenderMap, offenders: Offenders, name: str) -> str:
     """Say how many bad values there are where fewer bars or cells can show them."""
     marked = sum(bad > 0 for bad in grid.bad)
-    if found.count <= marked:
+    if offenders.count <= marked:
         return ""
     if not marked:
-        return f"{found.count} bad values"
-    return f"{found.count} bad values in {marked} {name}{'s' if marked > 1 else ''}"
+        return f"{offenders.count} bad values"
+    return f"{offenders.count} bad values in {marked} {name}{'s' if marked > 1 else ''}"
 
 
 def axis_span(

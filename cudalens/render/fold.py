@@ -155,8 +155,8 @@ def is_view(node: GraphNode) -> bool:
 
 def _stem(name: str) -> str:
     """Return what ran forward for a node's own name: ``add_mm`` for ``AddMmBackward0``."""
-    found = _NODE.match(name)
-    return re.sub("(?<!^)([A-Z])", r"_\1", found[1]).lower() if found else ""
+    match = _NODE.match(name)
+    return re.sub("(?<!^)([A-Z])", r"_\1", match[1]).lower() if match else ""
 
 
 def _op_of(node: GraphNode) -> str:
@@ -189,9 +189,9 @@ class _Net:
         self.links = nx.DiGraph()
         self.links.add_nodes_from(self.boxes)
         for edge in graph.edges:
-            known = edge.src in self.boxes and edge.dst in self.boxes
+            is_drawn = edge.src in self.boxes and edge.dst in self.boxes
             # Data flows one way; an edge that would close a circle cannot be drawn in rows.
-            if known and not nx.has_path(self.links, edge.dst, edge.src):
+            if is_drawn and not nx.has_path(self.links, edge.dst, edge.src):
                 self.links.add_edge(edge.src, edge.dst)
 
     def join_siblings(self) -> None:
@@ -258,8 +258,8 @@ def _nearest(graph: AutogradNeighbourhood) -> tuple[GraphNode, ...]:
     hops = nx.single_source_shortest_path_length(around, start) if start in around else {}
     far = len(graph.nodes)
     ranked = sorted(range(far), key=lambda at: (hops.get(graph.nodes[at].id, far), at))
-    kept = set(ranked[:MAX_NODES])
-    return tuple(node for at, node in enumerate(graph.nodes) if at in kept)
+    nearest = set(ranked[:MAX_NODES])
+    return tuple(node for at, node in enumerate(graph.nodes) if at in nearest)
 
 
 def _is_large(net: nx.DiGraph) -> bool:

@@ -109,10 +109,10 @@ def graph_svg(
 
     ``attributes`` says what the element of a box carries besides its look.
     """
-    found = placed(graph, prevented=prevented, types=types)
-    if found is None:
+    drawing = placed(graph, prevented=prevented, types=types)
+    if drawing is None:
         return Markup("")
-    boxes, texts, layout, spots = found.boxes, found.texts, found.layout, found.spots
+    boxes, texts, layout, spots = drawing.boxes, drawing.texts, drawing.layout, drawing.spots
     edges = list(layout.routes)
     # A statement at fault says so itself, and is no input.
     plain = [

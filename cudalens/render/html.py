@@ -95,19 +95,19 @@ def history_entries(report: Report) -> tuple[Ops, ...]:
     """Return the failed op and the recorded ones before it, latest first, equal ones as one."""
     runs = groupby(enumerate(report.history), key=lambda item: replace(item[1], seq=0))
     equal = [list(run) for _, run in runs]
-    found = [Ops(len(run), *run[-1]) for run in equal]
+    entries = [Ops(len(run), *run[-1]) for run in equal]
     if report.history and report.op.name and report.phase != "unknown":
-        found.append(Ops(1, None, _failed_entry(report), is_failed=True))
-    return tuple(found[::-1])
+        entries.append(Ops(1, None, _failed_entry(report), is_failed=True))
+    return tuple(entries[::-1])
 
 
 def _failed_entry(report: Report) -> HistoryEntry:
     source = report.source.ref if report.source else None
-    given = [words.format_tensor_type(fact) for fact in report.tensors if fact.argument]
+    arguments = [words.format_tensor_type(fact) for fact in report.tensors if fact.argument]
     return HistoryEntry(
         seq=report.history[-1].seq + 1,
         op=words.format_op(report.op),
-        shapes=", ".join(given),
+        shapes=", ".join(arguments),
         source=source,
         module_path=report.module_path,
         phase=report.phase,
@@ -217,10 +217,10 @@ def _whole(report: Report) -> Markup:
 
 def _tabs(report: Report, value_map: Markup) -> tuple[Tab, ...]:
     """Return the tabs that this report has something for, in the order of the questions."""
-    found = report.offenders
+    offenders = report.offenders
     tabs = (
         (report.ranks, Tab("Ranks", len(report.ranks), "ranks")),
-        (found and (found.first or value_map), Tab("Values", None, "values")),
+        (offenders and (offenders.first or value_map), Tab("Values", None, "values")),
         (report.tensors, Tab("Tensors", len(report.tensors), "tensors")),
         (report.history, Tab("History", len(report.history), "history")),
         (report.hints[1:] or report.limits, Tab("Why", None, "why")),
@@ -236,13 +236,13 @@ _Table: TypeAlias = tuple[list[str], list[list[str]]]
 
 def _table(heads: Iterable[str], rows: Sequence[Mapping[str, str]]) -> _Table:
     """Return the heads and rows of a table, without columns that nobody filled."""
-    kept = [head for head in heads if any(row.get(head) for row in rows)]
-    return kept, [[row.get(head) or "–" for head in kept] for row in rows]
+    columns = [head for head in heads if any(row.get(head) for row in rows)]
+    return columns, [[row.get(head) or "–" for head in columns] for row in rows]
 
 
-def _bad_table(found: Offenders | None) -> _Table:
+def _bad_table(offenders: Offenders | None) -> _Table:
     """Return the table of bad values, with their inputs and their dataset indices where known."""
-    first = found.first if found else ()
+    first = offenders.first if offenders else ()
     rows = [
         {
             "position": words.format_shape(item.position),
@@ -258,7 +258,7 @@ def _bad_table(found: Offenders | None) -> _Table:
 
 def _tensor_cells(report: Report, fact: TensorFact) -> dict[str, str]:
     summary = fact.summary
-    found = report.offenders if words.is_at_fault(report, fact) else None
+    offenders = report.offenders if words.is_at_fault(report, fact) else None
     counted = {name: getattr(summary, name) for name in ("min", "max", "mean", "nan", "inf")}
     return {
         "tensor": words.tensor_name(fact),
@@ -268,7 +268,7 @@ def _tensor_cells(report: Report, fact: TensorFact) -> dict[str, str]:
         "device": fact.device,
         "stride": words.format_shape(fact.stride),
         "grad": fact.grad_fn or ("leaf" if fact.requires_grad else ""),
-        "bad": str(found.count) if found and found.count else "",
+        "bad": str(offenders.count) if offenders and offenders.count else "",
         **{key: words.format_number(value) for key, value in counted.items() if value is not None},
         "distinct": ", ".join(map(str, summary.unique or ())),
     }

@@ -86,9 +86,9 @@ def inlined(html: str, sheet: str) -> str:
 
 def _styled(tag: re.Match[str], looks: dict[str, str]) -> str:
     name, attributes = tag.groups()
-    found = _CLASSES.search(attributes)
+    classes = _CLASSES.search(attributes)
     own = ";".join(
-        looks[key] for key in (name, *(found[1].split() if found else ())) if key in looks
+        looks[key] for key in (name, *(classes[1].split() if classes else ())) if key in looks
     )
     return f'<{name}{attributes} style="{own}">' if own else tag[0]
 

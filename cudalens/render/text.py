@@ -135,10 +135,10 @@ def _verdict(page: _TextPage, report: Report) -> None:
         path += f"{', ' if path else ''}argument {words.format_argument(report)}"
     module = one_line(report.module_path or "")
     counts = words.bad_count(report), words.earlier_calls(report)
-    known = [words.ranks_line(report), *counts, path, module]
+    parts = [words.ranks_line(report), *counts, path, module]
     # A phase alone says nothing: no op is known that could have one.
-    phase = report.phase if any(known) and report.phase != "unknown" else ""
-    facts = [fact for fact in (*known, phase, words.certainty(report)) if fact]
+    phase = report.phase if any(parts) and report.phase != "unknown" else ""
+    facts = [fact for fact in (*parts, phase, words.certainty(report)) if fact]
     if facts:
         page.items("", facts, " · ", indent=2)
 
@@ -152,14 +152,14 @@ def _code(page: _TextPage, report: Report) -> None:
     room = page.width - gutter - 3
     if any(cell_len(row.text) > room for row in rows):
         rows = code_rows(report, context=False)
-    kept = crop(rows, room)
-    for row in kept:
+    cropped = crop(rows, room)
+    for row in cropped:
         number = str(row.number) if row.number else ""
         drawn = Text.assemble((f"{number:>{gutter}} │ ", "dim"))
         for piece in row.pieces:
             drawn.append(piece.text, style=_STYLES[piece.tone])
         page.line(drawn)
-    is_whole = len(kept) == len(rows)
+    is_whole = len(cropped) == len(rows)
     names = unplaced_tensors(report) if is_whole else labelled_tensors(report, report.tensors)
     page.items("with", _first(names, _SHOWN_TENSORS, len(names)), " · ", indent=_LABEL + 2)
 
@@ -171,14 +171,14 @@ def _first(texts: Sequence[str], limit: int, total: int) -> list[str]:
 
 
 def _causes(page: _TextPage, report: Report) -> None:
-    found = report.offenders
-    if found is not None and len(found.first) > 1:
+    offenders = report.offenders
+    if offenders is not None and len(offenders.first) > 1:
         listed = [
             f"{words.format_shape(item.position)} = {words.format_number(item.value)}"
-            + (words.format_inputs(item) if item is found.first[0] else "")
-            for item in found.first
+            + (words.format_inputs(item) if item is offenders.first[0] else "")
+            for item in offenders.first
         ]
-        listed = _first(listed, _SHOWN_OFFENDERS, found.count)
+        listed = _first(listed, _SHOWN_OFFENDERS, offenders.count)
         page.items("bad", listed, ", ", indent=_LABEL + 2)
     page.item("why", one_line(report.explanation))
     ranks = [f"{item.name}: {' · '.join(words.rank_facts(item))}" for item in report.ranks]

@@ -113,5 +113,5 @@ def _module(root: str) -> ipywidgets.Output:
 @cache
 def _script() -> str:
     lines = (_STATIC / "lens.js").read_text(encoding="utf-8").splitlines()
-    kept = [line.strip() for line in lines if line.strip() and not line.strip().startswith("//")]
-    return "\n".join(kept)
+    code = [line.strip() for line in lines if line.strip() and not line.strip().startswith("//")]
+    return "\n".join(code)

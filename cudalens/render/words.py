@@ -111,11 +111,11 @@ def with_module_names(report: Report) -> Report:
 
 def module_types(report: Report) -> Mapping[str, str]:
     """Return the class of each module of the history, where its path stands for one class."""
-    found: dict[str, set[str]] = {}
+    types: dict[str, set[str]] = {}
     for entry in report.history:
         if entry.module_path and entry.module_type:
-            found.setdefault(one_line(entry.module_path), set()).add(entry.module_type)
-    return {path: one_line(*kinds) for path, kinds in found.items() if len(kinds) == 1}
+            types.setdefault(one_line(entry.module_path), set()).add(entry.module_type)
+    return {path: one_line(*kinds) for path, kinds in types.items() if len(kinds) == 1}
 
 
 class State(NamedTuple):
@@ -255,14 +255,15 @@ def format_op_path(op: OpName) -> str:
 
 def bad_count(report: Report) -> str:
     """Return ``3 of 32 values are bad``, empty where a hint has the count or nothing has one."""
-    found = report.offenders
-    if found is None or not found.count or found.total == 1:
+    offenders = report.offenders
+    if offenders is None or not offenders.count or offenders.total == 1:
         return ""
-    if any(hint.text.startswith(f"{found.count} of {found.total} ") for hint in report.hints):
+    share = f"{offenders.count} of {offenders.total} "
+    if any(hint.text.startswith(share) for hint in report.hints):
         return ""
-    verb = "is" if found.count == 1 else "are"
-    others = f", all others {one_line(found.others)}" if found.others else ""
-    return f"{found.count} of {found.total} values {verb} bad{others}"
+    verb = "is" if offenders.count == 1 else "are"
+    others = f", all others {one_line(offenders.others)}" if offenders.others else ""
+    return f"{offenders.count} of {offenders.total} values {verb} bad{others}"
 
 
 def earlier_calls(report: Report) -> str:
@@ -276,8 +277,8 @@ def earlier_calls(report: Report) -> str:
 
 def format_inputs(item: Offender) -> str:
     """Return `` from x = -4``, empty where the inputs at the position are not known."""
-    given = ", ".join(f"{one_line(name)} = {format_number(it)}" for name, it in item.inputs)
-    return f" from {given}" if given else ""
+    values = ", ".join(f"{one_line(name)} = {format_number(it)}" for name, it in item.inputs)
+    return f" from {values}" if values else ""
 
 
 def certainty(report: Report) -> str:
@@ -353,12 +354,12 @@ def _again(report: Report) -> str:
 def cuda_line(report: Report) -> str:
     """Return the state of CUDA and what it printed, or would have, as one sentence or two."""
     state = context_state(report)
-    said = state.text.removeprefix("CUDA ") if state else ""
+    text = state.text.removeprefix("CUDA ") if state else ""
     if not report.device_text:
-        return said
+        return text
     lead = "It would have stopped with: " if report.prevented else "It printed: "
     printed = lead + one_line(report.device_text.strip())
-    return f"{said}. {printed}" if said else printed
+    return f"{text}. {printed}" if text else printed
 
 
 def replay_line(report: Report) -> str:
@@ -380,20 +381,20 @@ def format_step(item: ProvenanceStep) -> str:
 
 def way(report: Report) -> tuple[ProvenanceStep, ...]:
     """Return the way of the bad values with the steps of one line, one after the other, as one."""
-    found: list[ProvenanceStep] = []
+    steps: list[ProvenanceStep] = []
     for item in report.provenance:
-        if found and item.source is not None and found[-1].source == item.source:
-            last = found[-1]
-            found[-1] = replace(last, note=last.note or item.note)
+        if steps and item.source is not None and steps[-1].source == item.source:
+            last = steps[-1]
+            steps[-1] = replace(last, note=last.note or item.note)
         else:
-            found.append(item)
-    return tuple(found)
+            steps.append(item)
+    return tuple(steps)
 
 
 def ranks_line(report: Report) -> str:
     """Say which of several processes the report is of: ``ranks 1 and 3 of 4``."""
-    found = [item for item in report.ranks if item.report is not None and not item.outcome]
-    names = [item.name.split() for item in found]
+    failures = [item for item in report.ranks if item.report is not None and not item.outcome]
+    names = [item.name.split() for item in failures]
     if len({kind for kind, _ in names}) != 1:
         return ""
     numbers = sorted(int(number) for _, number in names)
@@ -412,7 +413,7 @@ def rank_facts(item: RankResult) -> tuple[str, ...]:
 def environment(report: Report) -> tuple[tuple[str, str], ...]:
     """Return what is known of the surroundings, by name."""
     env = report.environment
-    known = (
+    facts = (
         ("device", env.device),
         ("torch", env.torch),
         ("CUDA", env.cuda),
@@ -420,7 +421,7 @@ def environment(report: Report) -> tuple[tuple[str, str], ...]:
         ("cudalens", env.cudalens),
         ("rank", None if env.rank is None else str(env.rank)),
     )
-    return tuple((name, one_line(value)) for name, value in known if value)
+    return tuple((name, one_line(value)) for name, value in facts if value)
 
 
 _ASSERT_PAGES = (
@@ -454,7 +455,7 @@ class PageLink(NamedTuple):
 def page_link(report: Report) -> PageLink | None:
     """Return the link to the page on this error, ``None`` when there is none."""
     for kind, field, text, page in _PAGES:
-        told = getattr(report, field)
-        if report.kind == kind and told and text in told:
+        value = getattr(report, field)
+        if report.kind == kind and value and text in value:
             return PageLink(error_pages.address(page), f"offline: {error_pages.offline(page)}")
     return None

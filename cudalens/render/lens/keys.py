@@ -86,12 +86,12 @@ class Keys:
             last.module_path or "",
             words.format_place(last.source),
         )
-        told = ", ".join(filter(None, (" to ".join(dict.fromkeys((names[0], names[-1]))), *parts)))
+        label = ", ".join(filter(None, (" to ".join(dict.fromkeys((names[0], names[-1]))), *parts)))
         return {
             "data_id": " ".join(own),
             "data_k": " ".join(links),
             "data_n": str(len(own)),
-            "aria_label": clip(one_line(told), 160),
+            "aria_label": clip(one_line(label), 160),
         }
 
     def _link(self, key: str, *others: str | None) -> None:

@@ -83,14 +83,14 @@ def details(report: Report, keys: tuple[str, ...]) -> tuple[tuple[str, Facts], .
     nodes = report.graph.nodes
     main = [key for key in keys if key[0] != "n" or not is_view(nodes[int(key[1:])])]
     keys = tuple(main or keys)
-    told: list[tuple[str, Facts]] = []
+    sections: list[tuple[str, Facts]] = []
     for key in keys[:_MAX_THINGS]:
         if tell := _THINGS.get(key[0]):
             title, facts = tell(report, int(key[1:]))
-            told.append((title, tuple((name, value) for name, value in facts if value)))
+            sections.append((title, tuple((name, value) for name, value in facts if value)))
     if len(keys) > _MAX_THINGS:
-        told.append((f"and {len(keys) - _MAX_THINGS} more in this box", ()))
-    return tuple(told)
+        sections.append((f"and {len(keys) - _MAX_THINGS} more in this box", ()))
+    return tuple(sections)
 
 
 def _node(report: Report, at: int) -> tuple[str, Facts]:

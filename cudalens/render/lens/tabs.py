@@ -68,17 +68,17 @@ def _values(report: Report, facts: dict[str, Any]) -> ipywidgets.Widget:
         return whole
     slider = ipywidgets.SelectionSlider(
         options=[(label, at) for at, (label, _) in enumerate(rows)],
-        value=next((at for at, (_, found) in enumerate(rows) if found.count), 0),
+        value=next((at for at, (_, offenders) in enumerate(rows) if offenders.count), 0),
         description="row",
         continuous_update=False,
     )
     shown = markup()
 
     def show(change: dict[str, Any]) -> None:
-        label, found = rows[change["new"]]
-        told = f"{found.count} bad" if found.count else "no bad value"
-        title = f"{one_line(report.expression or report.argument or 'values')}[{label}]: {told}"
-        row = value_map_svg(replace(report, offenders=found))
+        label, offenders = rows[change["new"]]
+        count = f"{offenders.count} bad" if offenders.count else "no bad value"
+        title = f"{one_line(report.expression or report.argument or 'values')}[{label}]: {count}"
+        row = value_map_svg(replace(report, offenders=offenders))
         shown.value = draw_part("lens_row", {**facts, "row_title": title, "row": row})
 
     slider.observe(show, "value")
@@ -96,9 +96,9 @@ def _history(report: Report, facts: dict[str, Any]) -> ipywidgets.Widget:
 
     def show(change: dict[str, Any]) -> None:
         text = change["new"].strip().casefold()
-        kept = tuple(item for item in entries if text in _searched(item.entry))
-        shown.value = draw_part("history", {**facts, "entries": kept})
-        count.value = f"{len(kept)} of {len(entries)} ops" if text else ""
+        matches = tuple(item for item in entries if text in _searched(item.entry))
+        shown.value = draw_part("history", {**facts, "entries": matches})
+        count.value = f"{len(matches)} of {len(entries)} ops" if text else ""
 
     wanted.observe(show, "value")
     return stack(line(wanted, count, name="cl-tools"), shown)
