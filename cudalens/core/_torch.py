@@ -38,7 +38,7 @@ ALLOW_OVERRIDE: dict[str, Any] = (
 """Lets a kernel be registered beside one of somebody else; before 2.8 torch looks into a list."""
 
 pytree: Any = _pytree
-"""The way through nested lists, tuples and dicts."""
+"""Path through nested lists, tuples and dicts."""
 
 
 def _below(key: str) -> Any:

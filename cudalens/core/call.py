@@ -47,7 +47,7 @@ class ApiCall:
     node: NodeMark | None = None
     """In backward: the node that was running."""
     site: Any = None
-    """Where the call was made, as the recorder notes it."""
+    """Place of the call, as the recorder notes it."""
     host_copies: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Arguments of an op of an extension, copied to the host before the call, by schema name."""
     previous_op: str | None = None
@@ -87,7 +87,7 @@ def public_name(func: Any) -> str:
 
 
 class _Extremes(threading.local):
-    """What guards read of the arguments of the running API call; a list while it is recorded."""
+    """Extremes that guards read of the running API call; a list while it is recorded."""
 
     values: list[tuple[str, float, float]] | None = None
 
@@ -132,4 +132,4 @@ class Call:
     node: NodeMark | None = None
     """In backward: the autograd node that was running."""
     operands: tuple[Operand, ...] = ()
-    """What the user's line spells as operands of its call; a value may be unknown."""
+    """Operands of the call on the user's line; a value may be unknown."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 SITE = "https://cudalens.github.io/cudalens/"
-"""Where the documentation is published."""
+"""Address of the documentation."""
 
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / "docs" / "errors", _PACKAGE.parent / "docs" / "errors")

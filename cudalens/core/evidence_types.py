@@ -1,4 +1,4 @@
-"""What single collectors found out about a failure: the optional parts of an ``Evidence``.
+"""Facts of single collectors on a failure: the optional parts of an ``Evidence``.
 
 Each part is ``None``, or empty, where its collector was not asked or found nothing.
 """
@@ -16,7 +16,7 @@ class OwnerModule:
 
     argument: str
     text: str
-    """What the user calls the module: ``self.pos``."""
+    """The user's name of the module: ``self.pos``."""
     kind: str
     """Its class: ``nn.Embedding``."""
     attribute: str
@@ -70,7 +70,7 @@ class RefusedCall:
     """The parameters that the forward which raised was given; ``None`` where none raised."""
     position_table: PositionTable | None = None
     problem_type: str | None = None
-    """As what the running model of transformers takes its labels, by its config."""
+    """Kind of labels that the running model of transformers takes, by its config."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class FreedGraph:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFault:
-    """How the device had failed when an exception was met."""
+    """Failure of the device at the time of an exception."""
 
     hidden_error: str | None = None
     """The device's own error behind an exception that does not speak of it."""
@@ -134,19 +134,19 @@ class Synchronization:
 
 @dataclass(frozen=True, kw_only=True)
 class NanArrival:
-    """How the first NaN of a block came, where the op was given it."""
+    """Origin of the first NaN of a block, where the op was given it."""
 
     op: str
     line: int | None = None
     name: str | None = None
     """The user's name for the tensor that held it."""
     values: str | None = None
-    """How many of its values, and where: ``2 of 9 values, the first at [1, 0]``."""
+    """Number and place of the values: ``2 of 9 values, the first at [1, 0]``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NanWatch:
-    """That each result was looked at, and how the first NaN came if an op was given it."""
+    """Sign that each result was looked at, and how the first NaN came if an op was given it."""
 
     arrival: NanArrival | None = None
 
@@ -159,7 +159,7 @@ class Binding:
     value: str | None = None
     """The expression that the name alone was bound to."""
     called: str | None = None
-    """What that expression calls: ``torch.ones``."""
+    """Function that the expression calls: ``torch.ones``."""
     keywords: tuple[str, ...] = ()
     is_in_loop: bool = False
     """True if the statement is in a loop or a function, and may run again."""
@@ -180,22 +180,22 @@ class DatasetColumn:
     """The column of a dataset that the bad values of a batch come from."""
 
     name: str
-    """What the user calls the dataset."""
+    """The user's name of the dataset."""
     count: int = 0
-    """How many values it has; 0 where only the classes are known."""
+    """Number of values; 0 where only the classes are known."""
     low: int = 0
     high: int = 0
     kinds: int = 0
-    """How many different values it has."""
+    """Number of distinct values."""
     distinct: tuple[int, ...] | None = None
     """The different values where they are few."""
     bad_count: int = 0
     rows: tuple[int, ...] = ()
     """The first few rows with a bad value."""
     others: str | None = None
-    """What the good values are, in short: ``0 … 6``."""
+    """The good values, in short: ``0 … 6``."""
     classes: int | None = None
-    """How many classes the dataset names."""
+    """Number of classes that the dataset names."""
 
 
 @dataclass(frozen=True, kw_only=True)

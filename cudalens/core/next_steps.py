@@ -10,9 +10,9 @@ class NextSteps:
     """Phrases that sentences are made with, by the place in which the code runs."""
 
     code: str
-    """What the user runs: ``cell``."""
+    """Name of what the user runs: ``cell``."""
     block: str
-    """What one check is about: ``cell``."""
+    """Name of what one check covers: ``cell``."""
     restart: str
     rerun: str
     """Run the same code in a process whose GPU can be used: ``restart the kernel and run …``."""
@@ -24,7 +24,7 @@ class NextSteps:
     nan: str
     """The command that stops at the first NaN, with its verb."""
     rehearse: str
-    """What turns on the rehearsal device."""
+    """Command that turns on the rehearsal device."""
 
     def fill(self, text: str) -> str:
         """Return a text with its ``{restart}`` and the like replaced."""

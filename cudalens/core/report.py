@@ -165,7 +165,7 @@ class Report:
     context_usable: bool | None = None
     """True if CUDA can still be used; ``None`` where the process has not used it."""
     phase: Phase = "unknown"
-    """Where in training the failing call ran."""
+    """Phase of training in which the failing call ran."""
     headline: str = ""
     """One sentence with the observed value, in the schema's names."""
     headline_own: str = ""
@@ -209,13 +209,13 @@ class Report:
     environment: Environment = field(default_factory=Environment)
     """Versions and device."""
     timing: Timing = field(default_factory=Timing)
-    """How many ops were checked and recorded, and how long the diagnosis took."""
+    """Number of ops checked and recorded, and seconds of the diagnosis."""
     deferred: bool = False
     """True if it was found after the launch, by a check that does not wait for each op."""
     limits: tuple[str, ...] = ()
     """Facts that could not be established, one line each."""
     ranks: tuple[RankResult, ...] = ()
-    """Where several processes ran under the check: each of them, and the report it made."""
+    """Each of several processes that ran under the check, and the report it made."""
 
     def __post_init__(self) -> None:
         """Let the headline stand for the one in the user's names where nobody has made that."""
@@ -309,7 +309,7 @@ class RankResult:
     process: int | None = None
     """Its place among the processes that were started together."""
     outcome: str = ""
-    """How it ended, where it made no report."""
+    """Its end, where it made no report."""
     batch: str = ""
     """The batch, row and dataset item that its bad value came from."""
     page: str | None = None

@@ -73,7 +73,7 @@ class Argument:
     tensors: tuple[TensorMeta, ...] = ()
     text: str | None = None
     places: tuple[int, ...] | None = None
-    """Where in a list each of the tensors stood: ``[None, rows]`` holds one at place 1."""
+    """Place of each tensor in a list: ``[None, rows]`` has one at place 1."""
 
     @property
     def keyed(self) -> tuple[tuple[str, TensorMeta], ...]:
@@ -107,7 +107,7 @@ class Offender:
 
 @dataclass(frozen=True, kw_only=True)
 class OffenderMap:
-    """Where the bad elements lie, on a grid of at most 32 rows by 64 columns.
+    """Places of the bad elements, on a grid of at most 32 rows by 64 columns.
 
     Lists are row-major.  A one-dimensional tensor has one row; more dimensions fold into columns.
     """
@@ -121,7 +121,7 @@ class OffenderMap:
 
 @dataclass(frozen=True, kw_only=True)
 class Offenders:
-    """How many elements are bad, of how many, and the first of them in row-major order.
+    """Number of bad elements, of how many, and the first of them in row-major order.
 
     Of a deferred finding the smallest and the largest value alone are known.
     """
@@ -278,7 +278,7 @@ class TensorFact:
     span: tuple[int, int, int] | None = None
     """Line, first and end column of the expression in the user's source, for drawing."""
     bad_at: tuple[int, ...] | None = None
-    """Where the first bad value is in a tensor that the op was given in another shape."""
+    """Position of the first bad value in a tensor that the op was given in another shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,7 +310,7 @@ class Hint:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """Where the failure happened."""
+    """Place of the failure."""
 
     cudalens: str | None = None
     python: str | None = None

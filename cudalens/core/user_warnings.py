@@ -21,7 +21,7 @@ _REDISPATCH = str(Path("torch") / "_ops.py")
 
 
 class _AtUserLine:
-    """What Python calls for each warning that passes the filters."""
+    """Function that Python calls for each warning that passes the filters."""
 
     def __init__(self, show: Any) -> None:
         self.show = show

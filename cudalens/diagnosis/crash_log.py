@@ -27,13 +27,13 @@ _MESSAGE_LINES = 5
 _MARKS = re.compile(
     r"Assertion `|Traceback|CUDA|cuda|NCCL|Error\b|File \"|torch|[Rr]ank\b|-- Process"
 )
-"""What a line holds, outside of a traceback, that says anything here."""
+"""Text of a line outside of a traceback that matters here."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _RANK = re.compile(
     r"\[(?:rank|default)(?P<a>\d+)\]:[ ]?|\((?:\w+ )?(?:rank=(?P<b>\d+),? )?pid=\d+[^)]*\) ?"
     r"|(?P<c>\d{1,4}): | +\| (?=[ \w])"
 )
-"""How torchrun, its ``--tee``, Ray and srun mark a process's lines, and exception groups theirs."""
+"""Marks of torchrun, its ``--tee``, Ray and srun on a process's lines, and of exception groups."""
 _RANK_INSIDE = re.compile(r"\b[Rr]ank ?(\d+)\b(?=\]| Process)|-- Process (\d+) terminated")
 _LAUNCHER = re.compile(r"\btorchrun\b|torch[./]distributed[./](?:run|launch|elastic)")
 _HEADER = re.compile(r"Traceback \(most recent call last\)")
@@ -57,11 +57,11 @@ _BARE = re.compile(
     r"|Watchdog caught collective .*|CUDA out of memory.*|cuda runtime error \(\d+\) : .+"
     r"|NCCL (?:error|WARN Cuda failure).*)"
 )
-"""What a process prints that dies without a traceback: the line is the error, not about it."""
+"""Line of a process that dies without a traceback: the line is the error, not about it."""
 _MORE = re.compile(
     r"\s+\S|CUDA kernel errors|For debugging|Compile with|Device-side assert|Last error|nccl\w+:"
 )
-"""How a line begins that goes on with the message before it."""
+"""Start of a line that goes on with the message before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Failure:
 
 @dataclass(kw_only=True)
 class CrashLog:
-    """What a log holds, without what it repeats."""
+    """Contents of a log, without repeats."""
 
     lines: int = 0
     asserts: tuple[AssertLine, ...] = ()
@@ -95,7 +95,7 @@ class CrashLog:
 
 @dataclass
 class _Process:
-    """What one process, or all that do not mark their lines, is printing."""
+    """Output of one process, or of all that do not mark their lines."""
 
     frames: list[Frame] | None = None
     """Of the traceback that is open, ``None`` outside of one."""
@@ -120,7 +120,7 @@ class _Reader:
         self._asserts = AssertFold()
         self._processes: dict[int | None, _Process] = {}
         self._prefix = re.compile(r"(?!)")
-        """What a logger prints before each line of a traceback."""
+        """Prefix of a logger before each line of a traceback."""
         self._failures: dict[object, Failure] = {}
         self._open: set[int | None] = set()
         """The processes that are in the midst of a traceback or a message."""

@@ -54,7 +54,7 @@ _CONSEQUENCES = frozenset(
     | {"KeyboardInterrupt", "SystemExit", "BrokenPipeError", "ConnectionResetError", "EOFError"}
     | {"RayTaskError"}
 )
-"""What launchers and other processes raise because one of them has ended."""
+"""Exceptions of launchers and other processes because one of them has ended."""
 _OWN = ("DeviceAssertError", "DeviceIndexError", "DeviceValueError", "NonFiniteError")
 """The exceptions of a guard: the job ran under the check."""
 _NCCL = re.compile(r"Watchdog caught collective|NCCL|DistBackendError|Socket Timeout|Broken pipe")

@@ -53,7 +53,7 @@ class Rank:
     number: int
     local: int
     siblings: int
-    """How many ranks there are on this machine, this one among them."""
+    """Number of ranks on this machine, this one among them."""
     error_file: Path
 
     @classmethod

@@ -62,7 +62,7 @@ class Mark:
     tone: PieceTone
     label: str | None = None
     name: str | None = None
-    """Whose label it is, where the run shows a container and not the tensor."""
+    """Owner of the label, where the run shows a container and not the tensor."""
     tensor: int | None = field(default=None, compare=False)
 
 

@@ -289,7 +289,7 @@ def _cells(grid: OffenderMap, title: str, note: str, *, is_flat: bool) -> Markup
 
 
 _Runs: TypeAlias = list[tuple[float, float, int]]
-"""Where each run of bad cells in a row begins, and how many it has."""
+"""Start and length of each run of bad cells in a row."""
 
 
 def _bad_runs(grid: OffenderMap) -> Iterator[tuple[int, int, int]]:

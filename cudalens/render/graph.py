@@ -34,7 +34,7 @@ _LEGEND = {
 }
 
 ROLES = {**_LEGEND, "failed": "failed"}
-"""What is said of a node; one that only passes data on is nothing special."""
+"""Words for the role of a node; one that only passes data on has none."""
 
 
 Attributes: TypeAlias = Callable[[Sequence[GraphNode]], Mapping[str, str | None]]

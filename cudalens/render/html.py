@@ -38,7 +38,7 @@ _STATIC = Path(__file__).with_name("static")
 
 @dataclass(frozen=True, kw_only=True)
 class _Limits:
-    """How much of each list and text is drawn; the JSON form always has the whole."""
+    """Limits of the lists and texts that are drawn; the JSON form always has the whole."""
 
     history: int
     rows: int

@@ -234,7 +234,7 @@ class Line:
 
 
 class LabelSpot(NamedTuple):
-    """Where a label stands."""
+    """Position of a label."""
 
     x: float
     y: float

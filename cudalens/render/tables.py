@@ -22,7 +22,7 @@ _KINDS = {
     "common": "a common error",
     "rare": "a rare error",
 }
-"""What is shown for the frequency of a guard; the list has this order."""
+"""Words for the frequency of a guard; the list has this order."""
 _WARNING = "a warning: CUDA asserts nothing"
 
 

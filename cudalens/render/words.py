@@ -119,7 +119,7 @@ def module_types(report: Report) -> Mapping[str, str]:
 
 
 class State(NamedTuple):
-    """What is known of the CUDA context, and how it should strike the reader."""
+    """State of the CUDA context, and the tone in which it is shown."""
 
     text: str
     tone: Tone
@@ -445,11 +445,11 @@ _PAGES = (
 
 
 class PageLink(NamedTuple):
-    """Where the page on an error is read."""
+    """Address of the page on an error."""
 
     address: str
     offline: str
-    """How to read it without a network."""
+    """Command that shows it without a network."""
 
 
 def page_link(report: Report) -> PageLink | None:

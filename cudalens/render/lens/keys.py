@@ -165,7 +165,7 @@ RULE = (
     "border-radius:2px}"
     "%ROOT% g:is(%SEL%)>:is(rect,polygon){stroke:var(--cl-link);stroke-width:3}"
 )
-"""How the chosen things look, wherever they are drawn; the browser module fills it in as well."""
+"""Look of the chosen things, wherever they are drawn; the browser module fills it in as well."""
 
 
 class Selection:
