@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from cudalens.core.report_types import HistoryEntry
-from cudalens.recorder.calls import TWINS, Recorded, meta_of, short_meta
+from cudalens.recorder.calls import TWINS, Recorded, Write, meta_of, short_meta
 from cudalens.recorder.dataloader import Batches
 from cudalens.recorder.sites import SiteReader, entries_of, phase_of, shared_site
 from cudalens.recorder.tensor_refs import Ref
@@ -103,87 +103,84 @@ class Snapshot:
     def meta_of(self, tensor: Ref) -> tuple[Any, Any]:
         """Return shape and dtype of a tensor, also of a dead one that a recorded call has made."""
         living = tensor()
-        return meta_of(living) if living is not None else self._metas.get(id(tensor), (None, None))
+        if living is not None:
+            return meta_of(living)
+        return self._index.metas.get(id(tensor), (None, None))
 
     def maker(self, tensor: Ref) -> Recorded | None:
         """Return the call that made a tensor."""
-        made = (call for call in self.calls if not call.written and not call.is_alias)
-        return next((call for call in made if any(it is tensor for it in call.outputs)), None)
+        made = self._index.made.get(id(tensor), ())
+        return next((call for call in made if not call.written and not call.is_alias), None)
 
     def newest(self, tensor: Ref, before: int | None = None) -> Recorded | None:
         """Return the last call that made a tensor or may have written to it, or to its base."""
-        found = [call for call in self._touching(tensor) if before is None or call.seq < before]
-        return max(found, key=lambda call: call.seq, default=None)
+        made = self._index.made.get(id(tensor), ())
+        calls = (*made, *(call for call, _ in self.writes_to(tensor)))
+        earlier = [call for call in calls if before is None or call.seq < before]
+        return max(earlier, key=lambda call: call.seq, default=None)
+
+    def writes_to(self, tensor: Ref) -> list[tuple[Recorded, Write]]:
+        """Return the writes to a tensor, to its base and to views of it, oldest first."""
+        return self._index.writes.get(id(self.whole(tensor)), [])
+
+    def written_tensors(self) -> list[Ref]:
+        """Return the tensors that were written to, by their bases."""
+        return [self.whole(item[0][1].target) for item in self._index.writes.values()]
 
     def is_untouched(self, tensor: Ref, since: int) -> bool:
         """Return whether no recorded call has written to a tensor since call number ``since``."""
-        return not any(call.written and call.seq >= since for call in self._touching(tensor))
+        return not any(call.seq >= since for call, _ in self.writes_to(tensor))
 
     def whole(self, tensor: Ref) -> Ref:
         """Return what a tensor is a view of, by the recorded calls, or itself."""
-        return self._bases.get(id(tensor), tensor)
-
-    def views_of(self, tensor: Ref) -> list[Ref]:
-        """Return the recorded views of a tensor."""
-        aliases = (item for call in self.calls if call.is_alias for item in call.outputs)
-        return [item for item in aliases if self.whole(item) is tensor]
+        return self._index.bases.get(id(tensor), tensor)
 
     def same(self, left: Ref, right: Ref) -> bool:
         """Return whether two tensors are one, or show exactly the same elements."""
-        return self._twins.get(id(left), id(left)) == self._twins.get(id(right), id(right))
-
-    def _touching(self, tensor: Ref) -> list[Recorded]:
-        """Return the calls that made a tensor or may have written to it, or to its base."""
-        both = {id(item): item for item in (tensor, self.whole(tensor))}
-        twins = (self._twins.get(key, key) for key in both)
-        return [call for key in twins for call in self._touched.get(key, ())]
-
-    # The calls contain the references, so an id belongs to one of them only.
+        twins = self._index.twins
+        return twins.get(id(left), left) is twins.get(id(right), right)
 
     @cached_property
-    def _metas(self) -> dict[int, tuple[Any, Any]]:
-        found: dict[int, tuple[Any, Any]] = {}
+    def _index(self) -> _Index:
+        index = _Index()
         for call in self.calls:
-            for item, meta in zip(call.outputs, call.metas, strict=True):
-                if meta[0] is not None:
-                    found[id(item)] = meta
-        return found
+            index.add(call)
+        return index
 
-    @cached_property
-    def _twins(self) -> dict[int, int]:
-        twins: dict[int, int] = {}
-        for call in self.calls:
-            if call.api.stem in TWINS and call.inputs:
-                original = id(call.inputs[0])
-                for item in call.outputs:
-                    twins[id(item)] = twins.get(original, original)
-        return twins
 
-    @cached_property
-    def _touched(self) -> dict[int, list[Recorded]]:
-        """The calls that made each tensor or may have written to it, oldest first."""
-        touched: dict[int, list[Recorded]] = {}
-        for call in self.calls:
-            if call.api.stem in TWINS and call.inputs:
-                continue  # it shows what was made elsewhere
-            found = {id(item): item for item in call.outputs}
-            for write in call.written:
-                for item in (write.tensor, write.target, self.whole(write.tensor)):
-                    found[id(item)] = item
-            for key in found:
-                touched.setdefault(self._twins.get(key, key), []).append(call)
-        return touched
+class _Index:
+    """What the calls did to each tensor, by the ``id`` of its reference.
 
-    @cached_property
-    def _bases(self) -> dict[int, Ref]:
-        """What each recorded view shows: in inference mode autograd does not say."""
-        bases: dict[int, Ref] = {}
-        for call in self.calls:
-            if call.is_alias and call.inputs:
-                for item in call.outputs:
-                    if item is not call.inputs[0]:
-                        bases[id(item)] = bases.get(id(call.inputs[0]), call.inputs[0])
-        return bases
+    The calls contain the references, so an ``id`` belongs to one of them only.
+    """
+
+    def __init__(self) -> None:
+        self.made: dict[int, list[Recorded]] = {}
+        """The calls that gave a tensor back."""
+        self.metas: dict[int, tuple[Any, Any]] = {}
+        """Shape and dtype of what was given back last."""
+        self.writes: dict[int, list[tuple[Recorded, Write]]] = {}
+        """The writes to a tensor that is no view, and to views of it."""
+        self.bases: dict[int, Ref] = {}
+        """What each view shows; in inference mode autograd does not say."""
+        self.twins: dict[int, Ref] = {}
+        """What each view of all elements shows."""
+
+    def add(self, call: Recorded) -> None:
+        is_twin = call.api.stem in TWINS
+        shown = call.inputs[0] if call.inputs and (call.is_alias or is_twin) else None
+        for item, meta in zip(call.outputs, call.metas, strict=True):
+            self.made.setdefault(id(item), []).append(call)
+            self.metas[id(item)] = meta
+            if shown is not None and item is not shown:
+                self.bases[id(item)] = self.bases.get(id(shown), shown)
+                if is_twin:
+                    self.twins[id(item)] = self.twins.get(id(shown), shown)
+        for write in call.written:
+            whole = self.bases.get(id(write.target), write.target)
+            if write.tensor is not whole:
+                self.bases.setdefault(id(write.tensor), whole)
+            self.writes.setdefault(id(whole), []).append((call, write))
 
 
 def _is_inside(call: Recorded) -> bool:

@@ -44,8 +44,6 @@ _IN_ORDER = names(
     "view view_as reshape reshape_as flatten ravel unsqueeze squeeze detach data alias contiguous"
 )
 """Views of all elements in the order that they had."""
-_RESHAPES = names("as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_")
-"""Functions in place that write no element."""
 _RENEWS = ("resize_", "resize_as_", "set_", "data")
 """Functions after which the tensor has other memory."""
 _FILLS = names(
@@ -95,31 +93,23 @@ class _Source:
 
     tensor: Ref
     state: str
-    """``bad``: it had the bad elements; ``good``: none of them; ``other``: it has bad values,
-    perhaps others; ``unknown``: it is dead, or was written to since."""
+    """``bad``: it had the bad elements; ``good``: none of them; ``unknown``: it is dead, or was
+    written to since, or has bad values that may be others."""
     elements: _Elements = _Elements()
 
 
-def provenance_of(
-    tensor: Tensor, snapshot: Snapshot, is_bad: IsBad, positions: Sequence[Position] = ()
-) -> Provenance:
-    """Follow a bad tensor back to the call that made it bad, or to where the data entered.
+class ProvenanceWalk:
+    """One walk from a bad tensor back to the call that made it bad, or to where the data entered.
 
     Args:
+        is_bad: returns whether a tensor has a bad value; called with living tensors only.
         positions: of its bad elements, as far as they are listed.
     """
-    walk = _ProvenanceWalk(tensor, snapshot, is_bad, positions)
-    walk.found.steps += walk.steps()
-    return walk.found
-
-
-class _ProvenanceWalk:
-    """One walk from a bad tensor back along the calls."""
 
     def __init__(
         self, tensor: Tensor, snapshot: Snapshot, is_bad: IsBad, positions: Sequence[Position]
     ) -> None:
-        self.found = Provenance()
+        self.provenance = Provenance()
         self._snapshot = snapshot
         self._is_bad: IsBad = lambda item: (
             item.device.type != "meta" and item.numel() > 0 and is_bad(item)
@@ -137,7 +127,12 @@ class _ProvenanceWalk:
             values = _values_at(tensor, places)
             self._elements = replace(self._elements, values=values, places=places)
 
-    def steps(self) -> Iterator[ProvenanceStep]:
+    def run(self) -> Provenance:
+        """Return the steps and what else was learned on the way."""
+        self.provenance.steps += self._steps()
+        return self.provenance
+
+    def _steps(self) -> Iterator[ProvenanceStep]:
         count, snapshot = 0, self._snapshot
         for _ in range(_MAX_CALLS):
             call = snapshot.newest(self._current, self._before)
@@ -145,15 +140,11 @@ class _ProvenanceWalk:
             if batch is not None and (call is None or call.seq <= batch.seq):
                 yield self._from_loader(batch)
                 return
-            self.found.is_open = call is None
+            self.provenance.is_open = call is None
             if call is None or count == _MAX_STEPS or self._ends_at(call):
                 return
             if call.is_alias and call.inputs:
                 self._look_through(call)
-                continue
-            if call.api.stem in _RESHAPES:
-                self._before = call.seq
-                self._elements = replace(self._elements, places=None, rows=None)
                 continue
             source, is_first, note = None, False, None
             if call.written and call.api.value_at:
@@ -175,7 +166,7 @@ class _ProvenanceWalk:
 
     def _ends_at(self, call: Recorded) -> bool:
         """Return whether it is not known what a call wrote, or that to which elements."""
-        if not call.written or call.api.stem in _RESHAPES:
+        if not call.written:
             return False
         first, target = (call.inputs or (None,))[0], call.written[0]
         if call.api.stem in _RENEWS or call.api.is_foreign or not call.api.is_in_place:
@@ -218,17 +209,19 @@ class _ProvenanceWalk:
         """Return the input to follow, if any, and whether this call is where values went bad."""
         if call.reads is None and not call.written:
             return None, False
-        values, target = _value_inputs(call), call.written[0].tensor if call.written else None
-        others = {id(item): item for item in values if item is not target}
         if self._is_shifted(call) or call.api.stem in FROM_PYTHON:
             return None, True
+        target = call.written[0].tensor if call.written else None
+        others = {id(item): item for item in _value_inputs(call) if item is not target}
+        sources = [self._judge(call, item) for item in others.values()]
+        suspects = [item for item in sources if item.state != "good"]
+        suspects = [item for item in suspects if item.state == "bad"] or suspects
+        source = suspects[0] if len(suspects) == 1 else None
         if target is None:
-            sources = [self._judge(call, item) for item in others.values()]
-            return _only(sources), all(item.state == "good" for item in sources)
+            return source, not suspects
         # What a tensor was before a call in place is gone.
-        if others:
-            source = _only([self._judge(call, item) for item in others.values()])
-            is_over = source is not None and source.state == "unknown" and len(others) == 1
+        if sources:
+            is_over = source is not None and source.state == "unknown" and len(sources) == 1
             return (None if is_over else source), False
         if call.api.stem in _FILLS:
             # The numbers that a layer begins with are bad by the bound of another tensor only.
@@ -255,45 +248,49 @@ class _ProvenanceWalk:
 
     def _judge(self, call: Recorded, tensor: Ref) -> _Source:
         """Return what is known of the bad elements in an input of a call."""
-        living, elements, stem = tensor(), self._elements, call.api.stem
-        shape, dtype = self._snapshot.meta_of(tensor)
-        is_other = call.written and not self._snapshot.same(call.written[0].tensor, self._current)
-        result = (None, None) if is_other else self._snapshot.meta_of(self._current)
-        result_shape, result_dtype = result
+        living, stem, snapshot = tensor(), call.api.stem, self._snapshot
+        shape, dtype = snapshot.meta_of(tensor)
+        is_own = not call.written or snapshot.same(call.written[0].tensor, self._current)
+        result_shape, result_dtype = snapshot.meta_of(self._current) if is_own else (None, None)
+        elements = replace(self._elements, places=None, rows=None)
         is_same_place = stem in _SAME_PLACE or call.api.is_positional
-        in_place_of = replace(elements, places=None, rows=None)
         if is_same_place and shape is not None and result_shape is not None:
-            in_place_of = _reshaped(elements, result_shape, shape)
+            elements = _reshaped(self._elements, result_shape, shape)
             if math.prod(shape) == 1:  # one number for all
-                in_place_of = replace(elements, places=(0,) * len(elements.origins))
+                elements = replace(elements, places=(0,) * len(elements.origins))
         has_values = stem in _SAME_PLACE or stem in _MOVES or stem == "where"
         if not has_values or dtype != result_dtype:
-            in_place_of = replace(in_place_of, values=None)
+            elements = replace(elements, values=None)
+        unknown, good = _Source(tensor, "unknown", elements), _Source(tensor, "good")
         has_no_bound = self._is_of_integers and dtype is not None and dtype.is_floating_point
         if has_no_bound and self._is_certain and stem not in CONVERSIONS:
-            return _Source(tensor, "good")  # the call made integers of it: positions, or a count
-        if living is None or has_no_bound or not self._snapshot.is_untouched(tensor, call.seq):
-            return _Source(tensor, "unknown", in_place_of)
+            return good  # the call made integers of it: positions, or a count
+        if living is None or has_no_bound or not snapshot.is_untouched(tensor, call.seq):
+            return unknown
         if not self._is_bad(living):
+            return good
+        if elements.places and living.device.type != "meta":
+            return self._judge_places(stem, tensor, living, elements)
+        if elements.values is None or stem not in _MOVES:
+            return unknown
+        among = _among(elements.values, living)
+        return _Source(tensor, "bad", elements) if among.all() else unknown if among.any() else good
+
+    def _judge_places(self, stem: str, tensor: Ref, living: Tensor, elements: _Elements) -> _Source:
+        """Return which of the bad elements an input has at the places that they came from."""
+        places = elements.places or ()
+        values = _values_at(living, places)
+        chosen = [self._is_bad(item) for item in values.split(1)]
+        if stem == "where" and elements.values is not None:  # only one was chosen
+            same = _equal(values, elements.values).tolist()
+            chosen = [bad and is_same for bad, is_same in zip(chosen, same, strict=True)]
+        bad = [at for at, is_bad in enumerate(chosen) if is_bad]
+        if not bad:
             return _Source(tensor, "good")
-        if in_place_of.places and living.device.type != "meta":
-            found = _values_at(living, in_place_of.places)
-            chosen = [self._is_bad(item) for item in found.split(1)]
-            if stem == "where" and in_place_of.values is not None:  # only one was chosen
-                same = _equal(found, in_place_of.values).tolist()
-                chosen = [bad and is_same for bad, is_same in zip(chosen, same, strict=True)]
-            if not any(chosen):
-                return _Source(tensor, "good")
-            kept = [at for at, bad in enumerate(chosen) if bad]
-            origins = tuple(elements.origins[at] for at in kept)
-            places = tuple(in_place_of.places[at] for at in kept)
-            return _Source(tensor, "bad", _Elements(origins, found[kept], places))
-        if in_place_of.values is not None and stem in _MOVES:
-            among = _among(in_place_of.values, living)
-            if not among.all():
-                return _Source(tensor, "other" if among.any() else "good", in_place_of)
-            return _Source(tensor, "bad", in_place_of)
-        return _Source(tensor, "other", in_place_of)
+        origins = tuple(elements.origins[at] for at in bad)
+        return _Source(
+            tensor, "bad", _Elements(origins, values[bad], tuple(places[at] for at in bad))
+        )
 
     def _is_shifted(self, call: Recorded) -> bool:
         """Return whether a call moved good values by a whole number: they are computed back."""
@@ -317,12 +314,12 @@ class _ProvenanceWalk:
 
     def _from_loader(self, batch: Batch) -> ProvenanceStep:
         """Name the batch, and the dataset's row of each element whose row is known."""
-        self.found.batch = batch
+        self.provenance.batch = batch
         rows = self._elements.in_rows(self._snapshot.meta_of(self._current)[0])
         if not rows:
             return ProvenanceStep(note=describe(batch, None))
         indices = batch.indices or ()
-        self.found.samples = {
+        self.provenance.samples = {
             origin: indices[row]
             for origin, row in zip(self._elements.origins, rows, strict=True)
             if row < len(indices)
@@ -356,18 +353,6 @@ def _value_inputs(call: Recorded) -> list[Ref]:
         or (source := item()) is None
         or source.dtype.is_floating_point == result.dtype.is_floating_point
     ]
-
-
-def _only(sources: list[_Source]) -> _Source | None:
-    """Return the one input that the elements came from, where that is certain."""
-    if len(sources) == 1:
-        return None if sources[0].state == "good" else sources[0]
-    bad = [item for item in sources if item.state == "bad"]
-    rest = [item for item in sources if item.state == "other"]
-    if len(bad) == 1 and not rest:
-        return bad[0]
-    is_settled = not bad and all(item.state in ("good", "other") for item in sources)
-    return rest[0] if is_settled and len(rest) == 1 else None
 
 
 def _reshaped(elements: _Elements, old: Any, new: Any) -> _Elements:

@@ -10,13 +10,13 @@ from torch import Tensor
 from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.call import api_call_of
 from cudalens.core.report_types import HistoryEntry
-from cudalens.recorder import _torch, saved_tensor
+from cudalens.recorder import _torch
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.failure import CallRecord, describe_failure
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.mode import RecordingMode
-from cudalens.recorder.provenance import IsBad, Position, Provenance, provenance_of
-from cudalens.recorder.saved_tensor import ModifiedTensor
+from cudalens.recorder.provenance import IsBad, Position, Provenance, ProvenanceWalk
+from cudalens.recorder.saved_tensor import ModifiedTensor, find_modified
 from cudalens.recorder.sites import entries_of
 from cudalens.source.stack import StackEntry
 
@@ -90,7 +90,7 @@ class Recorder(RecordingMode):
             positions: of its bad elements, as far as they are listed.
         """
         with no_dispatch_modes(), plain_torch():
-            return provenance_of(tensor, self.snapshot(), is_bad, positions)
+            return ProvenanceWalk(tensor, self.snapshot(), is_bad, positions).run()
 
     def beyond_ring(self, what: str, node: int | None = None) -> str | None:
         """Say that something may have left the ring, where older calls were dropped from it.
@@ -112,13 +112,11 @@ class Recorder(RecordingMode):
         Args:
             error: with the text "… has been modified by an inplace operation: …".
         """
-        complaint = saved_tensor.read_complaint(str(error))
-        if complaint is None:
-            return None
         call = api_call_of(error)
         node = None if call is None else call.node
-        saver = None if node is None else self.snapshot().forward_call(node.sequence_nr)
-        return saved_tensor.find_modified(self.snapshot(), complaint, saver)
+        snapshot = self.snapshot()
+        saver = None if node is None else snapshot.forward_call(node.sequence_nr)
+        return find_modified(snapshot, str(error), saver)
 
     def snapshot(self) -> Snapshot:
         """Return the calls recorded so far; the same object until another call is recorded."""

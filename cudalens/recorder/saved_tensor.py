@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-import torch
 from torch import nn
 
 from cudalens.core.report_types import ProvenanceStep
@@ -21,32 +20,9 @@ from cudalens.recorder.tensor_refs import Ref
 from cudalens.source.stack import StackEntry
 
 _COMPLAINT: Final = re.compile(
-    # "torch.cuda.FloatTensor"; torch spells CUDABFloat16Type and CUDABoolType as they are inside.
-    r"modified by an inplace operation: \[(?:torch\.(?:\w+\.)?|CPU|CUDA|XPU|MPS)"
-    r"(?P<type>[A-Z]\w*?)(?:Tensor|Type) "
-    r"\[(?P<shape>[\d, ]*)\]\](?:, which is output (?P<output>\d+) of (?P<node>[\w:]+),)? "
-    r"is at version (?P<found>\d+); expected version (?P<saved>\d+)"
+    r"modified by an inplace operation: \[[\w.]+ \[(?P<shape>[\d, ]*)\]\].*"
+    r" is at version (?P<found>\d+); expected version (?P<saved>\d+)"
 )
-_COMPLEX: Final = {
-    "ComplexHalf": torch.complex32,
-    "ComplexFloat": torch.complex64,
-    "ComplexDouble": torch.complex128,
-}
-"""The types for which torch has no class such as ``torch.FloatTensor``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Complaint:
-    """What autograd says of a saved tensor that it found modified."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    made_by: str | None
-    """The autograd node that the tensor is an output of; ``None`` for a leaf."""
-    saved: int
-    """Its version when it was saved."""
-    found: int
-    """Its version now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,47 +45,38 @@ class ModifiedTensor:
     """The module that made the last write, where a library did; not to be kept."""
 
 
-def read_complaint(message: str) -> Complaint | None:
-    """Read autograd's message; ``None`` when it is another one."""
-    match = _COMPLAINT.search(message)
-    if match is None:
-        return None
-    named = getattr(torch, f"{match['type']}Tensor", None)
-    dtype = _COMPLEX.get(match["type"]) if named is None else named.dtype
-    if dtype is None:
-        return None
-    return Complaint(
-        shape=tuple(int(size) for size in match["shape"].split(",") if size.strip()),
-        dtype=dtype,
-        made_by=match["node"],
-        saved=int(match["saved"]),
-        found=int(match["found"]),
-    )
-
-
 def find_modified(
-    snapshot: Snapshot, complaint: Complaint, saver: Recorded | None
+    snapshot: Snapshot, message: str, saver: Recorded | None
 ) -> ModifiedTensor | None:
     """Find the tensor that autograd complains of, and who wrote to it.
 
     A tensor fits when the call that saved it, where that is known, had it, when it or a view of it
-    has the shape and type of the message, and when recorded writes lead from the saved version to
-    the found one without a gap.
+    has as many elements as the message says, and when recorded writes lead from the saved version
+    to the found one without a gap.
 
     Args:
+        message: "… has been modified by an inplace operation: …".
         saver: the forward call of the node that complains.
 
     Returns:
         ``None`` unless exactly one tensor fits, or one line wrote to all that do.
     """
-    had = None if saver is None else {id(snapshot.whole(item)) for item in _tensors_of(saver)}
-    fitting = [
-        _describe(snapshot, target, between, saver)
-        for target, writes in _writes(snapshot.calls)
-        if (had is None or id(target) in had)
-        and (between := _between(writes, complaint, 0 if saver is None else saver.seq))
-        and _is_alike(snapshot, target, complaint)
-    ]
+    match = _COMPLAINT.search(message)
+    if match is None:
+        return None
+    count = math.prod(int(size) for size in match["shape"].split(",") if size.strip())
+    between = partial(
+        _between, saved=int(match["saved"]), now=int(match["found"]), since=saver and saver.seq
+    )
+    fitting = []
+    for target in snapshot.written_tensors():
+        writes = snapshot.writes_to(target)
+        views = [write.tensor for _, write in writes] if saver is None else _tensors_of(saver)
+        views = [item for item in views if snapshot.whole(item) is target]
+        shapes = [snapshot.meta_of(item)[0] for item in (target, *views)]
+        is_alike = any(shape is not None and math.prod(shape) == count for shape in shapes)
+        if views and is_alike and (calls := between(writes)):
+            fitting.append(_describe(snapshot, target, calls, saver))
     if len(fitting) == 1:
         return fitting[0]
     if len({tuple(step.source for step in item.written_by) for item in fitting}) != 1:
@@ -124,50 +91,26 @@ def _of_one_line(writes: tuple[ProvenanceStep, ...]) -> ProvenanceStep:
     return writes[0] if is_one_op else replace(writes[0], op=None)
 
 
-def _tensors_of(call: Recorded) -> tuple[Ref, ...]:
-    return (*call.inputs, *call.outputs)
-
-
-def _writes(calls: Sequence[Recorded]) -> list[tuple[Ref, list[tuple[Recorded, Write]]]]:
-    """Return each tensor that was written to, by its base when a view was, with the writes."""
-    written: dict[int, tuple[Ref, list[tuple[Recorded, Write]]]] = {}
-    for call in calls:
-        for item in call.written:
-            if item.before is not None:
-                written.setdefault(id(item.target), (item.target, []))[1].append((call, item))
-    return list(written.values())
+def _tensors_of(call: Recorded) -> list[Ref]:
+    return [*call.inputs, *call.outputs]
 
 
 def _between(
-    writes: Sequence[tuple[Recorded, Write]], complaint: Complaint, since: int
+    writes: Sequence[tuple[Recorded, Write]], saved: int, now: int, since: int | None
 ) -> list[Recorded]:
-    """Return the writes from the saved version to the found one, none where one is missing.
+    """Return the writes from the saved version to the present one, none where one is missing.
 
     Args:
-        since: the number of the call that saved the tensor, 0 where it is not known.
+        since: the number of the call that saved the tensor, where it is known.
     """
-    version, found = complaint.saved, list[Recorded]()
+    version, calls = saved, list[Recorded]()
     for call, item in writes:
-        if call.seq > since and item.before is not None and item.before <= version < item.after:
-            found.append(call)
+        if item.before is None or call.seq <= (since or 0):
+            continue
+        if item.before <= version < item.after:
+            calls.append(call)
             version = item.after
-    return found if version >= complaint.found else []
-
-
-def _is_alike(snapshot: Snapshot, target: Ref, complaint: Complaint) -> bool:
-    """Return whether a tensor, or a recorded view of it, is one as autograd complains of."""
-    metas = [snapshot.meta_of(item) for item in (target, *snapshot.views_of(target))]
-    living = target()
-    if complaint.made_by is None and living is not None and living.grad_fn is not None:
-        is_float = complaint.dtype.is_floating_point or complaint.dtype.is_complex
-        if is_float and not living.is_leaf and living.requires_grad:
-            return False
-    return any(
-        shape is not None
-        and dtype == complaint.dtype
-        and (tuple(shape) == complaint.shape or math.prod(shape) == math.prod(complaint.shape))
-        for shape, dtype in metas
-    )
+    return calls if version >= now else []
 
 
 def _describe(

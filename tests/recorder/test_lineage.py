@@ -14,7 +14,6 @@ from cudalens import simulate
 from cudalens.core.report_types import FIRST_BAD
 from cudalens.recorder import Recorder
 from cudalens.recorder.provenance import ENTERED
-from cudalens.recorder.saved_tensor import read_complaint
 from tests.probes import cell
 
 
@@ -397,33 +396,6 @@ def test_a_write_before_the_recording_is_not_guessed() -> None:
     y = torch.ones(3, requires_grad=True).exp()
     y += 1
     assert modified("return y", y=y) is None
-
-
-COMPLAINT = "modified by an inplace operation: [{} [{}]]{} is at version 3; expected version 2"
-
-
-@pytest.mark.parametrize(
-    ("spelled", "shape", "node", "dtype"),
-    [
-        ("torch.cuda.HalfTensor", (3, 4), "AsStridedBackward0", torch.float16),
-        ("torch.FloatTensor", (), None, torch.float32),  # a leaf
-        # As newer releases spell them.
-        ("CUDABFloat16Type", (2,), None, torch.bfloat16),
-        ("CPUBoolType", (2,), None, torch.bool),
-        ("CUDAComplexFloatType", (2,), None, torch.complex64),
-    ],
-)
-def test_complaints_are_read(
-    spelled: str, shape: tuple[int, ...], node: str | None, dtype: torch.dtype
-) -> None:
-    origin = f", which is output 0 of {node}," if node else ""
-    found = read_complaint(COMPLAINT.format(spelled, ", ".join(map(str, shape)), origin))
-    assert (found.shape, found.made_by, found.dtype) == (shape, node, dtype)
-    assert (found.saved, found.found) == (2, 3)
-
-
-def test_another_message_is_no_complaint() -> None:
-    assert read_complaint("Trying to backward through the graph a second time") is None
 
 
 # --- another element of the same tensor is not to blame -------------------------------------------
