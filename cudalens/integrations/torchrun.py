@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from cudalens.core._python import add_note
 from cudalens.core.report import RankResult
-from cudalens.session.findings import Findings, Outcome
 from cudalens.session.ranks import (
     combined,
     give_way,
@@ -146,10 +145,8 @@ class Rank:
         first = self.number - self.local
         missing = {*range(first, first + self.siblings)} - {item.rank for item in results}
         results += [RankResult(rank=rank, outcome="left no report") for rank in missing]
-        whole = combined(results)
-        if whole is not None:
-            shown = Outcome(error=whole.report, ranks=whole).report(Findings())
-            write_whole(self.index, shown.to_html())
+        if (whole := combined(results)) is not None:
+            write_whole(self.index, whole.to_html())
 
 
 def _attempt(line: str, act: Callable[..., object], *arguments: object, **named: object) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from cudalens.core.report import Report, is_of_cell
-from cudalens.session.ranks import CombinedRanks
 from cudalens.source.files import running_shell
 from cudalens.source.locate import CallSite
 
@@ -163,8 +162,6 @@ class Outcome:
     """The failure of an earlier block that had ended the device's context."""
     swallowed: SwallowedFinding | None = None
     """What became of ``finding`` when it did not leave the block."""
-    ranks: CombinedRanks | None = None
-    """Of a block that started processes: what became of each."""
     site: CallSite | None = None
     """The user's line, where it is known from the exception's traceback only."""
 
@@ -190,9 +187,8 @@ class Outcome:
         all_limits = tuple(dict.fromkeys((*shown.limits, *limits)))
         if self.is_reminder:
             return replace(shown, limits=all_limits)
-        ranks = self.ranks if self.ranks is not None and shown is self.ranks.report else None
         site = self.site or CallSite()
-        parts = ["" if ranks is None else ranks.sentence, shown.explanation]
+        parts = [shown.explanation]
         if self.swallowed is not None:
             parts.append(f"{self.swallowed.sentence()}; {findings.fired()}.")
         parts.append(findings.others(shown, self.error))
@@ -204,6 +200,5 @@ class Outcome:
             source=shown.source or site.source,
             frames=site.frames or shown.frames,
             op=replace(shown.op, api=shown.op.api or site.api),
-            ranks=shown.ranks if ranks is None else ranks.ranks,
             limits=all_limits,
         )

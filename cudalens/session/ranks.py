@@ -18,8 +18,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -260,40 +260,15 @@ def _format_end(status: int | None) -> str:
     return f"{how} and left no report"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CombinedRanks:
-    """The report of the first of several processes, and what became of each."""
-
-    report: Report
-    sentence: str
-    ranks: tuple[RankResult, ...]
-
-
-def combined(results: Sequence[RankResult]) -> CombinedRanks | None:
+def combined(results: Iterable[RankResult]) -> Report | None:
     """Return the one report of several processes: that of the first, with all of them.
 
     Args:
         results: in the order of their reports' times.
     """
-    bad = [item for item in results if item.report and not item.outcome]
-    bad = bad or [item for item in results if item.report]
-    if not bad:
-        return None
-    assert bad[0].report is not None
-    order = sorted(results, key=_place_of)
-    return CombinedRanks(
-        report=bad[0].report, sentence=_sentence(bad, len(results)), ranks=tuple(order)
+    order = sorted(results, key=lambda item: bool(item.outcome))
+    first = next((item.report for item in order if item.report), None)
+    ranks = sorted(
+        order, key=lambda item: item.rank if item.rank is not None else item.process or 0
     )
-
-
-def _place_of(item: RankResult) -> int:
-    return item.rank if item.rank is not None else item.process or 0
-
-
-def _sentence(bad: Iterable[RankResult], count: int) -> str:
-    """Say which of ``count`` processes have a finding, and of which batch."""
-    found = sorted(bad, key=_place_of)
-    named = [f"{item.name} ({item.batch})" if item.batch else item.name for item in found]
-    listed = " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))
-    verb = "has" if len(named) == 1 else "have"
-    return f"{len(named)} of {count} processes {verb} a finding: {listed}."
+    return None if first is None else replace(first, ranks=tuple(ranks))

@@ -39,12 +39,7 @@ from cudalens.session.exit import (
     write_files,
 )
 from cudalens.session.findings import Findings, Outcome, SwallowedFinding
-from cudalens.session.ranks import (
-    CombinedRanks,
-    Ranks,
-    combined,
-    launcher_error,
-)
+from cudalens.session.ranks import Ranks, combined, launcher_error
 from cudalens.source.shown_frames import hide_own_frames
 
 
@@ -81,8 +76,6 @@ class CheckSession:
         self._stack = ExitStack()
         self.reads_stderr = True
         """True if the assertions that CUDA prints are read off file descriptor 2."""
-        self.counted_before = (0, 0)
-        """What was looked at and recorded of a part of the block that was checked before."""
         self.show_early: Callable[[], None] | None = None
         """Shows the report of a lost device where the loss is found, before the block ends."""
         self.display_name = os.urandom(16).hex()
@@ -100,7 +93,7 @@ class CheckSession:
         self.report: Report | None = None
         self.written: tuple[Path, ...] = ()
         """The files that the report was written to."""
-        self.checked_ops, self.recorded_ops = self.counted_before
+        self.checked_ops = self.recorded_ops = 0
         """How many calls the guards looked at and how many ops were recorded, once closed."""
         self._checked_before = 0
         self.swallowed: SwallowedFinding | None = None
@@ -300,10 +293,9 @@ class CheckSession:
     def _conclude(self, error: BaseException | None, started: float) -> Outcome:
         own = self._own(error)
         first = next(iter(self.findings), None)
-        other, ranks = None, None
+        other = None
         if own is None or first is None:
-            ranks = self._of_ranks(error)
-            other = None if ranks is None else ranks.report
+            other = self._of_ranks(error)
             if other is None and not self._was_raised_by_launcher(error):
                 other = self._explained(error, started)
             other = other or self._explained(self._late(error), started)
@@ -315,7 +307,6 @@ class CheckSession:
             silent=next(iter(self.warnings), None),
             earlier=self._earlier,
             swallowed=self.swallowed,
-            ranks=ranks,
             site=None if own is None or first is None else site_from_traceback(own, first),
         )
         self.is_reminder = outcome.is_reminder
@@ -326,15 +317,15 @@ class CheckSession:
         has_started = self._ranks is not None and self._ranks.has_started
         return has_started and launcher_error(error) is not None
 
-    def _of_ranks(self, error: BaseException | None) -> CombinedRanks | None:
+    def _of_ranks(self, error: BaseException | None) -> Report | None:
         """Return what the processes that the block started have reported, as one report."""
         if self._ranks is None or hasattr(error, "__cudalens_report__"):
             return None
         results = self._limits.attempt("ranks", self._ranks.results, tuple)
-        found = self._limits.attempt("ranks", lambda: combined(results))
-        if error is not None and found is not None and launcher_error(error) is not None:
-            attached(error, found.report, note_line(found.report, self._limits))
-        return found
+        report = self._limits.attempt("ranks", lambda: combined(results))
+        if error is not None and report is not None and launcher_error(error) is not None:
+            attached(error, report, note_line(report, self._limits))
+        return report
 
     def _own(self, error: BaseException | None) -> DeviceAssertError | NonFiniteError | None:
         """Return the exception when it is a finding, which then is among those of the block."""

@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import cudalens
 from cudalens.core.report import RankResult, Report
-from cudalens.session.findings import Findings, Outcome
 from cudalens.session.ranks import combined, reason
 from tests.processes import python
 
@@ -61,7 +60,7 @@ def test_one_report_says_which_processes_met_what() -> None:
     bad = [item for item in report.ranks if item.report is not None]
     assert {item.process for item in bad} == {0, 2}
     assert {item.batch for item in bad} == {"batch 2 of loader, row 1 (dataset item 3)"}
-    assert report.explanation.startswith("2 of 3 processes have a finding: process 0 (batch 2 ")
+    assert "processes 0 and 2 of 3" in report.to_text()
     # The launcher's own exception: its type, its words, and what it is about.
     assert type(error) is ProcessRaisedException
     assert "terminated with the following error" in str(error)
@@ -183,11 +182,8 @@ def test_whose_connection_broke_has_no_finding() -> None:
         RankResult(rank=0, outcome="lost its connection to another rank", report=lost),
         RankResult(rank=1, report=found),
     )
-    ranks = combined(results)
-    assert ranks is not None
-    report = Outcome(error=ranks.report, ranks=ranks).report(Findings())
-    assert report.headline == found.headline
-    assert report.explanation == "1 of 2 processes has a finding: rank 1."
+    report = combined(results)
+    assert report is not None and report.headline == found.headline
     assert "rank 1 of 2" in report.to_text()
     assert combined(()) is None
 
