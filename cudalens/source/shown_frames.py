@@ -64,25 +64,30 @@ def without_repeats(error: BaseException, report: object) -> Iterator[None]:
     traceback of ``error`` itself is the caller's to cut.
     """
     with ExitStack() as stack:
-        for item in with_causes(error, "__cause__", "__context__"):
-            if not is_reported(item, report):
-                continue
-            args, notes = item.args, item.__dict__.get("__notes__")
-            if getattr(item, "report", None) is not None and args:
-                stack.callback(setattr, item, "args", args)
-                item.args = (str(args[0]).split("\n", 1)[0], *args[1:])
-            if item is not error:
-                stack.callback(BaseException.with_traceback, item, item.__traceback__)
-                BaseException.with_traceback(item, without_torch(item.__traceback__))
-            if isinstance(notes, list):
-                stack.callback(set_on, item, "__notes__", notes)
-                others = [
-                    note
-                    for note in notes
-                    if not (isinstance(note, str) and note.startswith("cudalens: "))
-                ]
-                set_on(item, "__notes__", others)
+        _cut_repeats(error, report, stack)
         yield
+
+
+def _cut_repeats(error: BaseException, report: object, stack: ExitStack) -> None:
+    # No part of the block: Python 3.13 leaves the end of such a loop out of it.
+    for item in with_causes(error, "__cause__", "__context__"):
+        if not is_reported(item, report):
+            continue
+        args, notes = item.args, item.__dict__.get("__notes__")
+        if getattr(item, "report", None) is not None and args:
+            stack.callback(setattr, item, "args", args)
+            item.args = (str(args[0]).split("\n", 1)[0], *args[1:])
+        if item is not error:
+            stack.callback(BaseException.with_traceback, item, item.__traceback__)
+            BaseException.with_traceback(item, without_torch(item.__traceback__))
+        if isinstance(notes, list):
+            stack.callback(set_on, item, "__notes__", notes)
+            others = [
+                note
+                for note in notes
+                if not (isinstance(note, str) and note.startswith("cudalens: "))
+            ]
+            set_on(item, "__notes__", others)
 
 
 def hide_own_frames(error: BaseException) -> None:
