@@ -103,7 +103,7 @@ class Attempt:
     def __init__(
         self,
         operands: Sequence[Operand],
-        evaluator: SafeEvaluator,
+        evaluator: SafeEvaluator | None,
         whole: ast.AST | None,
         *,
         on_meta: bool,

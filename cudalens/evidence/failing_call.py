@@ -364,7 +364,7 @@ def _operands(
 ) -> Iterator[Operand]:
     """Return what the user's line spells as operands of its call, each with its value."""
     run = line.running
-    call = RunningCall(run.place, run.node, run.statement)
+    call = RunningCall(run)
     known = dict(_passed(run.node, line.below)) | dict(_given(line, api))
     for node in _nodes(call):
         value = known.get(id(node), ABSENT)
@@ -447,7 +447,7 @@ def _given(line: RunningLine, api: ApiCall | None) -> Iterator[tuple[int, object
     place, node = line.running.place, line.running.node
     if api is None or api.code is not place.code or api.lasti != place.lasti:
         return
-    call = RunningCall(place, node, line.running.statement)
+    call = RunningCall(line.running)
     if isinstance(node, ast.Call):
         given = list(node.args)
         if call.receiver is not None and len(api.args) == len(given) + 1:

@@ -18,7 +18,7 @@ from cudalens.diagnosis.host_errors import is_known_message
 from cudalens.evidence.call_stack import without_detours
 from cudalens.source.files import is_own_file, is_user_file
 from cudalens.source.locate import runs_torch
-from cudalens.source.running_call import RunningCall
+from cudalens.source.running_call import ABSENT, RunningCall
 from cudalens.source.stack import place_of
 
 _NEVER = (
@@ -123,9 +123,13 @@ def _lacks_tensor(entry: TracebackType) -> bool:
 
 
 def _is_of_tensor(call: RunningCall, node: ast.expr) -> bool:
-    if not isinstance(node, ast.Attribute) or not isinstance(call.value(node.value), Tensor):
+    if not isinstance(node, ast.Attribute):
         return False
-    return node.attr == "grad" or callable(getattr(Tensor, node.attr, None))
+    owner = call.value(node.value)
+    if owner is ABSENT and isinstance(node.value, ast.Name):
+        return node.attr == "grad"  # of a comprehension that has ended
+    is_known = node.attr == "grad" or callable(getattr(Tensor, node.attr, None))
+    return isinstance(owner, Tensor) and is_known
 
 
 def _is_torch_attribute(

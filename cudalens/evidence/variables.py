@@ -29,8 +29,6 @@ from cudalens.source.files import is_user_file
 from cudalens.source.running_call import ABSENT
 from cudalens.source.running_node import Running, running
 from cudalens.source.safe_eval import (
-    SafeEvaluator,
-    evaluator_for,
     instance_dict,
     items_of,
     registered,
@@ -58,7 +56,7 @@ class RunningLine:
     def module(self) -> nn.Module | None:
         """The module that the line calls."""
         function = getattr(self.running.node, "func", None)
-        value = function and value_or(evaluator_for(self.frame), function, ABSENT)
+        value = function and value_or(self.running.evaluator, function, ABSENT)
         if value is ABSENT and self.below:
             is_call = self.below[0].f_code.co_name in ("_wrapped_call_impl", "_call_impl")
             value = self.below[0].f_locals.get("self") if is_call else None
@@ -89,7 +87,7 @@ class Variables(candidates.Trial):
 
     def __init__(self, call: Call, line: RunningLine) -> None:
         self.call, self.line = call, line
-        self.evaluator: SafeEvaluator = evaluator_for(line.frame)
+        self.evaluator = line.running.evaluator
         self._node = line.running.node
 
     def _read(self, node: ast.expr) -> object:
@@ -171,10 +169,9 @@ class Variables(candidates.Trial):
         is_cell = code.co_name == "<module>" or name not in code.co_varnames[: code.co_argcount]
         for entry in () if is_cell else self.line.callers:
             run = running(place_of(entry))
-            evaluator = evaluator_for(frame_of(entry))
             nodes = getattr(run.node, "args", []), getattr(run.node, "keywords", [])
             given = (*nodes[0], *(item.value for item in nodes[1]))
-            same = [item for item in given if value_or(evaluator, item, ABSENT) is value]
+            same = [item for item in given if value_or(run.evaluator, item, ABSENT) is value]
             if len(same) != 1 or not isinstance(same[0], ast.Name):
                 return None
             found = binding_of(run, same[0].id)

@@ -79,7 +79,7 @@ def locate(
     found: tuple[LineTensor, ...] = ()
     placed: tuple[Name, ...] = ()
     if run is not None and run.place.frame is not None:
-        call = RunningCall(run.place, run.node)
+        call = RunningCall(run)
         callee = library[0] if library else None
         found = attempt("names", lambda: tensors_on(run, call, callee), tuple)
         if signature is not None and not library:

@@ -13,14 +13,12 @@ import ast
 import inspect
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from functools import cached_property, partial
+from functools import partial
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from cudalens.source.running_node import kind_sources, running
+from cudalens.source.running_node import Running, kind_sources, running
 from cudalens.source.safe_eval import (
-    SafeEvaluator,
-    evaluator_for,
     instance_dict,
     is_tensor,
     value_or,
@@ -68,32 +66,25 @@ class RunningCall:
     """What one entry of the stack is calling, indexing or computing.
 
     Args:
-        place: the entry.
-        node: the running expression, ``None`` where it is not known.
+        run: the syntax that the entry runs.
     """
 
-    def __init__(
-        self, place: Place, node: ast.AST | None, statement: ast.stmt | None = None
-    ) -> None:
-        self.place = place
-        self.node = node
-        self.statement = statement
+    def __init__(self, run: Running) -> None:
+        self.place = run.place
+        self.node = run.node
+        self.statement = run.statement
+        self._evaluator = run.evaluator
 
     @classmethod
     def at(cls, place: Place) -> RunningCall:
         """Find what an entry runs in its file."""
-        run = running(place)
-        return cls(place, run.node, run.statement)
+        return cls(running(place))
 
     # --- the operands ----------------------------------------------------------------------------
 
     def value(self, node: ast.expr) -> object:
         """Return the value of an expression, ``ABSENT`` where it cannot be read."""
         return value_or(self._evaluator, node, ABSENT)
-
-    @cached_property
-    def _evaluator(self) -> SafeEvaluator | None:
-        return None if self.place.frame is None else evaluator_for(self.place.frame)
 
     @property
     def receiver(self) -> ast.expr | None:

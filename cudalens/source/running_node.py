@@ -19,12 +19,14 @@ from typing import TypeAlias
 
 from cudalens.core._python import parse
 from cudalens.source.files import Source, cell_number, is_top, source, typed_line
+from cudalens.source.safe_eval import SafeEvaluator, evaluator_for
 from cudalens.source.stack import Place, Position
 
 Span: TypeAlias = tuple[int, int, int]
 """Line, first column and end column, in characters."""
 
-_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_INLINED = (ast.ListComp, ast.SetComp, ast.DictComp)
+_SCOPES = (ast.Lambda, ast.GeneratorExp, *_INLINED)
 _ELSEWHERE = (ast.stmt, ast.ExceptHandler, ast.match_case, *_SCOPES)
 _SUBSCRIPTS = ("BINARY_SUBSCR", "BINARY_SLICE", "STORE_SUBSCR", "STORE_SLICE", "DELETE_SUBSCR")
 
@@ -52,6 +54,30 @@ class Running:
                 return parent
             inner = parent
         return self.statement
+
+    @functools.cached_property
+    def evaluator(self) -> SafeEvaluator | None:
+        """What reads the names of the running code, ``None`` where the frame is gone."""
+        frame = self.place.frame
+        return None if frame is None else evaluator_for(frame, self._ended_names(frame))
+
+    def _ended_names(self, frame: FrameType) -> set[str]:
+        """Return the variables of comprehensions that the frame has left since.
+
+        From Python 3.12 on they are the function's own, and end when an exception passes.
+        """
+        names: set[str] = set()
+        if frame.f_lasti == self.place.lasti or frame.f_code.co_name.endswith("comp>"):
+            return names
+        path = (*self.parents, self.node)
+        for parent in path:
+            if isinstance(parent, ast.FunctionDef | ast.Lambda | ast.GeneratorExp):
+                names.clear()
+            # What the first loop runs over is evaluated outside.
+            elif isinstance(parent, _INLINED) and parent.generators[0].iter not in path:
+                targets = (node for loop in parent.generators for node in ast.walk(loop.target))
+                names |= {node.id for node in targets if isinstance(node, ast.Name)}
+        return names
 
     @property
     def text(self) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import collections
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import FrameType
 from typing import Any
 
@@ -34,6 +34,9 @@ _STORES = (
 class SafeEvaluator(Evaluator):  # type: ignore[misc]  # pure_eval comes without types for mypy
     """Evaluates what can be read; anything else is :class:`pure_eval.CannotEval`."""
 
+    gone: Collection[str] = ()
+    """Names whose variables have ended: another one of that name is not what is meant."""
+
     def __getitem__(self, node: ast.expr) -> Any:
         """Return the value of an expression.
 
@@ -43,6 +46,8 @@ class SafeEvaluator(Evaluator):  # type: ignore[misc]  # pure_eval comes without
         if isinstance(node, ast.BinOp):
             return self._arithmetic(node)
         if not isinstance(node, _EVALUATED):
+            raise CannotEval
+        if isinstance(node, ast.Name) and node.id in self.gone:
             raise CannotEval
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
             raise CannotEval
@@ -64,10 +69,11 @@ class SafeEvaluator(Evaluator):  # type: ignore[misc]  # pure_eval comes without
         return int(left + right if isinstance(node.op, ast.Add) else left - right)
 
 
-def evaluator_for(frame: FrameType) -> SafeEvaluator:
-    """Make an evaluator that sees the names of a frame."""
+def evaluator_for(frame: FrameType, gone: Collection[str] = ()) -> SafeEvaluator:
+    """Make an evaluator that sees the names of a frame, apart from those whose variables ended."""
     made = SafeEvaluator.from_frame(frame)
     assert isinstance(made, SafeEvaluator)
+    made.gone = gone
     return made
 
 

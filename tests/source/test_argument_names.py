@@ -17,6 +17,7 @@ import cudalens
 from cudalens.core._torch import signature_of
 from cudalens.core.report import Report
 from cudalens.source.running_call import RunningCall
+from cudalens.source.running_node import Running
 from cudalens.source.stack import Place
 from tests.blocks import report_of
 from tests.probes import Probe, named, run_cell, site_of
@@ -269,7 +270,7 @@ def test_places_are_those_of_the_op_only_where_it_takes_this_call(
     """The order of the API is that of the op only where it is proven."""
     code = compile(text, "<test>", "eval")
     node = ast.parse(text, mode="eval").body
-    call = RunningCall(Place(code, 1, 0, None), node)
+    call = RunningCall(Running(place=Place(code, 1, 0, None), node=node))
     is_method = not text.startswith("torch.")
     signature = signature_of(f"aten::{op}", overload)
     bound = call.bind(signature, is_method=is_method, is_whole=True)
