@@ -50,7 +50,7 @@ class Case(NamedTuple):
     model: str
     setup: str
     call: str
-    argument: str
+    argument: str | None
     expression: str | None
     module: str | None
     headline: str
@@ -64,9 +64,8 @@ def read_cases(table: str) -> list[Case]:
     lines, cases = [line.strip() for line in table.strip().splitlines()], []
     for first, call, names, headline in zip(*[iter(lines)] * 4, strict=True):
         model, _, setup = first.partition(": ")
-        argument, *others = names.split(" | ")
-        expression, module = (None if name == "-" else name for name in others)
-        cases.append(Case(model, setup, call, argument, expression, module, headline))
+        known = (None if name == "-" else name for name in names.split(" | "))
+        cases.append(Case(model, setup, call, *known, headline))
     return cases
 
 
@@ -135,28 +134,28 @@ bert: x = ids(2, 8); y = torch.tensor([0, 1, 1], device='cuda')
     Expected input batch_size (2) to match target batch_size (3): y is (3,)
 bert: x = np.ones((2, 8), dtype=int)
     model(input_ids=x)
-    input_ids | - | bert.embeddings
-    input_ids is a numpy.ndarray of int64 (2, 8), not a tensor
+    - | - | bert.embeddings
+    'int' object is not callable: x is a numpy.ndarray of int64 (2, 8)
 bert: x = [[1, 2]]
     model(input_ids=x)
-    input_ids | - | bert.embeddings
-    input_ids is a list of 1, not a tensor
+    - | - | bert.embeddings
+    'list' object has no attribute 'size': x is a list of 1
 bert: x = ids(2, 8)
     model(attention_mask=x)
-    input_ids | - | bert
-    BertModel got none of input_ids, inputs_embeds
+    - | - | bert
+    specify exactly one of input_ids or inputs_embeds
 bert: x = ids(2, 8); e = torch.ones(2, 8, 16, device='cuda')
     model(input_ids=x, inputs_embeds=e)
-    inputs_embeds | - | bert
-    BertModel got input_ids and inputs_embeds, and takes exactly one of
+    - | - | bert
+    specify exactly one of input_ids or inputs_embeds
 t5: x = ids(2, 8)
     model(input_ids=x)
-    decoder_input_ids | - | decoder
-    T5Stack got none of input_ids, inputs_embeds
+    - | - | decoder
+    specify exactly one of input_ids or inputs_embeds
 layoutlmv3: x = ids(2, 8)
     model(image_features=x)
-    input_ids | - | -
-    LayoutLMv3Model got none of input_ids, inputs_embeds, pixel_values
+    - | - | -
+    You have to specify either input_ids or inputs_embeds or pixel_values
 whisper: x = torch.ones(2, 5, 20, device='cuda'); y = ids(2, 4)
     model(input_features=x, labels=y)
     input | x | model.encoder.conv1

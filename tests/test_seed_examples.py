@@ -150,15 +150,15 @@ target.squeeze(1))
 x = torch.randn(8, 2, 16).cuda()
 batch = {"image_features": x, "text_embeddings": x}
 model(**batch)
--- ValueError | LayoutLMv3Model got none of input_ids, inputs_embeds | input_ids
+-- ValueError | specify either input_ids or inputs_embeds or pixel_values | None
 == layout 2: an array in place of a tensor, in the library's model
 a = np.ones((2, 8), dtype=int)
 model(input_ids=a)
--- Exception | input_ids is a numpy.ndarray of int64 (2, 8) | input_ids
+-- Exception | a is a numpy.ndarray of int64 (2, 8) | None
 == array 2: the same in a layer
 a = np.random.rand(2, 4, 16)
 nn.Linear(16, 4).cuda()(a)
--- TypeError | input is a numpy.ndarray of float64 (2, 4, 16) | input | - | \
+-- TypeError | a is a numpy.ndarray of float64 (2, 4, 16) | input | - | \
 nn.Linear(16, 4).cuda()(torch.from_numpy(a).float().to("cuda:0"))
 == mask 3: a column of a mask on the CPU
 mask = torch.ones(2, 8)
@@ -192,7 +192,7 @@ model(input_ids=ids, bbox=bbox)
 == backward 2: clamp of a leaf
 x = torch.randn(10, requires_grad=True, device="cuda")
 x.clamp_(min=1e-6)
--- autograd_error | forward | x is a leaf that requires grad, and clamp_ changes it in place
+-- autograd_error | forward | requires grad is being used in an in-place operation: x
 == backward 2: clamp of a saved result: the line, the op that saved it, both versions
 x = torch.randn(10, requires_grad=True, device="cuda")
 y = x.exp()

@@ -46,8 +46,11 @@ class OddArgument:
     """An argument of a refused call that is no tensor and no number."""
 
     name: str
-    kind: str
-    """Its type, and dtype if it has one: ``numpy.ndarray of float64``."""
+    """The user's expression for it, the parameter's name where none is known."""
+    type_name: str
+    """As in torch's messages: ``numpy.ndarray``, ``NoneType``."""
+    words: str
+    """What it is: ``a numpy.ndarray of float64 (2, 8)``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +66,9 @@ class PositionTable:
 class RefusedCall:
     """Facts about the arguments of a refused call, without their values."""
 
-    odd_argument: OddArgument | None = None
+    odd_arguments: tuple[OddArgument, ...] = ()
     parameters: tuple[str, ...] = ()
     """The parameters of the module whose forward refused its arguments."""
-    given: tuple[str, ...] | None = None
-    """The parameters that the forward which raised was given; ``None`` where none raised."""
     position_table: PositionTable | None = None
     problem_type: str | None = None
     """Kind of labels that the running model of transformers takes, by its config."""

@@ -102,6 +102,7 @@ def evidence_of_error(
         api = attempt("call", lambda: api_call_of_stack(entries) or seen)
         api = trial.call.api if trial is not None else api
         arguments = attempt("arguments", lambda: arguments_of(api), dict)
+    operands = () if trial is None else trial.call.operands
     values = tensor_values(arguments)
     if was_handled_inside:
         site = attempt("source", lambda: site_of_record(record), CallSite)
@@ -168,7 +169,9 @@ def evidence_of_error(
         graph=graph,
         provenance=() if write is None else (replace(write, note=CHANGED),),
         history=history,
-        refused_call=attempt("argument", lambda: refused_call(entries, arguments), RefusedCall),
+        refused_call=attempt(
+            "argument", lambda: refused_call(entries, arguments, operands), RefusedCall
+        ),
         modified=changed,
         freed=freed,
         device_fault=replace(

@@ -227,6 +227,8 @@ def value_of(call: RunningCall, node: ast.expr | None) -> Any:
     if isinstance(node, ast.Attribute):
         owner = call.value(node.value)
         known = node.attr in ("device", "dtype", "shape", "ndim", "T", "mT", "data")
+        if isinstance(owner, Tensor) and node.attr == "grad" and _torch.is_plain(owner):
+            return owner.grad if owner.is_leaf else None  # that of others warns
         if isinstance(owner, Tensor) and (known or callable(getattr(Tensor, node.attr, None))):
             return getattr(owner, node.attr)
     return _view_of(call, node)
@@ -285,42 +287,57 @@ def arguments_of(api: ApiCall | None) -> dict[str, object]:
 
 # --- arguments of the wrong kind or size ---------------------------------------------------------
 
-_PLAIN = (Tensor, str, bytes, bool, int, float, complex, type(None), torch.dtype, torch.device)
+_PLAIN = (Tensor, str, bytes, bool, complex, torch.dtype)
+_METHODS = ("method", "builtin_function_or_method", "function")
 _MAX_PARAMETERS = 60
 
 
-def refused_call(entries: Sequence[TracebackType], arguments: Mapping[str, object]) -> RefusedCall:
-    """Return what is known of arguments apart from their values: kinds, parameters, sizes."""
+def refused_call(
+    entries: Sequence[TracebackType],
+    arguments: Mapping[str, object],
+    operands: Sequence[Operand] = (),
+) -> RefusedCall:
+    """Return what is known of arguments apart from their values: kinds, parameters, sizes.
+
+    Args:
+        arguments: of the function that raised, by its parameters.
+        operands: of the user's line.
+    """
     if not entries:
         return RefusedCall()
+    known = [item for item in operands if item.value is not ABSENT]
+    texts = {id(item.value): item.text for item in known}
+    values = {texts.get(id(value), name): value for name, value in arguments.items()}
+    values |= {item.text: item.value for item in known}
+    for item in known:
+        if isinstance(item.node, ast.Constant):  # the line says what it is
+            values.pop(item.text, None)
     return RefusedCall(
-        odd_argument=_odd_argument(arguments) or _odd_argument(_asked(entries)),
+        odd_arguments=tuple(
+            _odd(text, value) for text, value in values.items() if not isinstance(value, _PLAIN)
+        ),
         parameters=_callee_parameters(entries),
-        given=_given_parameters(entries),
         position_table=table_of_positions(entries),
         problem_type=problem_type(entries),
     )
 
 
-def _asked(entries: Sequence[TracebackType]) -> dict[str, object]:
-    """Return what the innermost line asks for an attribute, by its text: ``input_ids.size``."""
-    call = RunningCall.at(place_of(entries[-1]))
-    asked = call.node.func if isinstance(call.node, ast.Call) else call.node
-    if not isinstance(asked, ast.Attribute):
-        return {}
-    value = call.value(asked.value)
-    is_data = isinstance(value, (list, tuple, dict)) or type(value).__module__ == "numpy"
-    return {ast.unparse(asked.value): value} if is_data else {}
-
-
-def _odd_argument(arguments: Mapping[str, object]) -> OddArgument | None:
-    """Describe the first argument that is an array or container."""
-    for name, value in arguments.items():
-        items = value if isinstance(value, (list, tuple)) else ()
-        is_list = any(map(is_tensor, items)) and all(isinstance(item, _PLAIN) for item in items)
-        if not (isinstance(value, _PLAIN) or is_list):
-            return OddArgument(name=name, kind=_kind(value))
-    return None
+def _odd(name: str, value: object) -> OddArgument:
+    kind = type(value)
+    is_builtin = kind.__module__ == "builtins"
+    type_name = kind.__qualname__ if is_builtin else f"{kind.__module__}.{kind.__name__}"
+    words = type_name if type_name.startswith(("numpy.", "torch.d")) else kind.__name__
+    words = f"{'an' if words[0].lower() in 'aeiou' else 'a'} {words}"
+    if value is None:
+        words = "None"
+    elif is_builtin and kind.__name__ in _METHODS:
+        words = "a method that was not called"
+    elif type_name == "numpy.ndarray":
+        array: Any = value
+        words += f" of {array.dtype} {tuple(array.shape)}"
+    elif isinstance(value, (list, tuple)):
+        words += f" of {len(value)}"
+    return OddArgument(name=name, type_name=type_name.rpartition(".")[2], words=words)
 
 
 def _callee_parameters(entries: Sequence[TracebackType]) -> tuple[str, ...]:
@@ -333,27 +350,6 @@ def _callee_parameters(entries: Sequence[TracebackType]) -> tuple[str, ...]:
         return ()
     names = [name for name in inspect.signature(forward).parameters if name != "self"]
     return tuple(names[:_MAX_PARAMETERS])
-
-
-def _given_parameters(entries: Sequence[TracebackType]) -> tuple[str, ...] | None:
-    """Name the parameters that the forward which raised had been given."""
-    frame = entries[-1].tb_frame
-    if frame.f_code.co_name != "forward":
-        return None
-    names = frame.f_code.co_varnames[1 : frame.f_code.co_argcount]
-    return tuple(name for name in names if frame.f_locals.get(name) is not None)
-
-
-def _kind(value: object) -> str:
-    kind = type(value)
-    if kind.__module__ == "builtins":
-        name = kind.__qualname__
-    else:
-        name = f"{kind.__module__}.{kind.__name__}"
-    if name == "numpy.ndarray":
-        array: Any = value
-        return f"{name} of {array.dtype} {tuple(array.shape)}"
-    return f"{name} of {len(value)}" if isinstance(value, (list, tuple)) else name
 
 
 # --- the user's operands --------------------------------------------------------------------------
@@ -398,6 +394,8 @@ def _nodes(call: RunningCall) -> Iterator[ast.expr]:
         if isinstance(node.func, ast.Attribute):
             yield node.func.value
         yield from (*node.args, *(item.value for item in node.keywords))
+    elif isinstance(node, ast.Attribute):
+        yield node.value
     else:
         yield from _of_operator(call)
 

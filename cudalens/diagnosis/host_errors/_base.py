@@ -33,6 +33,15 @@ _UNDER_SANITIZER = (
 )
 _RAISED = "An exception of the host: it does not affect the GPU."
 """Of a message that no pattern knows: linalg.cholesky and bincount ask a kernel first."""
+_OF_AUTOGRAD = re.compile(
+    r"^Mismatch in shape: grad_output\[|^Output \d+ of \w+ is a view and "
+    r"|[Ff]unction '?[\w:]+'? returned (?:an invalid gradient|an incorrect number of grad|nan val)"
+    r"|^(?:The d|One of the d)ifferentiated Tensors? |leaf Variable that requires grad is being "
+    r"|^Inference tensors cannot be saved|^Inplace update to inference tensor"
+    r"|^you can only change requires_grad flags of leaf"
+    r"|^torch\.utils\.checkpoint: (?:A different number of|Recomputed values for)"
+)
+"""Messages of autograd that say what is wrong by themselves."""
 _OP = re.compile(r"^\w+: (?=mat[12] )")
 _RERAISED = re.compile(r"^Caught (\w+) (in .+)\.\nOriginal Traceback")
 _HOST_TYPES = frozenset(
@@ -187,7 +196,8 @@ def groups(match: re.Match[str]) -> dict[str, str]:
 def is_known_message(text: str) -> bool:
     """Return whether a message can only come from torch, or from a library on top of it."""
     message = own_message(text)
-    return any(item.is_distinct and item.regex.search(message) for item in _patterns)
+    is_distinct = any(item.is_distinct and item.regex.search(message) for item in _patterns)
+    return is_distinct or bool(_OF_AUTOGRAD.search(message))
 
 
 def own_message(text: str) -> str:
@@ -239,6 +249,10 @@ def _read(
 def _repeated(evidence: Evidence, error: ErrorFacts, message: str) -> Verdict:
     """Return torch's sentence: as it is, and with the user's names."""
     headline = first_line(message) or error.type_name
+    if _OF_AUTOGRAD.search(message):
+        fact = None if evidence.phase == "backward" else named(evidence, "self")
+        own = f"{headline}: {fact.expression}" if fact and fact.expression else ""
+        return replace(autograd(headline, "", "self" if fact else None), headline_own=own)
     if error.type_name in _HOST_TYPES or _HOST_TYPES & set(error.bases):
         return Verdict(
             kind="host_error",

@@ -126,6 +126,8 @@ def with_user_names(text: str, evidence: Evidence) -> str:
     """
     if evidence.phase == "backward":
         return text
+    if _OF_TYPES.search(text):
+        return ": ".join(filter(None, (text, _odd_arguments(text, evidence))))
     facts = [item for item in evidence.tensors if item.argument]
     if "device" in text or " type (" in text:
         places: dict[str, dict[str, None]] = {}
@@ -160,6 +162,20 @@ def with_user_names(text: str, evidence: Evidence) -> str:
     return text
 
 
+_OF_TYPES = re.compile(
+    r"must be [\w .]+, not |unsupported operand|object (?:has no|is not)|^expected Tensor as elem"
+)
+
+
+def _odd_arguments(text: str, evidence: Evidence) -> str:
+    """Return what the arguments are whose types a message names."""
+    odd = evidence.refused_call.odd_arguments
+    named = [item for item in odd if re.search(rf"\b{item.type_name}\b", text)]
+    if "object is not callable" in text:  # the size() of a tensor, asked of an array
+        named = [item for item in odd if item.type_name not in ("int", "float")]
+    return ", ".join(f"{item.name} is {item.words}" for item in named[:_MAX_OPERANDS])
+
+
 def _listed(names: Sequence[str]) -> str:
     verb = "is" if len(names) == 1 and not names[0].startswith("the parameters ") else "are"
     return f"{' and '.join(filter(None, (', '.join(names[:-1]), names[-1])))} {verb}"
@@ -186,7 +202,9 @@ def user_name(evidence: Evidence, fact: TensorFact) -> str:
 
 
 _NAMED = re.compile(
-    r"argument(?: #\d+|:)? ['\"](?P<a>\w+)['\"]|^'(?P<b>\w+)' argument should|^(?P<c>input)\.size"
+    r"argument '(?P<type>\w+)' (?:\(\w+ \d+\) )?(?:must be|failed)"
+    r"|unexpected keyword argument '(?P<key>\w+)'"
+    r"|argument(?: #\d+|:)? ['\"](?P<a>\w+)['\"]|^'(?P<b>\w+)' argument should|^(?P<c>input)\.size"
     r"|Expected (?:parameter )?(?P<sure>\w+)(?: argument)? \(Tensor of"
     r"|(?:tensor number|at entry) (?P<at>\d+)(?: in the list)?$"
     r"|^Expected (?P<hx>hidden)(?P<item>\[\d\])? size|^Expected (?P<mask>key_padded_mask)"
@@ -200,7 +218,8 @@ def argument_at_fault(evidence: Evidence, message: str) -> str | None:
         found = match.groupdict()
         name = found["a"] or found["b"] or found["c"] or f"tensors[{found['at']}]"
         name = f"hx{found['item'] or ''}" if found["hx"] else name
-        sure = "key_padding_mask" if found["mask"] else found["sure"]
+        sure = found["sure"] or found["type"] or found["key"]
+        sure = "key_padding_mask" if found["mask"] else sure
         if sure or name in known or not known:
             return sure or name
     given = [name for name in known if known[name] or not _is_parameter(name)]

@@ -10,7 +10,7 @@ import re
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
-from cudalens.diagnosis.host_errors._base import Answer, groups, host, pattern, row
+from cudalens.diagnosis.host_errors._base import Answer, host, pattern, row
 from cudalens.diagnosis.host_errors._words import INTEGERS, dtype, format_shape, ints, named
 from cudalens.diagnosis.user_code import api_function, in_library, parsed
 
@@ -111,9 +111,10 @@ def gradient_dtype(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A loss's input and target differ in dtype, which some losses show in backward only."""
     if evidence.phase == "backward":
         got, want = dtype(match["got"]), dtype(match["want"])
-        yield host(
-            f"a gradient is {got}, its tensor is {want}",
-            f"A loss with {want} input and {got} target can pass forward and fail in backward.",
+        yield Hint(
+            rule="gradient_dtype",
+            text=f"a loss with {want} input and {got} target can pass forward and fail in "
+            "backward: cast the target",
         )
 
 
@@ -143,23 +144,6 @@ def index_bound(evidence: Evidence, match: re.Match[str]) -> Answer:
     shape = dict(enumerate(getattr(named(evidence, "self"), "shape", ())))
     if shape and shape.get(int(match["dim"])) != int(match["n"]):
         yield host(f"index {match['i']} is out of bounds for a dimension of size {match['n']}")
-
-
-@pattern(
-    r"^expand\([^{]+\{\[(?P<b>[\d, ]*)\]\}, size=\[(?P<a>[\d, ]*)\]\): the number of sizes provided"
-    r"|^The expanded size of the tensor .*Target sizes: \[(?P<a2>[\d, ]*)\]\.  Tensor sizes: "
-    r"\[(?P<b2>[\d, ]*)\]",
-    name="assigned_shape",
-)
-def assigned_shape(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """What is written to a part of a tensor has another shape than the part."""
-    line = (evidence.source and evidence.source.ref.text) or ""
-    part, _, value = line.partition(" = ")
-    is_spelled = isinstance(parsed(part), ast.Subscript) and parsed(value) is not None
-    if api_function(evidence) == "__setitem__" and is_spelled:
-        found = groups(match)
-        a, b = (format_shape(ints(found[key])) for key in "ab")
-        yield host(f"{part} has shape {a}, {value} has shape {b}", "", "values")
 
 
 @pattern(

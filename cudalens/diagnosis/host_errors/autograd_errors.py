@@ -5,7 +5,6 @@ Not here: saved tensors that were changed in place or freed (saved_tensors).
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,15 +12,9 @@ from dataclasses import replace
 from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import CodeLine, Hint, TensorFact
-from cudalens.diagnosis.host_errors._base import Answer, Verdict, autograd, pattern, row
-from cudalens.diagnosis.host_errors._words import (
-    expression_of,
-    format_shape,
-    in_headline,
-    ints,
-    named,
-)
-from cudalens.diagnosis.user_code import api_function, parsed, rewritten
+from cudalens.diagnosis.host_errors._base import Answer, Verdict, autograd, pattern
+from cudalens.diagnosis.host_errors._words import expression_of, format_shape, named
+from cudalens.diagnosis.user_code import rewritten
 
 
 @pattern(r"element (?P<at>\d+) of tensors does not require grad and does not have a grad_fn")
@@ -33,6 +26,19 @@ def no_graph(evidence: Evidence, match: re.Match[str]) -> Answer:
     follows = "Autograd follows grad_fn from the loss to the parameters."
     verdict = autograd(headline, follows, fact.argument if fact else None)
     yield from _detached(evidence, fact, verdict)
+
+
+@pattern(r"^'(?P<kind>float|int)' object has no attribute 'backward'", is_distinct=False)
+def number_for_loss(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """Backward was asked of a Python number that the loss had become."""
+    odd = next((item for item in evidence.refused_call.odd_arguments), None)
+    name = odd.name if odd else "the loss"
+    kind = odd.words if odd else f"of type {match['kind']}"
+    verdict = autograd(
+        f"{name} is {kind}: it has no graph, and no backward",
+        "Autograd follows the graph of a tensor.",
+    )
+    yield from _detached(evidence, TensorFact(argument="self", expression=name), verdict)
 
 
 @pattern(r"grad can be implicitly created only for scalar outputs")
@@ -47,175 +53,49 @@ def not_a_scalar(evidence: Evidence, match: re.Match[str]) -> Answer:
         "first.",
         fact.argument if fact else None,
     )
-    call = parsed(evidence.call_text or "")
-    is_method = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
-    text = ast.unparse(call.func.value) if is_method else None  # type: ignore[union-attr]
-    loss = TensorFact(argument="self", expression=text)
     yield Hint(
         rule="reduce_loss",
         text="reduce it to one number: mean() or sum()",
-        fix=rewritten(evidence, loss, "{x}.mean()"),
+        fix=rewritten(evidence, fact, "{x}.mean()"),
     )
 
 
-@pattern(
-    r"Mismatch in shape: grad_output\[(?P<at>\d+)\] has a shape of torch\.Size\(\[(?P<got>[\d, "
-    r"]*)\]\) and output\[\d+\] has a shape of torch\.Size\(\[(?P<want>[\d, ]*)\]\)"
-)
-def gradient_argument_shape(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """The gradient given to backward has another shape than the tensor."""
-    got, want = format_shape(ints(match["got"])), format_shape(ints(match["want"]))
-    yield autograd(
-        f"the given gradient has shape {got}, the tensor has {want}",
-        "backward(gradient) takes one number for each element of the tensor.",
-        "gradient" if api_function(evidence) == "backward" else "grad_outputs",
-    )
-
-
-@pattern(
-    r"[Ff]unction (?P<f>[\w:]+) returned an invalid gradient at index (?P<at>\d+) - got "
-    r"\[(?P<got>[\d, ]*)\] but expected shape compatible with \[(?P<want>[\d, ]*)\]"
-)
-def gradient_shape(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """A backward function returned a gradient of another shape than its input."""
-    got, want = format_shape(ints(match["got"])), format_shape(ints(match["want"]))
-    # torch's own nodes are numbered, EmbeddingBackward0; a custom Function's is not.
-    is_custom = not match["f"][-1].isdigit()
-    yield autograd(
-        f"{match['f']} returned a gradient of shape {got} for its input {match['at']} of shape "
-        f"{want}",
-        "backward of a custom Function returns, for each input of forward, a gradient of that "
-        "input's shape."
-        if is_custom
-        else "The tensor has another size now than when the graph was built: its data was replaced "
-        "in between, while the older graph was still alive.",
-    )
-
-
-@pattern(
-    r"[Ff]unction (?P<f>[\w:]+) returned an incorrect number of gradients \(expected "
-    r"(?P<want>\d+), got (?P<got>\d+)\)"
-)
-def gradient_count(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """A backward function returned too few or too many gradients."""
-    got, want = int(match["got"]), int(match["want"])
-    yield autograd(
-        f"{match['f']} returned {got} gradients, its forward has {want} inputs",
-        "backward returns one value for each input of forward; None for those without a gradient.",
-    )
-    if got < want:
-        yield Hint(
-            rule="count_of_gradients",
-            text="an input without a gradient, such as a number or a flag, has None in its place",
-        )
-
-
-@pattern(
-    r"a (?P<view>view of a )?leaf Variable that requires grad is being used in an in-place "
-    r"operation"
-)
+@pattern(r"leaf Variable that requires grad is being used in an in-place operation")
 def leaf_modified(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A leaf that requires grad was changed in place."""
-    what = "a view of a leaf" if match["view"] else "a leaf"
-    yield autograd(
-        in_headline(
-            expression_of(named(evidence, "self")) or "the tensor",
-            f" is {what} that requires grad, and {api_function(evidence) or 'an op'} changes it in "
-            "place",
-        ),
-        "The gradient of a leaf belongs to its values before the change, which would be lost.",
-        "self",
-    )
     yield Hint(
         rule="change_without_graph",
         text="change a parameter under torch.no_grad(): autograd then does not record the change",
     )
 
 
-@pattern(
-    r"Output (?P<at>\d+) of (?P<node>\w+) is a view and (?:is being|its base or another view of "
-    r"its base has been) modified inplace"
-)
-def multi_view_modified(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """One of several views that a function returned was changed in place."""
-    fact = named(evidence, "self")
-    op = match["node"].removesuffix("0").removesuffix("Backward").lower()
-    yield autograd(
-        in_headline(
-            expression_of(fact) or f"output {match['at']}",
-            f" is one of several views that {op} returned, and is changed in place",
-        ),
-        "Autograd cannot follow a change of one of them through the others.",
-        "self",
-    )
-
-
-@pattern(
-    r"The differentiated Tensor at index (?P<at>\d+) appears to not have been used in the graph"
-    r"|One of the differentiated Tensors appears to not have been used in the graph"
-)
-def input_unused(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """A gradient is asked for a tensor that the outputs do not depend on."""
-    which = f"inputs[{match['at'] or 0}]"
-    fact = named(evidence, which, "inputs")
-    subject = expression_of(fact) or (which if match["at"] else "one of the inputs")
-    yield autograd(
-        f"the outputs do not depend on {subject}",
-        "It was not used in the forward pass, or a detached copy of it was.",
-        (fact.argument if fact else None) or "inputs",
-    )
-
-
-row(
-    "inference_tensor",
-    r"Inference tensors cannot be saved for backward"
-    r"|Inplace update to inference tensor outside InferenceMode",
-    "a tensor made under torch.inference_mode is used where gradients are recorded",
-    "Such a tensor has no version counter; clone() makes an ordinary tensor of it.",
-    kind="autograd_error",
-)
-row(
-    "flag_of_result",
-    r"you can only change requires_grad flags of leaf variables",
-    "{tensor} is the result of an op: its requires_grad follows from the inputs of the op",
-    "Only leaf tensors can set it.",
-    "self",
-    kind="autograd_error",
-    tensors=("self",),
-)
-row(
-    "checkpoint_differs",
-    r"torch\.utils\.checkpoint: (?:A different number of tensors was saved during the original "
-    r"forward and recomputation|Recomputed values for the following tensors have different)",
-    "the checkpointed function computed something else when backward ran it again",
-    "Checkpointing runs a forward pass twice, and both must save the same tensors.",
-    kind="autograd_error",
-    hint=Hint(
+@pattern(r"torch\.utils\.checkpoint: (?:A different number of tensors was|Recomputed values for )")
+def checkpoint_differs(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """The checkpointed function computed something else when backward ran it again."""
+    yield Hint(
         rule="checkpoint_state",
-        text="state that the first run changes (a counter, a cache, a flag of the module) must not "
-        "affect the second run: change it outside of the checkpointed function",
-    ),
-)
+        text="backward runs the function again: state that the first run changes (a counter, a "
+        "cache, a flag of the module) must not affect the second run: change it outside of the "
+        "checkpointed function",
+    )
 
 
 @pattern(r"Function '(?P<f>\w+)' returned nan values in its (?P<at>\d+)th output")
 def anomalous_gradient(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """Anomaly detection met the first NaN of a backward pass."""
+    """Anomaly detection stopped at the first NaN of a backward pass."""
     stem = match["f"].removesuffix("0").removesuffix("Backward").lower()
-    made = [
+    places = {
         item.source.format()
         for item in evidence.history
         if item.source and stem_of(item.op).replace("_", "") == stem
-    ]
-    place = f", the backward of {made[0]}" if len(set(made)) == 1 else ""
-    yield autograd(
-        f"{match['f']} returned NaN as gradient {match['at']}{place}",
-        "Anomaly detection stops at the first NaN; the forward op of this node had a value at the "
-        "edge of its domain, or a gradient that was infinite already.",
+    }
+    place = f" (the backward of {places.pop()})" if len(places) == 1 else ""
+    text = f"{match['f']}{place} had an input at the edge of its domain"
+    text = f"{_STEEP[stem]}{place}" if stem in _STEEP else text
+    yield Hint(
+        rule="steep_gradient",
+        text=f"{text}: keep its input away from there before the op, not after it",
     )
-    if stem in _STEEP:
-        text = f"{_STEEP[stem]}: keep its input away from there before the op, not after it"
-        yield Hint(rule="steep_gradient", text=text)
 
 
 _STEEP = {
@@ -273,13 +153,6 @@ def _detached(evidence: Evidence, fact: TensorFact | None, verdict: Verdict) -> 
     words, key, line = cause
     yield replace(verdict, explanation=f"{verdict.explanation} {words}")
     yield Hint(rule="detached_loss", text=f"line {line}: {_REMEDIES[key]}")
-
-
-def number_for_loss(evidence: Evidence, name: str, kind: str) -> Answer:
-    """backward was asked of a Python number that the loss had become."""
-    headline = f"{name} is a {kind}: it has no graph, and no backward"
-    verdict = autograd(headline, "Autograd follows the graph of a tensor.")
-    yield from _detached(evidence, TensorFact(argument="self", expression=name), verdict)
 
 
 def _cut(name: str, before: Sequence[CodeLine], called: str) -> _Cause | None:

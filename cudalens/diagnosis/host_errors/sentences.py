@@ -22,6 +22,8 @@ _SENTENCES = (
     r"torch\.take_along_dim\(\): (?:dtype of|input and) indices should ",
     r"TensorBase\.\w+\(\) takes (?:no|exactly one|exactly \d+) arguments? \(",
     r"new\(\): invalid data type '",
+    r"\w+\(\): argument '\w+' (?:\(position \d+\) )?(?:must be |failed to unpack the object )",
+    r"[Yy]ou (?:have to|must) specify (?:either |exactly one of |at least )",
     r"Expected one of cpu, cuda, .* device type at start of device string: ",
     r"start \(-?\d+\) \+ length \(-?\d+\) exceeds dimension size \(\d+\)",
     r"start out of range \(expected to be in range of \[-?\d+, -?\d+\], but got -?\d+\)",

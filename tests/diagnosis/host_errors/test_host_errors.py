@@ -141,8 +141,8 @@ def test_every_family_has_a_case() -> None:
     known = {case.family for case in CASES} | {row[0] for row in test_cuda_errors.ROWS}
     known |= {family_of(row[0]) for row in TEXTS}
     # torch's own words have tests in test_torch_errors, gradients in test_values, heads of
-    # transformers in advice_cells.txt.
-    elsewhere = {"words_of_torch", "gradient_dtype", "labels_of_head"}
+    # transformers and numbers in place of a loss in cells.
+    elsewhere = {"words_of_torch", "gradient_dtype", "labels_of_head", "number_for_loss"}
     assert {item.name for item in host_errors.table()} - known == elsewhere
 
 
@@ -270,7 +270,9 @@ def test_a_gradient_of_a_custom_function() -> None:
         code.replace("return grad * w, grad * x", "return grad * w, (grad * x)[0]")
     ).shown
     assert (report.kind, report.phase) == ("autograd_error", "backward")
-    assert "returned a gradient of shape (3,) for its input 1 of shape (4, 1)" in report.headline
+    assert "gradient at index 1 - got [3] but expected shape compatible with [4, 1]" in (
+        report.headline
+    )
 
 
 # --- from texts alone ----------------------------------------------------------------------------
@@ -311,17 +313,13 @@ TEXTS = [
     # Not a word of a type in other messages.
     ("Short of memory for a Long list", "host_error", "Short of memory for a Long list", None),
     ("Function ScaleBackward returned an incorrect number of gradients (expected 2, got 1)",
-     "autograd_error", "ScaleBackward returned 1 gradients, its forward has 2 inputs", None,
-     "count_of_gradients"),
+     "autograd_error",
+     "Function ScaleBackward returned an incorrect number of gradients (expected 2, got 1)", None),
     ("Inference tensors cannot be saved for backward. To work around you can make a clone",
      "autograd_error",
-     "a tensor made under torch.inference_mode is used where gradients are recorded", None),
-    ("Function 'SqrtBackward0' returned nan values in its 0th output.",
-     "autograd_error", "SqrtBackward0 returned NaN as gradient 0", None, "steep_gradient"),
-    ("Function AddBackward0 returned an invalid gradient at index 1 - got [4] but expected "
-     "shape compatible with [3]",
-     "autograd_error",
-     "AddBackward0 returned a gradient of shape (4,) for its input 1 of shape (3,)", None),
+     "Inference tensors cannot be saved for backward. To work around you can make a clone", None),
+    ("Function 'SqrtBackward0' returned nan values in its 0th output.", "autograd_error",
+     "Function 'SqrtBackward0' returned nan values in its 0th output", None, "steep_gradient"),
     # What no family knows is said in torch's words, and no cause is invented.
     ("a message that nobody has seen\nmore of it", "host_error", "a message that nobody has seen",
      None),
@@ -431,6 +429,6 @@ def rules_of_patterns() -> set[str]:
 def test_every_rule_has_a_case() -> None:
     """No hint of a pattern without a message, or a cell, that gets it."""
     elsewhere = {"input_beyond_positions", "out_of_place", "size_images", *OF_FREED_GRAPHS}
-    elsewhere |= {"problem_type"}
+    elsewhere |= {"problem_type", "gradient_dtype"}
     told = {rule for row in TEXTS for rule in row[4:]} | {case.rule for case in CASES}
     assert rules_of_patterns() - elsewhere <= told

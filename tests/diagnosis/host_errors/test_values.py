@@ -152,10 +152,8 @@ def test_a_gradient_s_dtype_is_told_in_backward() -> None:
     code = "y = torch.zeros(3, 2, device='cuda').long(); loss = nn.HuberLoss()(net(x), y)"
     assert cell(code).error is None
     report = cell(f"{code}\nloss.backward()").shown
-    assert report.headline == "a gradient is int64, its tensor is float32"
-    assert report.explanation.startswith(
-        "A loss with float32 input and int64 target can pass forward"
-    )
+    assert report.headline == "Found dtype int64 but expected float32"
+    assert report.hints[0].text.startswith("a loss with float32 input and int64 target can pass")
 
 
 def test_the_advice_of_torch_about_autocast_is_kept() -> None:
