@@ -48,10 +48,6 @@ class ApiCall:
     """In backward: the node that was running."""
     site: Any = None
     """Place of the call, as the recorder notes it."""
-    host_copies: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Arguments of an op of an extension, copied to the host before the call, by schema name."""
-    previous_op: str | None = None
-    """An extension's op that finished just before, unwatched, and may have caused the error."""
 
     @property
     def name(self) -> str:
@@ -60,7 +56,7 @@ class ApiCall:
 
     def release(self) -> None:
         """Let go of the arguments."""
-        self.args, self.kwargs, self.host_copies = (), {}, {}
+        self.args, self.kwargs = (), {}
 
 
 def api_call_of(error: BaseException) -> ApiCall | None:

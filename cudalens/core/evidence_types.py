@@ -130,7 +130,6 @@ class Synchronization:
     """True if the check waited after each op; ``None`` where nothing was checked."""
     is_op_unwaited: bool = False
     """True if the failed op was not waited for, so that an earlier one may be at fault."""
-    previous_op: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,25 +66,6 @@ class TensorSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Argument:
-    """One argument of a recorded call: a tensor's metadata, a list of them, or a short text."""
-
-    name: str
-    tensors: tuple[TensorMeta, ...] = ()
-    text: str | None = None
-    places: tuple[int, ...] | None = None
-    """Place of each tensor in a list: ``[None, rows]`` has one at place 1."""
-
-    @property
-    def keyed(self) -> tuple[tuple[str, TensorMeta], ...]:
-        """The tensors by their own names: ``rows``, or ``boxes[1]`` for one of a list."""
-        if self.places is None:
-            return tuple((self.name, item) for item in self.tensors)
-        places = zip(self.places, self.tensors, strict=True)
-        return tuple((f"{self.name}[{place}]", item) for place, item in places)
-
-
-@dataclass(frozen=True, kw_only=True)
 class OpName:
     """An op by its schema name and overload, and the function that the user called to reach it."""
 

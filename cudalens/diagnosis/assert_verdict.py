@@ -1,7 +1,7 @@
 """Conclude from a device-side assert that has happened: which op, which argument, how certainly.
 
-What counts: the op that the recorder had in flight, the text that CUDA printed, and a replay of the
-op on copies that were taken before.  They are weighed against each other, never added up.
+What counts: the op that the recorder had in flight, and the text that CUDA printed.  They are
+weighed against each other, never added up.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MAX_OPS = 3
 
 
 def explain_assert(evidence: Evidence) -> Verdict:
-    """Say what a device-side assert means, from the text, the recorded op and its replay."""
+    """Say what a device-side assert means, from the text and the recorded op."""
     lines = fold(evidence.device_text or "")
     line = lines[0] if lines else None
     meaning = meaning_of(line, evidence.environment.torch) if line is not None else None
@@ -63,7 +63,6 @@ def explain_assert(evidence: Evidence) -> Verdict:
         say(_EARLIER) if evidence.device_fault.was_before else "",
         _HANDLED_INSIDE if evidence.device_fault.was_handled_inside else "",
         _of_text(line, meaning) if meaning is not None else "",
-        _copied(evidence),
         _not_waited(evidence),
         _unnamed(evidence, meaning),
         _who_else(evidence) if line is not None and meaning is None else "",
@@ -91,10 +90,6 @@ def _conclusion(
     if evidence.phase == "backward":
         is_node = name.rstrip("0123456789").endswith("Backward")
         where = f"{name if is_node else where} in the backward pass"
-    if evidence.replay.outcome == "raised":
-        # Arguments that were not copied in time are zeros: then the CPU's word is no proof.
-        certainty: Certainty = "likely" if evidence.replay.reason else "proven"
-        return certainty, f"{where} asserted on the device: {evidence.replay.message}"
     if evidence.synchronization.is_op_unwaited and (
         meaning is None or not meaning.argument_of(name)
     ):
@@ -109,8 +104,7 @@ def _conclusion(
     if meaning.is_compiled:
         return "likely", f"compiled code asserted on the device: {meaning.sentence}"
     if argument := meaning.argument_of(name):
-        said = _values(evidence, argument)
-        return "likely", f"{where} asserted on the device: {argument}: {meaning.sentence}{said}"
+        return "likely", f"{where} asserted on the device: {argument}: {meaning.sentence}"
     if not name.startswith(_OF_TORCH):
         return "likely", f"{where} asserted on the device: {meaning.sentence}"
     return (
@@ -178,30 +172,8 @@ def joined(names: Sequence[str]) -> str:
 def _not_waited(evidence: Evidence) -> str:
     if not evidence.synchronization.is_op_unwaited:
         return ""
-    previous = evidence.synchronization.previous_op
-    before = f" {previous} ran just before and may be the cause." if previous else ""
     wait = evidence.steps.fill(_WAIT)
-    return f"Ops were not waited for, so an earlier one can be at fault.{before} {wait}"
-
-
-def _values(evidence: Evidence, argument: str) -> str:
-    """Return the range that a host copy holds, empty where no copy exists."""
-    fact = evidence.tensor(argument)
-    if fact is None or fact.summary.min is None:
-        return ""
-    return f"; {fact.expression or argument} has values {fact.summary.min} … {fact.summary.max}"
-
-
-def _copied(evidence: Evidence) -> str:
-    """Return the ranges that the host copies hold, where no word of the CPU's tells a value."""
-    if evidence.replay.outcome == "raised" or evidence.synchronization.is_op_unwaited:
-        return ""
-    held = [
-        f"{item.argument} {item.summary.min} … {item.summary.max}"
-        for item in evidence.tensors
-        if item.argument and item.summary.min is not None
-    ]
-    return f"Values of its arguments before the call: {', '.join(held)}." if held else ""
+    return f"Ops were not waited for, so an earlier one can be at fault. {wait}"
 
 
 def _of_text(line: AssertLine | None, meaning: Meaning) -> str:

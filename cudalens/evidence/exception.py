@@ -164,7 +164,6 @@ def evidence_of_error(
         module_names=attempt("module names", name, tuple),
         frames=site.frames,
         tensors=tensors,
-        replay=failed.replay,
         device_text=_printed(device_text, limits, is_expected=is_assert),
         graph=graph,
         provenance=() if write is None else (replace(write, note=CHANGED),),
@@ -180,7 +179,6 @@ def evidence_of_error(
         synchronization=Synchronization(
             waits=is_synchronous if is_checked and not was_lost else None,
             is_op_unwaited=record is not None and not is_synchronous,
-            previous_op=failed.previous_op,
         ),
         has_run_kernels=observed is not None and observed.has_run_kernels,
         worker_line=sent or None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Self
@@ -37,7 +37,6 @@ from cudalens.recorder.calls import (
 )
 from cudalens.recorder.dataloader import Batches
 from cudalens.recorder.earlier_values import EarlierValues, caller_of
-from cudalens.recorder.failure import host_copies, named_arguments
 from cudalens.recorder.replaced import COMPILED, REPLACED, around_compiled, forget, here
 from cudalens.recorder.sites import RawSite, Site, SiteTracker
 from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
@@ -59,7 +58,6 @@ class RecordingMode(_torch.RemovableMode):
     Args:
         max_ops: size of the ring of recorded calls.
         sync: wait for the device after each call, so that the call at fault raises the fault.
-        copy_budget: bytes of arguments copied to the host before each op that is not torch's own.
         watch: looks at the result of each call, and at the gradients of each node of a backward
             pass; what it returns is raised by the call.
         modules: note which module each call belongs to; a compiled module runs eagerly then.
@@ -72,7 +70,6 @@ class RecordingMode(_torch.RemovableMode):
         self,
         max_ops: int = 4096,
         sync: bool = True,
-        copy_budget: int = 1 << 20,
         watch: Any = None,
         modules: bool = True,
         is_fatal: Callable[[BaseException], bool] = lambda error: False,
@@ -93,13 +90,10 @@ class RecordingMode(_torch.RemovableMode):
         """The backward passes that run, the innermost last."""
         self._batches = Batches()
         self._live: WeakSet[ApiCall] = WeakSet()
-        self.foreign: str | None = None
-        """The op of an extension that came back last: without waiting its fault comes later."""
         self.devices: set[torch.device] = set()
         """The devices that calls were seen on."""
         self.is_synchronous = sync
         self._thread = threading.get_ident()
-        self._copy_budget = copy_budget
         self.watch = watch
         self._modules = modules
         self._is_fatal, self._on_device_end = is_fatal, on_device_end
@@ -185,7 +179,7 @@ class RecordingMode(_torch.RemovableMode):
     ) -> Any:
         __tracebackhide__ = True
         # Bound before anything can raise: a traceback that stays keeps this frame.
-        tensors = versions = copies = result = None
+        tensors = versions = result = None
         is_called = False
         try:
             api = self._apis[func]
@@ -198,13 +192,12 @@ class RecordingMode(_torch.RemovableMode):
                     kwargs = _torch.forgotten_keywords(func, _getframe(1)) | (kwargs or {})
                 with Unseen():
                     tensors, versions = self._look(api, args, kwargs)
-                    copies = self._before(api, args, kwargs, tensors)
+                    self._wait_for_one(tensors)
                 is_called, number = True, _next()
                 result = func(*args, **kwargs) if kwargs else func(*args)
                 with Unseen():
                     self._wait_after(tensors, result)
                     self._note(api, args, kwargs, tensors, versions, number, result, _getframe(1))
-                self.foreign = api.name if copies else None
                 return result
             tensors, versions = self._look(api, args, kwargs)
             if tensors and not tensors[0].is_cpu:
@@ -214,14 +207,13 @@ class RecordingMode(_torch.RemovableMode):
             if result.__class__ is not Tensor or not result.is_cpu:
                 self._wait_after(tensors, result)
             self._note(api, args, kwargs, tensors, versions, number, result, _getframe(1))
-            self.foreign = None
             return result
         except BaseException as error:
             if is_called:
-                self._failed(func, args, kwargs, error, copies)
+                self._failed(func, args, kwargs, error)
             else:  # what Triton, CuPy or a CUDA graph launched before has failed
                 self.note_end(error, None)
-            args, kwargs, tensors, result, copies = (), None, None, None, None
+            args, kwargs, tensors, result = (), None, None, None
             raise
 
     def _look(
@@ -246,26 +238,15 @@ class RecordingMode(_torch.RemovableMode):
             raise_if_outside(error)
             return tensors, None
 
-    def _before(
-        self, api: Api, args: tuple[Any, ...], kwargs: Any, tensors: list[Tensor]
-    ) -> dict[str, Tensor]:
-        """Wait for what came before; copy the arguments of an extension's op to the host."""
-        # Lists: an interrupt while an unfinished generator is cleared away would be lost.
-        for tensor in [item for item in tensors if not item.is_cpu and is_plain(item)][:1]:
-            self._wait(tensor)
-        if not api.is_foreign:
-            return {}
-        try:
-            return host_copies(named_arguments(api.func, args, kwargs), self._copy_budget)
-        except Exception as trouble:
-            self.internal_error("arguments were not copied to the host", trouble)
-            return {}
-
     def _wait_after(self, tensors: list[Tensor], result: Any) -> None:
         """Wait for the device of a call that came back, if it launched something."""
         if result.__class__ in _ANSWERS:
             return  # a number: the host has waited
-        for item in (*tensors_in((result,)), *tensors):
+        self._wait_for_one((*tensors_in((result,)), *tensors))
+
+    def _wait_for_one(self, tensors: Sequence[Tensor]) -> None:
+        """Wait for the device of the first tensor that is on one."""
+        for item in tensors:
             if not item.is_cpu and is_plain(item):
                 self._wait(item)
                 return
@@ -399,21 +380,18 @@ class RecordingMode(_torch.RemovableMode):
 
     # --- failures --------------------------------------------------------------------------------
 
-    def _failed(
-        self, func: Any, args: tuple[Any, ...], kwargs: Any, error: BaseException, copies: Any
-    ) -> None:
+    def _failed(self, func: Any, args: tuple[Any, ...], kwargs: Any, error: BaseException) -> None:
         """Hang the call on the exception that it raised, unless an inner call is there."""
         try:
             if not isinstance(error, Exception):
                 return
             call = api_call_of(error)
             if call is None:
-                call = ApiCall(func=None, previous_op=self.foreign)
+                call = ApiCall(func=None)
                 self.attach(call, error)
             if call.func is None:
                 frame = caller_of(_getframe(2))
                 call.func, call.args, call.kwargs = func, args, kwargs or {}
-                call.host_copies = copies or {}
                 call.code, call.lasti = (frame.f_code, frame.f_lasti) if frame else (None, 0)
                 self.recorded_ops += 1
                 site = self.sites.of(frame)
@@ -426,7 +404,6 @@ class RecordingMode(_torch.RemovableMode):
         except Exception as trouble:
             self.internal_error("the failing call was not recorded", trouble)
         finally:
-            self.foreign = None
             if EXTREMES.values:
                 EXTREMES.values = []
 

@@ -13,7 +13,6 @@ from torch import Tensor
 import cudalens
 from cudalens import simulate
 from cudalens.guards.process import PROCESS
-from cudalens.recorder.failure import without_tensors
 from tests.hostcells import Outcome, run_cell
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -30,9 +29,6 @@ SETUP = f"import torch\nops = torch.ops.{OPS}\n"
 KERNELS: dict[str, Any] = {
     "lookup": lambda table, rows, scale=1.0: table[rows] * scale,
     "with_others": lambda tables, rows, more, **rest: tables[1][rows],
-    "clamped": lambda table, rows: table[rows.clamp(max=3)],
-    "home": lambda table, rows: table[rows] + torch.ones(2).cuda().cpu(),
-    "home_first": lambda table, rows: torch.ones(2).cuda().cpu() + table[rows],
 }
 
 
@@ -45,10 +41,6 @@ def extension() -> Iterator[Any]:
         "with_others(Tensor[] tables, Tensor rows, Tensor?[] more, *, ScalarType dtype, "
         "float scale, str mode, int[] sizes, Device where) -> Tensor"
     )
-    for name in ("clamped", "home", "home_first"):
-        library.define(f"{name}(Tensor table, Tensor rows) -> Tensor")
-    library.define("device_only(Tensor table, Tensor rows) -> Tensor")
-    library.impl("device_only", device_only, "CUDA")
     told = SimpleNamespace(text=TEXT.format(block=0, thread=1, said=OWN))
 
     def on_device(name: str, kernel: Any) -> Any:
@@ -71,12 +63,6 @@ def extension() -> Iterator[Any]:
     library._destroy()
 
 
-def device_only(table: Tensor, rows: Tensor) -> Tensor:
-    running = simulate.current()
-    running.device_assert(f"{OPS}::device_only", TEXT.format(block=0, thread=0, said=OWN))
-    return torch.empty_like(rows)
-
-
 def cell(code: str, **options: Any) -> Outcome:
     """Run a cell under the full check, and keep the rehearsal device's error out of the next."""
     return run_cell(SETUP + code, **{"fast": False, **options})
@@ -95,19 +81,18 @@ later = out + 1
 """
 
 
-def test_an_op_of_an_extension_is_named_with_its_true_arguments(extension: Any) -> None:
+def test_an_op_of_an_extension_is_named_with_its_arguments(extension: Any) -> None:
     outcome = cell(LOOKUP)
     report = outcome.shown
     assert isinstance(outcome.error, torch.AcceleratorError)
-    assert (report.kind, report.certainty, report.prevented) == ("device_assert", "proven", False)
+    assert (report.kind, report.certainty, report.prevented) == ("device_assert", "likely", False)
     assert (report.op.name, report.context_usable) == (f"{OPS}::lookup", False)
     assert report.source.text == "out = ops.lookup(weights, picked)"
-    assert "index 9 is out of bounds" in report.headline
+    assert report.headline == f"{OPS}::lookup asserted on the device: `{OWN}` failed"
     facts = {item.argument: item for item in report.tensors}
     assert (facts["rows"].expression, facts["table"].expression) == ("picked", "weights")
-    assert (facts["rows"].summary.min, facts["rows"].summary.max) == (0, 9)
-    assert (facts["table"].summary.min, facts["table"].summary.max) == (0.0, 7.0)
-    assert (report.replay.outcome, report.replay.exception) == ("raised", "IndexError")
+    assert (facts["rows"].shape, facts["table"].shape) == ((3,), (4, 2))
+    assert (facts["rows"].summary.max, report.replay.outcome) == (None, "unavailable")
     assert report.device_text == TEXT.format(block=0, thread=1, said=OWN)
     assert "restart the kernel" in report.to_text().lower()
     assert report.limits == ()
@@ -121,70 +106,8 @@ def test_the_last_good_row_is_no_failure(extension: Any) -> None:
 def test_a_text_that_is_known_is_translated(extension: Any) -> None:
     extension.text = TEXT.format(block=0, thread=0, said="srcIndex < srcSelectDimSize")
     report = cell(LOOKUP).shown
-    assert report.certainty == "proven"
+    assert report.certainty == "likely"
     assert "the check of nn.Embedding or torch.index_select" in report.explanation
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"lookup": "device_only"}, "the op has no CPU kernel"),
-        ({"lookup": "home_first"}, "the op's CPU kernel needs the GPU, which is lost"),
-        # Zeros stand in for a table beyond the byte budget.
-        (
-            {"arange(8.0,": "arange(4.0 * 2**18,", "(4, 2)": "(4, -1)"},
-            "table replayed as zeros: not copied in time",
-        ),
-        # The neighbour: the last row that is too much is found before the GPU is asked.
-        ({"lookup": "home", "0, 9, 2": "0, 1, 4"}, None),
-    ],
-)
-def test_a_replay_that_is_none_proves_nothing(
-    extension: Any, changes: dict[str, str], reason: str | None
-) -> None:
-    code = LOOKUP
-    for old, new in changes.items():
-        code = code.replace(old, new)
-    report = cell(code).shown
-    assert (report.certainty, report.replay.reason) == ("likely" if reason else "proven", reason)
-    op, last = report.op.name, 9 if reason else 4
-    assert {item.argument: item.summary.max for item in report.tensors}["rows"] == last
-    if "device_only" in op:
-        assert report.headline == f"{op} asserted on the device: `{OWN}` failed"
-
-
-OTHERS = """\
-small, weights = torch.ones(2, 2, device="cuda"), torch.ones(4, 3, device="cuda")
-picked = torch.tensor([0, 9], device="cuda")
-out = ops.with_others([small, weights], picked, [None, picked[:1]], dtype=torch.float16,
-    scale=float("inf"), mode="1", sizes=list(range(100)), where=torch.device("cuda:0"))
-"""
-
-
-def test_every_kind_of_argument_is_replayed_as_it_was(extension: Any) -> None:
-    """Lists of tensors, dtypes, devices, infinities, long lists, texts that look like numbers."""
-    report = cell(OTHERS).shown
-    assert report.certainty == "proven"
-    assert report.replay.message == "index 9 is out of bounds for dimension 0 with size 4"
-    facts = {item.argument: item for item in report.tensors}
-    assert (facts["tables[1]"].expression, facts["tables[1]"].summary.max) == ("weights", 1.0)
-    assert facts["more[1]"].shape == (1,) and "more[0]" not in facts
-
-
-def test_what_cannot_be_kept_is_not_replayed() -> None:
-    """A generator has a state that the call has changed: nothing can be called as it was."""
-    kept = without_tensors({"x": torch.ones(2), "sizes": (1, 2), "mode": "1"})
-    assert kept is not None and kept["x"].shape == (2,) and kept["sizes"] == [1, 2]
-    assert without_tensors({"x": torch.ones(2), "generator": torch.Generator()}) is None
-
-
-@pytest.mark.parametrize(("op", "is_told"), [("clamped", True), ("lookup", False)])
-def test_ranges_are_told_where_the_cpu_names_no_value(
-    extension: Any, op: str, is_told: bool
-) -> None:
-    said = "Values of its arguments before the call: table 0.0 … 7.0, rows 0 … 9."
-    explanation = cell(LOOKUP.replace("lookup", op)).shown.explanation
-    assert (said in explanation, "before the call" in explanation) == (is_told, is_told)
 
 
 ALIKE = """\
@@ -221,10 +144,10 @@ def handled(how: str) -> str:
 def test_the_op_is_named_though_its_error_stayed_inside(extension: Any, how: str) -> None:
     outcome = cell(handled(how))
     report = outcome.shown
-    assert (report.op.name, report.certainty) == (f"{OPS}::lookup", "proven")
+    assert (report.op.name, report.certainty) == (f"{OPS}::lookup", "likely")
     assert report.source.text == "out = ops.lookup(weights, picked)"
     assert "did not leave the block" in report.explanation
-    assert {item.argument: item.summary.max for item in report.tensors}["rows"] == 9
+    assert {item.argument: item.shape for item in report.tensors}["rows"] == (3,)
     assert isinstance(outcome.error, ValueError) is (how == "put in the user's words")
     assert f"a device-side assert in {OPS}::lookup at" in note_of_the_next()
 
@@ -292,8 +215,8 @@ def test_a_hook_inside_backward(extension: Any) -> None:
     assert (report.op.name, report.phase) == (f"{OPS}::lookup", "backward")
     assert report.source.text == "return ops.lookup(grad, picked)"
     facts = {item.argument: item for item in report.tensors}
-    assert (facts["rows"].summary.max, facts["table"].shape) == (9, (4, 2))
-    assert report.certainty == "proven"
+    assert (facts["rows"].shape, facts["table"].shape) == ((2,), (4, 2))
+    assert report.certainty == "likely"
 
 
 THREAD = """\
@@ -318,11 +241,8 @@ LOST: dict[str, tuple[str, dict[str, Any], dict[str, object], *tuple[str, ...]]]
         {"kind": "device_assert", "certainty": "unknown", "usable": False},
         "an earlier one can be at fault", "run the cell without --no-sync",
         f"Ops called before that are not torch's: {OPS}::lookup."),
-    "just before": (LOOKUP.replace("later = out + 1", "out.cpu()"), {"sync": False},
-        {"certainty": "unknown", "line": "out.cpu()"},
-        f"{OPS}::lookup ran just before and may be the cause"),
     "on a side stream": (LOOKUP.replace("out =", STREAM).replace("later = out + 1\n", ""), {},
-        {"op": f"{OPS}::lookup", "certainty": "proven", "line": MADE}),
+        {"op": f"{OPS}::lookup", "certainty": "likely", "line": MADE}),
     # No op of a thread is recorded: the line is where it surfaced, and no op is made up.
     "in a thread of the user's": (THREAD, {}, {"kind": "device_assert", "certainty": "unknown",
         "op": None, "usable": False, "line": "return ops.lookup(weights, picked).tolist()"},

@@ -71,7 +71,6 @@ def _in_pick(name: str, code: str) -> Fault:
         code=_KERNEL + code,
         kind="device_assert",
         op=_PICK,
-        argument_max=("rows", 9),
     )
 
 
@@ -124,7 +123,6 @@ FAULTS: tuple[Fault, ...] = (
         + "out = torch.ops.gpu_suite.pick(table, rows, 1)",
         kind="cuda_error",
         op=_PICK,
-        argument_max=("rows", 2**40),
     ),
     Fault(
         name="out of memory",

@@ -68,7 +68,7 @@ def test_the_verdict_is_the_rehearsal_s(results: Results, case: Case) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_failure_that_no_guard_prevents(results: Results, fault: Fault) -> None:
-    """Kind, op, true arguments from host memory, and whether the process can go on."""
+    """Kind, op, line, and whether the process can go on."""
     result = of(results, "fault", fault.name)
     found = result["report"]
     assert found is not None, f"{result['error']}: {result['message']}"

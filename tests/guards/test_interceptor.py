@@ -20,7 +20,6 @@ from cudalens import simulate
 from cudalens.core import _torch
 from cudalens.evidence import lost_context
 from cudalens.recorder import Recorder
-from cudalens.recorder.failure import host_copies
 
 
 @pytest.mark.parametrize("capturing", [False, True])
@@ -41,7 +40,6 @@ def test_nothing_is_read_or_waited_for(
         assert recorder.recorded_ops >= 2
         assert not capturing or lost_context.probe(wait=True) is None
         assert wait.called is not capturing
-        assert bool(host_copies({"ids": ids}, 100)) is not capturing
         with nullcontext() if capturing else pytest.raises(cudalens.DeviceIndexError):
             F.embedding(ids, table)
     assert (sim.pending is not None) is capturing
