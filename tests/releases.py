@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +14,7 @@ from cudalens.core.device_asserts import READ_RELEASE
 from cudalens.simulate.activation import OLDEST
 
 _PLACE = re.compile(r"^([\w.-]+):\d+")
+_TARGET = re.compile(r"expected target dtype to be int64 or uint8, but got (\w+)")
 
 
 def here(quoted: str) -> str:
@@ -21,6 +23,20 @@ def here(quoted: str) -> str:
     """
     is_read = torch.__version__.partition("+")[0] == READ_RELEASE
     return quoted if is_read else _PLACE.sub(r"\1", quoted)
+
+
+def in_words_of_here(says: str) -> list[str]:
+    """Return what a headline says, in the words of this torch; in pieces where it says more."""
+    if "target dtype" in _refused_target() or not _TARGET.match(says):
+        return [says]
+    return _TARGET.sub(r"expected scalar type int64 but found \1", says).split(": ")
+
+
+@functools.cache
+def _refused_target() -> str:
+    with pytest.raises(RuntimeError) as caught:
+        torch.nn.functional.nll_loss(torch.ones(1, 2), torch.ones(1))
+    return str(caught.value)
 
 
 def release() -> tuple[int, int]:

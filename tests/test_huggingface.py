@@ -12,6 +12,7 @@ transformers = pytest.importorskip("transformers")
 from cudalens import simulate  # noqa: E402
 from cudalens.core.report import Report  # noqa: E402
 from tests.hostcells import check_fixes, run_cell  # noqa: E402
+from tests.releases import in_words_of_here  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("sim")
 
@@ -171,7 +172,8 @@ def explained(case: Case) -> Report:
     """Return the report of a case, which names line, module, argument and the user's words."""
     code = f"{SETUP}model = {MODELS[case.model]}.cuda()\n{case.setup}\n{case.call}"
     report = run_cell(code).shown
-    assert case.headline in f"{report.headline} {report.headline_own}"
+    told = f"{report.headline} {report.headline_own}"
+    assert all(text in told for text in in_words_of_here(case.headline))
     assert (report.argument, report.expression) == (case.argument, case.expression)
     assert report.module_path == case.module
     assert report.source is not None and report.source.text == case.call

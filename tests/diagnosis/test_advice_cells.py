@@ -15,7 +15,7 @@ import pytest
 from cudalens import simulate
 from tests.amount import AMOUNT
 from tests.hostcells import SETUP, check_fixes, check_with_another_batch, run_cell
-from tests.releases import release
+from tests.releases import in_words_of_here, release
 
 pytestmark = [
     pytest.mark.usefixtures("sim"),
@@ -29,6 +29,7 @@ RECORDED = ("advice_cells.txt", "host_cells.txt", "value_cells.txt")
 """The files of cells under guards alone, and of those with the recorder."""
 OTHERWISE = {
     "types: layer size from a float division": ((2, 12), "empty() received an invalid combination"),
+    "types: dim as a string of an argument": ((2, 11), "Invalid name: a valid identifier"),
     "invalid combination: method not called": ((2, 10), "one of the sizes is a method that was"),
 }
 """What releases before another say in place of ``says``: their message does not name the kind."""
@@ -82,7 +83,8 @@ def test_a_mistake_is_answered(cell: Cell, fast: bool, sim: simulate.Simulation)
     outcome = run_cell(code, fast=fast, nan=is_watched)
     report = outcome.shown
     since, before = OTHERWISE.get(mistake, ((0, 0), ""))
-    assert (says if release() >= since else before) in report.headline_own, mistake
+    told = in_words_of_here(says) if release() >= since else [before]
+    assert all(text in report.headline_own for text in told), mistake
     assert next((item.fix for item in report.hints if item.fix), None) == fix
     assert len(report.hints) == len(hints)
     assert all(text in item.text for text, item in zip(hints, report.hints, strict=True))
