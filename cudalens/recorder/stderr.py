@@ -11,7 +11,6 @@ import contextlib
 import os
 import select
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,14 +20,17 @@ from cudalens.core.device_asserts import AssertLine, fold
 
 STDERR = 2
 _PATIENCE_S = 0.25
-"""As long an expected assertion is waited for, and the end of tee: a program of the user's may have
-the stream open."""
+"""As long the end of tee is waited for: a program of the user's may have the stream open."""
 _ARRIVAL_S = 2.0
-"""As long tee is waited for while bytes are on their way to it."""
+"""As long bytes on their way to tee are waited for, and an assertion that is expected."""
 _POLL_S = 0.002
-_START = 'exec 3<&0; "$0" -a "$1" <&3 >&2 2>/dev/null 3<&- & echo $!'
+_START = (
+    'trap "" HUP INT QUIT TERM TSTP TTOU; '
+    'exec 3<&0; "$0" -a "$1" <&3 >&2 2>/dev/null 3<&- & echo $! >"$2"'
+)
 """Starts tee from a shell that ends at once: a program that waits for all of its children, or
-collects them, has nothing to do with it."""
+collects them, has nothing to do with it.  A signal to all of the program's processes is not meant
+for tee, which ends by itself."""
 
 
 class DeviceText:
@@ -60,17 +62,10 @@ class DeviceText:
             source, self._channel = _channel(STDERR)
             theirs.callback(os.close, source)
             ours.callback(os.close, self._channel)
-            started = subprocess.run(
-                ["/bin/sh", "-c", _START, program, f"/dev/fd/{self._copy}"],
-                pass_fds=(self._copy, lives),
-                stdin=source,
-                stdout=subprocess.PIPE,
-                start_new_session=True,  # an interrupt is meant for the cell, not for tee
-                check=False,
-            )
-            if not started.stdout:
+            _start(program, source, self._copy, lives)
+            if not select.select([self._ended], [], [], 0)[0]:
                 raise OSError("tee could not be started")
-            self.pid = int(started.stdout)
+            self.pid = int(os.read(self._ended, 32))
             """The number of its process."""
             _flush()
             ours.callback(os.dup2, saved, STDERR)
@@ -108,7 +103,7 @@ class DeviceText:
             self._drain()
             time.sleep(5 * _POLL_S)  # tee writes what it has just read
             self._asserts = self._read()
-            deadline = time.monotonic() + (_PATIENCE_S if is_expected else 0)
+            deadline = time.monotonic() + (_ARRIVAL_S if is_expected else 0)
             while not self._asserts and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
                 self._asserts = self._read()
@@ -118,6 +113,22 @@ class DeviceText:
         with os.fdopen(os.dup(self._copy), "rb") as copy:
             copy.seek(0)
             return fold(line.decode("utf-8", errors="replace") for line in copy)
+
+
+def _start(program: str, source: int, copy: int, lives: int) -> None:
+    """Start tee; its number is in the pipe ``lives``, which it has open as long as it runs."""
+    # No Popen: what a signal handler raises in its finalizer is lost.
+    first = max(source, copy, lives) + 1
+    paths = [f"/dev/fd/{first}", f"/dev/fd/{first + 1}"]
+    ends = ((source, 0), (copy, first), (lives, first + 1))
+    shell = os.posix_spawn(
+        "/bin/sh",
+        ["/bin/sh", "-c", _START, program, *paths],
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_DUP2, ours, its) for ours, its in ends],
+    )
+    with contextlib.suppress(ChildProcessError):  # the program collects all of its children
+        os.waitpid(shell, 0)
 
 
 def _nameless_file() -> int:

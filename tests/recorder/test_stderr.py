@@ -200,7 +200,7 @@ def test_no_descriptor_and_no_file_is_left(tmp_path: Path, monkeypatch: pytest.M
     def refuse(*args: Any, **options: Any) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(stderr.subprocess, "run", refuse)
+    monkeypatch.setattr(stderr.os, "posix_spawn", refuse)
     with pytest.raises(OSError, match="no more processes"), DeviceText():
         pass
     assert len(descriptors()) == len(before)
