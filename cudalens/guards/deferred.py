@@ -6,13 +6,13 @@ values that are in bounds.  A good call gets the values that it had.  Once the e
 are known, a call with the same tensor, unchanged, launches nothing.
 
 Nothing of a call is kept but its lines: a finding gives the smallest and the largest value.  What
-is no interval of one tensor's values is looked at at once, see :func:`is_deferred`.
+is no interval of one tensor's values is looked at at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,45 +20,23 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from cudalens.core import _torch
 from cudalens.core._python import raise_if_outside
 from cudalens.core.limits import failure_line
 from cudalens.core.report_types import Offenders, Violation
 from cudalens.guards import engine
-from cudalens.guards._base import OF_USER, ArgumentSlot, Guard, schema_parameters
-from cudalens.guards._ranges import FEW, FLOATS, unexpanded
-from cudalens.guards.engine import INDEX_DTYPES, Between, Within
+from cudalens.guards._base import Guard, schema_parameters
+from cudalens.guards._ranges import FEW, unexpanded
+from cudalens.guards.engine import Between, Within
 from cudalens.guards.host_waits import HostWaits
 from cudalens.guards.past_calls import IsUsers, PastCall, StackLine, running_call
 from cudalens.guards.pending import PENDING, Check
-from cudalens.guards.plans import PLAIN, Plan, plans_of
+from cudalens.guards.plans import Required, Requirement
 
-Deferrable = Within | Between
 Tell = Callable[[Any, Guard, Violation, PastCall], "BaseException | None"]
-_DTYPES: dict[type, Any] = {
-    Within: frozenset({*INDEX_DTYPES, torch.uint8}),
-    Between: FLOATS,
-}
-"""What is looked at without a wait: intervals, of these dtypes; an odd dtype waits."""
-_MASKS = (torch.bool, torch.uint8)
-_MOST_REMEMBERED = 256
-"""Views of one tensor, or forms of a call: a dataset may be cut into any number of batches."""
-
-
-def is_deferred(need: object, tensor: Tensor | None = None) -> bool:
-    """Return whether a requirement is looked at without a wait: an interval, not a condition.
-
-    Args:
-        tensor: what it is about, where that is known.
-    """
-    if isinstance(need, Within) and (need.mask is not None or need.high < need.low):
-        return False
-    if tensor is None:
-        return type(need) in _DTYPES
-    is_strided = tensor.layout is torch.strided and not tensor.is_quantized
-    return is_strided and tensor.dtype in _DTYPES.get(type(need), ())
+_MOST_VIEWS = 256
+"""Views of one tensor that are remembered: a dataset may be cut into any number of batches."""
 
 
 class KnownExtremes:
@@ -70,8 +48,9 @@ class KnownExtremes:
     def of(self, tensor: Tensor) -> dict[Any, Check] | None:
         """Return the checks of a tensor; ``None`` where nothing tells that it was written to."""
         try:
-            version = tensor._version
-        except RuntimeError:  # an inference tensor has none
+            version, address = tensor._version, tensor.data_ptr()
+        except RuntimeError as failure:  # an inference tensor has no version; others no memory
+            raise_if_outside(failure)
             return None
         owner, view = tensor._base, None
         if owner is None:
@@ -84,10 +63,10 @@ class KnownExtremes:
             gone = partial(_drop, self._owners, number)
             entry = self._owners[number] = (ref(owner, gone), version, {})
         # Where it lies: ``x.data = y`` counts no version.
-        place = (tensor.data_ptr(), view)
+        place = (address, view)
         checks: dict[Any, Check] | None = entry[2].get(place)
         if checks is None:
-            if len(entry[2]) >= _MOST_REMEMBERED:
+            if len(entry[2]) >= _MOST_VIEWS:
                 entry[2].clear()
             checks = entry[2][place] = {}
         return checks
@@ -99,45 +78,15 @@ def _drop(owners: dict[int, Any], number: int, reference: object) -> None:
 
 
 @dataclass(slots=True)
-class Requirement:
-    """Interval that a guard requires of one tensor, in calls of one form."""
-
-    guard: Guard
-    need: Deferrable
-    slot: ArgumentSlot
-    item: int | None
-    """Place in the list that the argument is."""
-    low: float
-    high: float
-    exception: Any
-    """What the values are changed by before they are reduced: a good value, a dtype, or nothing."""
-
-    def tensor_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """Return the tensor in a call."""
-        argument: Any = self.slot.of(args, kwargs)
-        tensor: Tensor = argument if self.item is None else argument[self.item]
-        return tensor
-
-
-class Made:
+class Noted:
     """What was done for one call."""
 
-    def __init__(self) -> None:
-        self.checks: list[Check] = []
-        self.replaced: list[tuple[Requirement, Tensor]] = []
-
-    def withdraw(self) -> None:
-        """Require nothing for a call that torch refused."""
-        for check in self.checks:
-            check.withdraw()
-
-    def put_into(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of the call with those that are in bounds."""
-        for required, value in self.replaced:
-            args, kwargs = required.slot.put(args, kwargs, value, required.item)
-        return args, kwargs
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    """With the values that are in bounds."""
+    at_once: list[Guard]
+    """The guards that have to look at once."""
+    checks: list[Check]
 
 
 class DeferredOp:
@@ -162,35 +111,18 @@ class DeferredOp:
     ) -> None:
         self._op, self._known, self._tell, self._complain = op, known, tell, complain
         self._waits, self._is_users = waits, is_users
-        self._plans = plans_of(op)
-        self._by_form: dict[Any, tuple[list[Requirement], list[Guard]]] = {}
-        self._first: tuple[int, int | None] | None = None
-        """Place of the first tensor of which something is required."""
         slots = zip(schema_parameters(op), op._schema.arguments, strict=True)
         self._written = [
             slot for slot, item in slots if item.alias_info and item.alias_info.is_write
         ]
 
     # Every call of a guarded op passes here, so speed comes before form.
-    def is_known(self, args: tuple[Any, ...]) -> bool:
+    def is_known(self, required: Required, args: tuple[Any, ...]) -> bool:
         """Return whether all that is required of a call's values is known to be true."""
-        if self._first is None:
+        if required.at_once or not required.deferred:
             return False
-        position, item = self._first
-        try:
-            index = args[position] if item is None else args[position][item]
-            # Mostly a tensor is new, or all of it is known.
-            if type(index) is not Tensor or not self._known.of(index):
-                return False
-        except (IndexError, TypeError, RuntimeError) as failure:
-            raise_if_outside(failure)
-            return False  # a shorter list; no list; a tensor without memory
-        required, at_once = self._by_form.get(_form(args), ((), ()))
-        if at_once or not required:
-            return False
-        for one in required:
-            tensor = args[one.slot.position]
-            checks = self._known.of(tensor if one.item is None else tensor[one.item])
+        for one in required.deferred:
+            checks = self._known.of(one.tensor_of(args, {}))
             check = None if checks is None else checks.get(one.exception)
             if check is None or check.is_pending or not check.implies(one.low, one.high):
                 return False
@@ -198,112 +130,42 @@ class DeferredOp:
 
     def look(
         self,
+        required: Required,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        made: Made,
         *,
-        is_usual: bool,
         is_captured: bool,
-    ) -> list[Guard]:
-        """Have the checks of a call noted; return the guards that have to look at once.
+    ) -> Noted:
+        """Have the checks of a call noted.
 
         Args:
-            made: takes what is done for the call.
-            is_usual: whether the call has no subclass of a tensor, and nobody watches.
             is_captured: whether a CUDA graph is being captured, which will run with other values.
         """
-        form = _form(args) if is_usual and not kwargs else None
-        remembered = None if form is None else self._by_form.get(form)
-        if remembered is None:
-            remembered = self._requirements(args, kwargs)
-            if form is not None:
-                if len(self._by_form) >= _MOST_REMEMBERED:
-                    self._by_form.clear()
-                self._by_form[form] = remembered
-                for one in remembered[0][:1]:
-                    self._first = one.slot.position, one.item
-        required, at_once = remembered
-        for one in required:
+        noted = Noted(args, kwargs, list(required.at_once), [])
+        for one in required.deferred:
             try:
-                is_noted = self._note(one, args, kwargs, made, is_captured=is_captured)
+                is_noted = self._note(one, noted, is_captured=is_captured)
             except Exception as failure:
                 raise_if_outside(failure)
                 self._complain(failure_line(f"deferred {one.guard.name}", failure))
                 is_noted = False
             if not is_noted:
-                at_once = [*at_once, one.guard]
-        return at_once
+                noted.at_once.append(one.guard)
+        return noted
 
-    def _requirements(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Requirement], list[Guard]]:
-        """Return what the guards require of a call, and those that look at it at once."""
-        required: list[Requirement] = []
-        at_once: list[Guard] = []
-        for plan in self._plans:
-            try:
-                if plan.guard.frequency == OF_USER:
-                    raise _NoInterval
-                required += self._intervals(plan, plan.find(args, kwargs))
-            except _NoInterval:
-                at_once.append(plan.guard)
-            except Exception as failure:
-                raise_if_outside(failure)
-                self._complain(failure_line(f"deferred {plan.guard.name}", failure))
-                at_once.append(plan.guard)
-        return required, at_once
-
-    @staticmethod
-    def _intervals(plan: Plan, values: Sequence[Any]) -> list[Requirement]:
-        """Return what one guard requires.
-
-        Raises:
-            _NoInterval: that is not known without a wait, or torch may refuse the call.
-        """
-        need = plan.guard.requires(*values)
-        required = []
-        for one in need if type(need) is list else () if need is None else (need,):
-            if type(one) not in _DTYPES:
-                raise _NoInterval
-            at, item = plan.places[one.argument], getattr(one, "item", None)
-            indices = values[at]
-            if not is_deferred(one, indices if item is None else indices[item]):
-                raise _NoInterval
-            if isinstance(one, Within):
-                # Masks select how many elements there are.
-                if one.skip_if is not None and any(
-                    index is not None and index.dtype in _MASKS for index in indices
-                ):
-                    raise _NoInterval
-                one.skip_if = None  # nothing that is remembered may refer to a tensor
-                one.asserts = one.asserts(*values) if callable(one.asserts) else one.asserts
-                one.narrows = one.narrows(*values) if callable(one.narrows) else one.narrows
-            required.append(
-                Requirement(plan.guard, one, plan.parameters[at], item, *_interval(one))
-            )
-        return required
-
-    def _note(
-        self,
-        required: Requirement,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        made: Made,
-        *,
-        is_captured: bool,
-    ) -> bool:
-        """Have the extremes of a tensor noted, and replaced what is out of bounds.
+    def _note(self, required: Requirement, noted: Noted, *, is_captured: bool) -> bool:
+        """Have the extremes of a tensor noted, and what is out of bounds replaced.
 
         Returns:
             ``False`` where its guard has to look at once: a value is known to be bad, or the op
             writes to its own index, which torch refuses, as it would not with a copy.
         """
-        tensor, need = required.tensor_of(args, kwargs), required.need
-        low, high, exception = required.low, required.high, required.exception
+        args, kwargs = noted.args, noted.kwargs
+        tensor = required.tensor_of(args, kwargs)
         checks = None if is_captured else self._known.of(tensor)
-        check = None if checks is None else checks.get(exception)
+        check = None if checks is None else checks.get(required.exception)
         if check is not None and not check.is_pending:
-            return check.implies(low, high)
+            return check.implies(required.low, required.high)
         for slot in self._written:
             written = slot.of(args, kwargs)
             if isinstance(written, Tensor) and _torch.shares_storage(written, tensor):
@@ -311,19 +173,20 @@ class DeferredOp:
         if not tensor.numel():
             return True
         distinct = tensor if tensor.numel() <= FEW else unexpanded(tensor)
-        if check is None or not check.implies(low, high):
+        if check is None or not check.implies(required.low, required.high):
             thread, lines = running_call(self._is_users)
             in_backward = _torch.current_node() is not None
             report = partial(self._report, required, lines, in_backward, self._waits.count())
-            check = Check(low, high, report, thread)
-            PENDING.note(_seen(need, distinct, exception), check)
-            made.checks.append(check)
+            check = Check(required.low, required.high, report, thread)
+            PENDING.note(_reduced(required, distinct), check)
+            noted.checks.append(check)
             if checks is not None:
-                checks[exception] = check
-        safe = engine.in_bounds(need, distinct)
+                checks[required.exception] = check
+        assert required.in_bounds is not None
+        safe = required.in_bounds(distinct)
         if not required.guard.is_composite and safe is not tensor:
             safe = safe if safe.shape == tensor.shape else safe.expand(tensor.shape)
-            made.replaced.append((required, safe))
+            noted.args, noted.kwargs = required.slot.put(args, kwargs, safe, required.item)
         return True
 
     def _report(
@@ -353,52 +216,17 @@ class DeferredOp:
         return self._tell(self._op, guard, violation, past)
 
 
-class _NoInterval(Exception):  # noqa: N818  no error
-    """Raised where a guard has to look at once."""
-
-
-def _form(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return all that guards require something by: shapes, kinds and numbers, and no value.
-
-    ``None`` where that cannot be remembered.
-    """
-    try:
-        return (torch.are_deterministic_algorithms_enabled(), *map(_form_of, args))
-    except (TypeError, RuntimeError) as failure:
-        raise_if_outside(failure)
-        return None  # an argument that is no key; a nested tensor
-
-
-def _form_of(value: Any) -> Any:
-    kind = type(value)
-    if kind is Tensor or kind is Parameter:
-        return value.shape, value.dtype, value.layout, value.device
-    if kind is list:
-        return tuple(map(_form_of, value))
-    if kind not in PLAIN:
-        raise TypeError(kind)
-    return value
-
-
-def _interval(need: Deferrable) -> tuple[float, float, Any]:
-    """Return between what extremes lie, and which form of the tensor they are the extremes of."""
-    if isinstance(need, Within):
-        is_plain = need.also_allowed is None and not need.upper_bound_only
-        return (need.low, need.high, None) if is_plain else engine.interval(need)
-    return need.low, need.high, need.dtype
-
-
-def _seen(need: Deferrable, tensor: Tensor, form: Any) -> Tensor:
+def _reduced(required: Requirement, tensor: Tensor) -> Tensor:
     """Return the tensor whose extremes lie in the interval exactly where nothing is wrong."""
-    if form is None:
+    if required.exception is None:
         return tensor
-    if isinstance(need, Between):
-        return tensor.to(form)
-    return tensor.masked_fill(tensor == form, need.low)
+    if isinstance(required.need, Between):
+        return tensor.to(required.exception)
+    return tensor.masked_fill(tensor == required.exception, required.low)
 
 
 def violation_of(
-    need: Deferrable,
+    need: Within | Between,
     smallest: Any,
     largest: Any,
     *,
@@ -416,7 +244,7 @@ def violation_of(
     low, high = [value if math.isfinite(value) else str(value) for value in (smallest, largest)]
     item = "" if violation.list_position is None else f"[{violation.list_position}]"
     place = need.where if isinstance(need, Within) else f"the interval {need.bounds.text}"
-    value = low if largest <= _interval(need)[1] else high
+    value = low if largest <= need.high else high
     # A kernel that compares 32 bits alone takes a larger value for another one.
     is_wide = not _INT32.min <= smallest <= largest <= _INT32.max
     is_narrowed = is_wide and getattr(need, "narrows", False)

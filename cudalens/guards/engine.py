@@ -292,11 +292,15 @@ def _bad_elements(need: Within, tensor: Tensor) -> Tensor:
 # --- values that are in bounds --------------------------------------------------------------------
 
 
-def interval(need: Within) -> tuple[float, float, int | None]:
-    """Return the interval that the extremes of a good tensor lie in, and a value good outside it.
+def interval(need: Within | Between) -> tuple[float, float, Any]:
+    """Return the interval that the extremes of a good tensor lie in, and by what it is changed.
 
-    ``also_allowed`` next to the interval widens it by one: what is smaller becomes that value too.
+    That is a value which is good outside the interval, a dtype that the values are converted to, or
+    ``None``.  ``also_allowed`` next to the interval widens it by one: what is smaller becomes that
+    value too.
     """
+    if isinstance(need, Between):
+        return need.low, need.high, need.dtype
     low: float = -math.inf if need.upper_bound_only else need.low
     marked = need.also_allowed
     if marked is None or low <= marked <= need.high:
@@ -306,25 +310,40 @@ def interval(need: Within) -> tuple[float, float, int | None]:
     return low, need.high, marked
 
 
+def replacer(need: Within | Between, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Return a function that replaces what is out of bounds: values of a good tensor stay.
+
+    Args:
+        dtype: of the tensors; the interval has a value of it.
+    """
+    low, high, marked = interval(need)
+    if isinstance(need, Between):
+
+        def clamp_numbers(tensor: Tensor) -> Tensor:
+            finite = tensor.nan_to_num(nan=low, posinf=math.inf, neginf=-math.inf)
+            return finite.clamp_(low, high)
+
+        return clamp_numbers
+    limit = torch.iinfo(dtype)
+    floor = None if low < limit.min else low
+    ceiling = None if high > limit.max else high
+
+    def clamp(tensor: Tensor) -> Tensor:
+        if floor is None and ceiling is None:
+            return tensor
+        clamped = tensor.clamp(floor, ceiling)
+        return clamped if marked is None else clamped.masked_fill_(tensor == marked, marked)
+
+    return clamp
+
+
 def in_bounds(need: Within | Between, tensor: Tensor) -> Tensor:
     """Return the values with which a call is harmless: those of a good tensor are unchanged.
-
-    Deferred guards and the rehearsal device go on with them.
 
     Args:
         tensor: of a dtype in which the interval has a value.
     """
-    if isinstance(need, Between):
-        finite = tensor.nan_to_num(nan=need.low, posinf=math.inf, neginf=-math.inf)
-        return finite.clamp_(need.low, need.high)
-    low, high, marked = interval(need)
-    limit = torch.iinfo(tensor.dtype)
-    floor = None if low < limit.min else low
-    ceiling = None if high > limit.max else high
-    if floor is None and ceiling is None:
-        return tensor
-    clamped = tensor.clamp(floor, ceiling)
-    return clamped if marked is None else clamped.masked_fill_(tensor == marked, marked)
+    return replacer(need, tensor.dtype)(tensor)
 
 
 # --- numbers in an interval -----------------------------------------------------------------------

@@ -29,11 +29,11 @@ from cudalens.guards import GUARDS
 from cudalens.guards._base import OF_USER, Guard, full_name, schema_parameters
 from cudalens.guards.captured import CAPTURED
 from cudalens.guards.compiled import CompiledGuards
-from cudalens.guards.deferred import DeferredOp, KnownExtremes, Made
+from cudalens.guards.deferred import DeferredOp, KnownExtremes
 from cudalens.guards.host_waits import HostWaits
 from cudalens.guards.past_calls import IsUsers, OnPastViolation, PastCall
-from cudalens.guards.pending import PENDING
-from cudalens.guards.plans import PLAIN, Intervals, Plan, plans_of, usual_call
+from cudalens.guards.pending import PENDING, Check
+from cudalens.guards.plans import Forms, Plan, Required, plans_of, required_of
 from cudalens.guards.refused_calls import is_refused
 
 OnViolation = Callable[[OpCall, Violation], BaseException | None]
@@ -133,10 +133,8 @@ class Interceptor:
         ask, acts_on, later = self._asker(op, plans), _acting(self), self._later(op, deferred)
         ask_without_modes = partial(_torch.without_modes, ask)
         later_unseen, known = partial(_torch.unseen_without_wait, later), deferred.is_known
-        are_good = Intervals(plans).contain
-        types, listed = usual_call(op)
-        may_be, is_plain = types.issuperset, PLAIN.issuperset
-        bits, can_read, unseen = self._bits, _torch.can_read_unseen, _torch.Unseen
+        required_by, bits = Forms(plans).of, self._bits
+        can_read, unseen = _torch.can_read_unseen, _torch.Unseen
         failed = self._on_failed_call
         cut: dict[int, Any] = {}
 
@@ -144,7 +142,7 @@ class Interceptor:
         def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             found: BaseException | None = None
-            made: Made | None = None
+            checks: Sequence[Check] = ()
             try:
                 keys = keyset.raw_repr()
                 rest = cut.get(keys)
@@ -155,26 +153,19 @@ class Interceptor:
                 inside.busy = True
                 try:
                     with unseen():
-                        is_plainly = not kwargs and can_read()
-                        is_known = is_plainly and self.is_deferred and known(args)
-                        is_usual = is_plainly and (
-                            is_known
-                            or (
-                                may_be(map(type, args))
-                                and (listed is None or is_plain(map(type, args[listed])))
-                            )
-                        )
-                        acts = is_usual or acts_on(args, kwargs)
+                        required = None
+                        if not kwargs and can_read():
+                            required = required_by(keys, args)
+                        acts = required is not None or acts_on(args, kwargs)
                         self.checked_ops += acts
-                        if not acts or (is_known and not PENDING.findings):
+                        if not acts:
                             pass
                         elif self.is_deferred:
-                            look = later if is_usual else later_unseen
-                            found, made = look(args, kwargs, is_usual)
-                            if made.replaced:
-                                args, kwargs = made.put_into(args, kwargs)
-                        elif not (is_usual and are_good(keys, args)):
-                            found = (ask if is_usual else ask_without_modes)(args, kwargs)
+                            if required is None or PENDING.findings or not known(required, args):
+                                look = later_unseen if required is None else later
+                                found, args, kwargs, checks = look(args, kwargs, required)
+                        elif required is None or not required.are_good(args):
+                            found = (ask_without_modes if required is None else ask)(args, kwargs)
                         if found is not None:
                             raise found
                     inside.busy = acts and covers
@@ -184,9 +175,9 @@ class Interceptor:
             except BaseException as error:
                 if found is None:
                     failed(error)
-                    if made is not None:
-                        made.withdraw()
-                args, kwargs, found, made = (), {}, None, None  # a traceback keeps this frame
+                    for check in checks:
+                        check.withdraw()
+                args, kwargs, found, checks = (), {}, None, ()  # a traceback keeps this frame
                 raise
 
         return guarded
@@ -195,26 +186,30 @@ class Interceptor:
 
     def _later(
         self, op: Any, deferred: DeferredOp
-    ) -> Callable[..., tuple[BaseException | None, Made]]:
-        """Return what notes the checks of a call; it gives what to raise, and what it noted."""
-        askers = {plan.guard: self._asker(op, (plan,)) for plan in plans_of(op)}
+    ) -> Callable[..., tuple[BaseException | None, tuple[Any, ...], dict[str, Any], list[Check]]]:
+        """Return what notes the checks of a call.
+
+        It gives what to raise, the arguments with which the call goes on, and the checks.
+        """
+        plans = plans_of(op)
+        askers = {plan.guard: self._asker(op, (plan,)) for plan in plans}
 
         def look(
-            args: tuple[Any, ...], kwargs: dict[str, Any], is_usual: bool
-        ) -> tuple[BaseException | None, Made]:
-            is_captured = not is_usual and _torch.is_capturing()
-            made = Made()
-            at_once = deferred.look(args, kwargs, made, is_usual=is_usual, is_captured=is_captured)
-            if is_captured:
-                return None, made
+            args: tuple[Any, ...], kwargs: dict[str, Any], required: Required | None
+        ) -> tuple[BaseException | None, tuple[Any, ...], dict[str, Any], list[Check]]:
+            is_captured = required is None and _torch.is_capturing()
+            if required is None:
+                required = required_of(plans, args, kwargs)
+            noted = deferred.look(required, args, kwargs, is_captured=is_captured)
             error = None
-            for guard in at_once:
-                with _torch.own_wait():
-                    error = error or askers[guard](args, kwargs)
-            if (at_once and PENDING) or (PENDING.findings and PENDING.has_finding()):
-                # What was noted before comes before what this call is about.
-                error = self._raised(PENDING.settle(threading.get_ident()), error)
-            return error, made
+            if not is_captured:
+                for guard in noted.at_once:
+                    with _torch.own_wait():
+                        error = error or askers[guard](args, kwargs)
+                if (noted.at_once and PENDING) or (PENDING.findings and PENDING.has_finding()):
+                    # What was noted before comes before what this call is about.
+                    error = self._raised(PENDING.settle(threading.get_ident()), error)
+            return error, noted.args, noted.kwargs, noted.checks
 
         return look
 

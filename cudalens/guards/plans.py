@@ -1,11 +1,11 @@
-"""Positions of the guards' arguments in a call, and the calls that need no further look."""
+"""Positions of the guards' arguments in a call, and what they require of calls of one form."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from operator import attrgetter, itemgetter
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from torch.nn import Parameter
 from cudalens.core._python import MoreStack, raise_if_outside
 from cudalens.guards import GUARDS
 from cudalens.guards._base import OF_USER, ArgumentSlot, Check, Guard, schema_parameters
-from cudalens.guards.engine import Between, Within, fulfils
+from cudalens.guards._ranges import FLOATS
+from cudalens.guards.engine import INDEX_DTYPES, Between, Within, fulfils, interval, replacer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,78 +63,60 @@ def _picker(asked: Sequence[ArgumentSlot]) -> Callable[[tuple[Any, ...]], Sequen
     return itemgetter(slice(positions[0], positions[0] + 1) if positions else slice(0, 0))
 
 
-_INDICES: Final = "List[Optional[Tensor]]"
-PLAIN: Final = frozenset({Tensor, Parameter, int, float, bool, str, type(None)})
-"""Types of arguments that are no list and no subclass of a tensor."""
+# --- what calls must fulfil -----------------------------------------------------------------------
 
 
-class UsualCall(NamedTuple):
-    """The usual call of an op: no subclass of a tensor is among its arguments."""
-
-    types: frozenset[type]
-    """The types of its arguments; empty where no call counts as usual."""
-    listed: int | None
-    """The place of a list of tensors."""
-
-
-def usual_call(op: Any) -> UsualCall:
-    """Return the usual call of an op."""
-    kinds = [str(item.type) for item in op._schema.arguments]
-    if "Tensor" not in kinds:
-        return UsualCall(frozenset(), None)
-    if _INDICES not in kinds:
-        return UsualCall(PLAIN, None)
-    return UsualCall(PLAIN | {list}, kinds.index(_INDICES))
-
-
-# --- what usual calls must fulfil -----------------------------------------------------------------
-
-
+PLAIN: Final = frozenset({int, float, bool, str, type(None)})
+"""Types of arguments that are no tensor and no list."""
+_MASKS = (torch.bool, torch.uint8)
+_DTYPES: dict[type, Any] = {Within: frozenset({*INDEX_DTYPES, torch.uint8}), Between: FLOATS}
+"""What deferred guards look at without a wait: intervals, of these dtypes; an odd dtype waits."""
 _MOST_FORMS = 256
-_meta = attrgetter("shape", "dtype")
+"""A dataset may be cut into any number of batches."""
 _is_deterministic = torch.are_deterministic_algorithms_enabled
 
 
-class Intervals:
-    """The intervals that the values in usual calls of an op must be in, by the form of a call.
+@dataclass(slots=True)
+class Requirement:
+    """Interval that a guard requires of one tensor, in calls of one form."""
 
-    Guards require something by the shapes and dtypes of tensors, by numbers and by the dispatch
-    keys, so calls of one form differ in nothing but the values, which are read in each.
-    """
+    guard: Guard
+    need: Within | Between
+    slot: ArgumentSlot
+    item: int | None
+    """Place in the list that the argument is."""
+    low: float
+    high: float
+    exception: Any
+    """What the values are changed by before they are reduced: a good value, a dtype, or nothing."""
+    in_bounds: Callable[[Tensor], Tensor] | None
+    """Returns the tensor with what is out of bounds replaced; ``None`` if a look cannot wait."""
 
-    def __init__(self, plans: Sequence[Plan]) -> None:
-        self._plans = plans
-        self._known: dict[Any, Sequence[tuple[int, int | None, Within | Between]] | None] = {}
-        """``None`` where the guards have to be asked each time."""
+    def tensor_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """Return the tensor in a call."""
+        argument: Any = self.slot.of(args, kwargs)
+        tensor: Tensor = argument if self.item is None else argument[self.item]
+        return tensor
+
+
+@dataclass(slots=True)
+class Required:
+    """What the guards of an op require of calls of one form."""
+
+    intervals: list[tuple[int, int | None, Within | Between]] | None
+    """Places and intervals of tensors; ``None`` where the guards have to be asked at each call."""
+    deferred: list[Requirement]
+    """What deferred guards look at without a wait."""
+    at_once: list[Guard]
+    """The guards that look at once in any case: theirs is no interval."""
 
     # Every call of a guarded op passes here, so speed comes before form.
-    def contain(self, keys: int, args: tuple[Any, ...]) -> bool:
-        """Read the values of a call; return whether all are good and no guard must be asked.
-
-        Args:
-            keys: the dispatch keys of the call, which name layouts and kinds of devices.
-        """
+    def are_good(self, args: tuple[Any, ...]) -> bool:
+        """Read the values of a call; return whether all are good and no guard must be asked."""
+        if self.intervals is None:
+            return False
         try:
-            parts: list[Any] = [keys, _is_deterministic()]
-            for value in args:
-                kind = value.__class__
-                if kind is Tensor or kind is Parameter:
-                    parts += value.shape, value.dtype
-                elif kind is list:
-                    parts.append(tuple([None if item is None else _meta(item) for item in value]))
-                else:
-                    parts.append(value)
-            form = tuple(parts)
-            try:
-                needs = self._known[form]
-            except KeyError:
-                needs = self._required(args)
-                if len(self._known) >= _MOST_FORMS:
-                    self._known.clear()
-                self._known[form] = needs
-            if needs is None:
-                return False
-            for place, item, need in needs:
+            for place, item, need in self.intervals:
                 tensor = args[place]
                 if not fulfils(need, tensor if item is None else tensor[item]):
                     return False
@@ -143,28 +126,125 @@ class Intervals:
                 raise_if_outside(failure)
             return False
 
-    def _required(
-        self, args: tuple[Any, ...]
-    ) -> Sequence[tuple[int, int | None, Within | Between]] | None:
-        found: list[tuple[int, int | None, Within | Between]] = []
-        for plan in self._plans:
-            if plan.guard.frequency == OF_USER or plan.last >= len(args):
-                return None
-            need: Any = plan.guard.requires(*plan.pick(args))
-            several = need if type(need) is list else () if need is None else (need,)
-            for one in several:
-                if type(one) not in (Within, Between):
+
+class Forms:
+    """What guards require of the calls of an op, by the form of a call.
+
+    They require something by the shapes and dtypes of tensors, by numbers and by the dispatch keys,
+    so calls of one form differ in nothing but the values.
+    """
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self._plans = plans
+        self._by_form: dict[Any, Required] = {}
+
+    # Every call of a guarded op passes here, so speed comes before form.
+    def of(self, keys: int, args: tuple[Any, ...]) -> Required | None:
+        """Return what is required of a call; ``None`` for an unusual one, as with a subclass.
+
+        Args:
+            keys: the dispatch keys of the call, which name layouts and kinds of devices.
+        """
+        try:
+            parts: list[Any] = [keys, _is_deterministic()]
+            for value in args:
+                kind = type(value)
+                if kind is Tensor or kind is Parameter:
+                    parts += value.shape, value.dtype
+                elif kind in PLAIN:
+                    parts.append(value)
+                elif kind is list:
+                    for item in value:
+                        kind = type(item)
+                        if kind is Tensor or kind is Parameter:
+                            parts += item.shape, item.dtype
+                        elif kind in PLAIN:
+                            parts.append(item)
+                        else:
+                            return None
+                    parts.append(len(value))
+                else:
                     return None
-                position = plan.parameters[plan.places[one.argument]].position
-                if type(one) is Between:
-                    found.append((position, None, one))
-                    continue
-                if one.mask is not None:
-                    return None
-                if len(several) > 1 and not args[position][one.item].is_cpu:
-                    return None  # on a device they share one copy
-                # Nothing that is kept may refer to a tensor.
-                kept = replace(one, skip_if=None, asserts=None, narrows=False)
-                found.append((position, one.item, kept))
-        # A guard that requires nothing may have seen that torch refuses the call.
-        return found or None
+            form = tuple(parts)
+            required = self._by_form.get(form)
+            if required is None:
+                required = required_of(self._plans, args, {})
+                if len(self._by_form) >= _MOST_FORMS:
+                    self._by_form.clear()
+                self._by_form[form] = required
+            return required
+        except Exception as failure:  # the guards look again, with more room
+            with MoreStack():
+                raise_if_outside(failure)
+            return None
+
+
+def required_of(plans: Sequence[Plan], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Required:
+    """Return what the guards require of a call; it refers to no tensor."""
+    intervals: list[tuple[int, int | None, Within | Between]] | None = []
+    deferred: list[Requirement] = []
+    at_once: list[Guard] = []
+    for plan in plans:
+        try:
+            items = _requirements(plan, plan.find(args, kwargs))
+        except Exception as failure:  # it is reported where the guard is asked
+            with MoreStack():
+                raise_if_outside(failure)
+            items = None
+        if items is None:
+            intervals = None
+            at_once.append(plan.guard)
+            continue
+        tensors = [item.tensor_of(args, kwargs) for item in items]
+        if len(items) > 1 and not all(tensor.is_cpu for tensor in tensors):
+            intervals = None  # on a device they share one copy
+        if intervals is not None:
+            intervals += [(item.slot.position, item.item, item.need) for item in items]
+        if all(item.in_bounds is not None for item in items):
+            deferred += items
+        else:
+            at_once.append(plan.guard)
+    # A guard that requires nothing may have seen that torch refuses the call.
+    return Required(intervals or None, deferred, at_once)
+
+
+def _requirements(plan: Plan, values: Sequence[Any]) -> list[Requirement] | None:
+    """Return the intervals that a guard requires, ``None`` where it requires something else."""
+    if plan.guard.frequency == OF_USER:
+        return None
+    needs: Any = plan.guard.requires(*values)
+    items = []
+    for need in needs if type(needs) is list else () if needs is None else (needs,):
+        if type(need) not in _DTYPES or getattr(need, "mask", None) is not None:
+            return None
+        at, item = plan.places[need.argument], getattr(need, "item", None)
+        value = values[at]
+        tensor = value if item is None else value[item]
+        can_wait = is_deferred(need, tensor)
+        if isinstance(need, Within):
+            # Masks select how many elements there are.
+            if need.skip_if is not None:
+                can_wait &= not any(i is not None and i.dtype in _MASKS for i in value)
+            # Nothing that is remembered may refer to a tensor.
+            need.skip_if = None
+            need.asserts = need.asserts(*values) if callable(need.asserts) else need.asserts
+            need.narrows = need.narrows(*values) if callable(need.narrows) else need.narrows
+        in_bounds = replacer(need, tensor.dtype) if can_wait else None
+        items.append(
+            Requirement(plan.guard, need, plan.parameters[at], item, *interval(need), in_bounds)
+        )
+    return items
+
+
+def is_deferred(need: object, tensor: Tensor | None = None) -> bool:
+    """Return whether a requirement is looked at without a wait: an interval, not a condition.
+
+    Args:
+        tensor: what it is about, where that is known.
+    """
+    if isinstance(need, Within) and (need.mask is not None or need.high < need.low):
+        return False
+    if tensor is None:
+        return type(need) in _DTYPES
+    is_strided = tensor.layout is torch.strided and not tensor.is_quantized
+    return is_strided and tensor.dtype in _DTYPES.get(type(need), ())

@@ -23,8 +23,9 @@ from torch.utils.checkpoint import checkpoint
 
 from cudalens.core.report_types import Violation
 from cudalens.guards import Guard, pending
-from cudalens.guards.deferred import KnownExtremes, is_deferred
+from cudalens.guards.deferred import KnownExtremes
 from cudalens.guards.pending import PENDING
+from cudalens.guards.plans import is_deferred
 from cudalens.source.stack import line_of
 from tests.calls import CASES, Case
 from tests.cpu_guards import Collector, Stopped, bits, deterministic, guarded, positions

@@ -10,24 +10,23 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from cudalens.guards import GUARDS, Guard, interceptor
+from cudalens.guards import GUARDS, Guard
 from cudalens.guards._ranges import FEW, FLOATS, extremes
-from cudalens.guards.plans import UsualCall
+from cudalens.guards.plans import Forms
 from tests.cpu_guards import Collector, positions
 from tests.guards.test_catalogue import Ops, every_guard, stopped_by
 
 aten = torch.ops.aten
 
 
-@pytest.mark.parametrize("left_out", ["few", "usual_call"])
+@pytest.mark.parametrize("left_out", ["few", "forms"])
 @every_guard
 def test_every_look_finds_the_same(
     entry: Guard, left_out: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """A reduction, as large tensors get it, and the look at calls with keywords, modes or lists."""
-    if left_out == "usual_call":
-        no_call = UsualCall(frozenset(), None)
-        monkeypatch.setattr(interceptor, "usual_call", lambda op: no_call)
+    if left_out == "forms":
+        monkeypatch.setattr(Forms, "of", lambda *call: None)
     else:
         request.getfixturevalue("nothing_is_few")
     stopped_by(entry)
