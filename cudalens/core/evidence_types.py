@@ -72,6 +72,8 @@ class RefusedCall:
     position_table: PositionTable | None = None
     problem_type: str | None = None
     """Kind of labels that the running model of transformers takes, by its config."""
+    other_functions: tuple[str, ...] = ()
+    """What the same call of the user's line was before: ``loss_fn(...)`` of a loop over losses."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,8 +55,6 @@ _SWAPPED = frozenset(
 """Functions whose first two tensors have different parts to play."""
 _IN_PLACE_OF = "swap {} and {}"
 _VIEWS = ("view", "reshape")
-_OF_VALUES = frozenset({*OF_KIND, "made_tensor", "collate_fn", "move_model"})
-"""Rules that leave the shape as it is, or give a batch one."""
 _JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 
 
@@ -122,6 +120,16 @@ class Trial:
             of_shape: its shape alone, which a write to the tensor leaves as it was.
         """
         return None
+
+    def held_in(self, expression: str) -> tuple[str, str] | None:
+        """Return what of a module holds a tensor that it does not register, and its kind."""
+        return None
+
+    def other_readers(self, expression: str) -> tuple[list[int], list[int]]:
+        """Return the lines from the running one on that read an operand in another place, and all
+        that need its numbers as they are.
+        """
+        return [], []
 
     def layer(self, path: str) -> Binding | None:
         """Return what the user calls the module of a path, and where it was made."""
@@ -312,7 +320,7 @@ def _of_others(trial: Trial) -> Iterator[_Step]:
     for text, kind, parts in trial.others:
         fact = TensorFact(argument=None, expression=text)
         for template, words in to_tensor_templates(text, kind, parts, trial.called.device):
-            cost = 2 if template.endswith(".float()") else 1
+            cost = 2 if template.endswith((".float()", f'.to("{trial.called.device}")')) else 1
             rule = "choose_one" if kind in CHOICES else "made_tensor"
             yield _Step(rules=(rule,), words=(words,), cost=cost, changes=((fact, template),))
 
@@ -486,23 +494,10 @@ def _of_settings(
 
 
 def _shown(found: Sequence[Hint]) -> tuple[Hint, ...]:
-    """Return the first few; when several succeed, each says so."""
+    """Return the first few."""
     choices = [item for item in found if item.rule == "choose_one"]
     if len(choices) > 1:
         # The call succeeds with each, and only the user knows which one is meant.
         text = f"{choices[0].text} ({' or '.join(str(item.fix) for item in choices)})"
         return (Hint(rule="choose_one", text=text),)
-    distinct = list({(item.fix, item.text): item for item in found}.values())[:_MAX_SHOWN]
-    if len(distinct) < 2:
-        return tuple(distinct)
-    # Of changes of shape each means another thing.
-    is_code = all(item.rule in _OF_VALUES for item in distinct)
-    return tuple(
-        replace(
-            item,
-            text=f"{item.text}, one of several changes that work",
-            fix=item.fix if is_code else None,
-            tried=item.tried if is_code else None,
-        )
-        for item in distinct
-    )
+    return tuple({(item.fix, item.text): item for item in found}.values())[:_MAX_SHOWN]

@@ -28,8 +28,9 @@ from cudalens.diagnosis.user_code import Fix, list_items, parsed
 
 ASSERT_CODE = 710
 _ASSERT_SENTENCE = "device-side assert triggered"
-_WITHOUT_FIX = ("dimension_of_norm", "in_features", "pad_lists", "pad_samples", "size_of_layer")
+_WITHOUT_FIX = ("dimension_of_norm", "pad_lists", "pad_samples", "size_of_layer")
 """Rules whose words say what else may be, where no change of the call succeeds."""
+_SEVERAL = "one of several changes that work"
 _LONGEST_NAME = 40
 """Characters; a longer expression is no name to begin a sentence with."""
 
@@ -105,6 +106,14 @@ def _hints(
         # What a layer would have to be is not asked where the call succeeds without it.
         known = (*searched, *(item for item in known if item.rule not in _WITHOUT_FIX))
     known = at_origin(known, evidence, trial)
+    if len(searched) > 1 and not any(item.rule == BY_CHANCE for item in searched):
+        # Each means another thing, and to the lines behind the call as well.
+        known = tuple(
+            replace(item, text=f"{item.text}, {_SEVERAL}", fix=None, tried=None)
+            if at < len(searched)
+            else item
+            for at, item in enumerate(known)
+        )
     fixed = [item for item in known if item.fix]
     return (*fixed, *(item for item in known if not item.fix))[:MAX_HINTS]
 

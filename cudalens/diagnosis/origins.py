@@ -17,7 +17,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, SourceSpan
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.hints._roles import LOOKUP_OPS
-from cudalens.diagnosis.user_code import Change, Fix, last_name, parsed, place
+from cudalens.diagnosis.user_code import Change, Fix, last_name, list_of, parsed, place
 
 _AT_ORIGIN = frozenset(
     {"cast_needed", "image_not_divided", "labels_as_binary_target", "mask_of_0_and_255"}
@@ -32,20 +32,50 @@ _FACTORIES = frozenset(
 _OF_BOUND = frozenset({"too_few_places", "what_is_there", "binary_labels_one_output"})
 _OF_BOUND |= {"added_tokens", "padding_beyond_table", "positions_beyond_table"}
 """Rules after which is said where the number of places comes from."""
-_OF_SIZE = frozenset({"in_features", "size_of_layer"})
+_OF_SIZE = frozenset({"size_of_layer"})
 _LONGEST = 60
 
 
 def at_origin(hints: Iterable[Hint], evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
     """Return the hints, those whose tensor is used again with a fix at the line that made it."""
     placed = (_placed(item, evidence, trial) if item.fix else item for item in hints)
-    return tuple(item for item in (_with_bound(it, evidence, trial) for it in placed) if item.text)
+    bound = (_with_bound(item, evidence, trial) for item in placed)
+    return tuple(_where_it_acts(item, evidence, trial) for item in bound if item.text)
+
+
+def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
+    """Keep the code of a fix only where nothing else that the user's code reads forbids it."""
+    fix, text = hint.fix, hint.text
+    others = evidence.refused_call.other_functions
+    if not isinstance(fix, Fix) or not fix.changes:
+        return hint
+    every: list[int] = []
+    counting: list[int] = []
+    if hint.rule in _AT_ORIGIN and len(fix.changes) == 1:
+        every, counting = trial.other_readers(name := fix.changes[0].text)
+    if others:
+        text += f"; this call was {others[-1].rpartition('.')[2]} before, which took it as it is"
+    elif hint.at is None and every:
+        text += f"; line {list_of(every)} reads {name} too: change it where it is made"
+    elif hint.at is not None and counting and hint.rule not in ("cast_needed", "move_tensor"):
+        text += f", and adapt line {list_of(counting)}, which needs its numbers as they are"
+    else:
+        return hint
+    return replace(hint, text=text, fix=None, tried=None, at=None)
 
 
 def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     changed = hint.fix.of_name() if isinstance(hint.fix, Fix) else None
     name, value = changed or ("", "")
     found = trial.binding(name) if name and hint.rule in _AT_ORIGIN else None
+    if hint.rule == "move_tensor" and name and (held := trial.held_in(name)):
+        kind, place_of = held[1], trial.binding(held[0])
+        what = "" if held[0] == name else f"{held[0]}, "
+        what = f"{what}a plain attribute" if kind == "attribute" else f"in {what}a plain {kind}"
+        if place_of is not None and place_of.value:
+            what += f" made in {place(place_of.at, evidence)}: {_short(place_of)}"
+        text = f"{hint.text}; it is {what}; .to() of the module moves what is registered: make it "
+        return replace(hint, text=f"{text}a buffer with register_buffer", fix=None, tried=None)
     if hint.rule == "missing_dimension":
         return replace(hint, text=hint.text + _where_dropped(hint, trial))
     if found is None:
@@ -86,11 +116,6 @@ def _how_made(hint: Hint, name: str, found: Binding) -> str:
     is_factory = f"{module}.".startswith("torch.") and function in _FACTORIES
     if hint.rule == "move_tensor" and is_factory and not {"device", "**"} & {*found.keywords}:
         made = made.replace("made", "made on the CPU") + " without device="
-        if "." in name:
-            attribute = name.rpartition(".")[2]
-            made += (
-                f"; moving the module moves what is registered: register_buffer({attribute!r}, …)"
-            )
     return made
 
 
@@ -128,6 +153,11 @@ def _with_bound(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
             line = place(size.at, evidence)
             is_said = f"{line}: " in hint.text
             parts += [] if is_said else [f"{size.name} is set in {line}: {_short(size)}"]
+    fact = evidence.tensor("input") if hint.rule in _OF_SIZE else None
+    if fact is not None and (name := fact.expression or "").isidentifier():
+        given = trial.binding(name, of_shape=True)
+        if given is not None and given.value and not _is_failing_line(given.at, evidence):
+            parts.append(f"{name} is made in {place(given.at, evidence)}: {_short(given)}")
     return replace(hint, text="; ".join(filter(None, parts)))
 
 

@@ -22,6 +22,8 @@ _MAX_FIELDS = 12
 _PADDED = "torch.nn.utils.rnn.pad_sequence({items}, batch_first=True)"
 _LISTED = "this collate_fn leaves tensors of different sizes a list"
 _NUMBERS = (bool, int, float)
+_BOX = 4
+"""Numbers of a box."""
 
 
 def collate_fn(frame: FrameType, below: Sequence[FrameType]) -> tuple[str, str] | None:
@@ -86,10 +88,10 @@ def _field(values: list[Any], key: str) -> str | None:
             return f"torch.stack({items})"
         if len({len(shape) for shape in shapes}) > 1:
             return None
-        # The rows of an image are no steps of a sequence, nor are boxes of four numbers.
-        is_sequence = len({shape[1:] for shape in shapes}) == 1 and len(first.shape) in (1, 2)
-        if is_sequence and first.shape[1:] != (4,):
+        if len(first.shape) == 1:
             return _PADDED.format(items=items)
+        if len(first.shape) == 2 and first.shape[1] != _BOX:
+            return None  # steps of a sequence, which are padded, or objects of an image
         # Images of other channels are another kind of image.
         return None if len(first.shape) == 3 and len({s[0] for s in shapes}) > 1 else items
     if all(type(item) in _NUMBERS for item in values):

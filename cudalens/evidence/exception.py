@@ -129,6 +129,8 @@ def evidence_of_error(
 
     # What autograd complains of, and the graph.
     changed, saved_at, freed, made_at = _of_autograd(error, values, recorder, entries, site, limits)
+    raised = api_call_of(error)
+    others = partial(recorder.other_functions, raised) if recorder and raised else tuple
     called = failed.name.name or site.api
     draw = partial(_graph, site, values, called, recorder, frames)
     graph = attempt("graph", draw, AutogradNeighbourhood)
@@ -168,8 +170,9 @@ def evidence_of_error(
         graph=graph,
         provenance=() if write is None else (replace(write, note=CHANGED),),
         history=history,
-        refused_call=attempt(
-            "argument", lambda: refused_call(entries, arguments, operands), RefusedCall
+        refused_call=replace(
+            attempt("argument", lambda: refused_call(entries, arguments, operands), RefusedCall),
+            other_functions=attempt("earlier calls", others, tuple),
         ),
         modified=changed,
         freed=freed,

@@ -160,8 +160,8 @@ def refused_parameter(message: str, entries: Sequence[TracebackType]) -> Observe
         return None
     owner, name = names.get("self"), names.get("param", "value")
     constraint = _elementwise(names.get("constraint", names.get("support")))
-    given, value = _given(entries, owner, name), names["value"]
-    tensor = given if isinstance(given, Tensor) else value
+    value = names["value"]
+    owner, tensor = _outermost(entries, owner, name, value)
     with _torch.plain_torch(), _torch.no_dispatch_modes():
         found = _finding(tensor, value, constraint, name, type(owner).__name__)
     if found is None:
@@ -176,13 +176,20 @@ def refused_parameter(message: str, entries: Sequence[TracebackType]) -> Observe
     )
 
 
-def _given(entries: Sequence[TracebackType], owner: object, name: str) -> object:
-    """Return what the user passed: a distribution may normalise it before it looks."""
+def _outermost(
+    entries: Sequence[TracebackType], owner: object, name: str, value: Tensor
+) -> tuple[object, Tensor]:
+    """Return the distribution that the user made, and what they passed to it.
+
+    It may be made of another one, and normalise what it is given before it looks.
+    """
     for entry in entries:
         variables = entry.tb_frame.f_locals
-        if variables.get("self") is owner and variables.get(name) is not None:
-            return variables[name]
-    return None
+        made, given = variables.get("self"), variables.get(name)
+        is_torchs = type(made).__module__.startswith("torch.distributions.")
+        if isinstance(given, Tensor) and (made is owner or is_torchs):
+            return made, given
+    return owner, value
 
 
 def _elementwise(constraint: Any) -> Any:

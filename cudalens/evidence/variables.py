@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from cudalens.core import _torch
-from cudalens.core._python import parse
+from cudalens.core._python import parse, parse_expression
 from cudalens.core.call import Call
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report_types import SourceSpan, TensorFact
@@ -26,6 +26,7 @@ from cudalens.evidence.collate import collate_fn
 from cudalens.evidence.tensors import of_meta, tensors_of_output
 from cudalens.source.bindings import attribute_binding, binding_of
 from cudalens.source.files import is_user_file
+from cudalens.source.readers import other_readers
 from cudalens.source.running_call import ABSENT
 from cudalens.source.running_node import Running, running
 from cudalens.source.safe_eval import (
@@ -163,6 +164,15 @@ class Variables(candidates.Trial):
             attribute_binding(code, target.attr) if any(target.attr in s for s in stored) else None
         )
 
+    def other_readers(self, expression: str) -> tuple[list[int], list[int]]:
+        """Return the lines that read an operand too, and those that need its numbers as they are.
+
+        Of all lines only those from the running one on: what has run before took it as it is.
+        """
+        every, counting = other_readers(self.line.running, expression)
+        here = self.line.running.place.lineno
+        return [line for line in every if line >= here], counting
+
     def _passed_in(self, name: str, value: object) -> Binding | None:
         """Return where a caller made an argument of the running function, by the same object."""
         code = self.line.frame.f_code
@@ -213,6 +223,23 @@ class Variables(candidates.Trial):
             tied=tied[0] if tied and weight is not None else None,
             beside=alike[0] if len(alike) == 1 else None,
         )
+
+    def held_in(self, expression: str) -> tuple[str, str] | None:
+        """Return the attribute of a running module that holds a tensor, and of what kind it is.
+
+        Only of one that is neither a parameter nor a buffer: ``.to()`` of the module misses it.
+        """
+        value = self._read(parse_expression(expression).body)
+        owner = self.line.frame.f_locals.get("self")
+        stored = instance_dict(owner).items() if isinstance(owner, nn.Module) else ()
+        for key, item in list(stored):
+            if item is value:
+                return f"self.{key}", "attribute"
+            parts = list(item.values()) if type(item) is dict else item
+            is_group = type(parts) in (list, tuple) and not key.startswith("_")
+            if is_group and any(part is value for part in parts):  # type: ignore[attr-defined]
+                return f"self.{key}", type(item).__name__
+        return None
 
     @functools.cached_property
     def unregistered(self) -> tuple[str, str] | None:  # type: ignore[override]

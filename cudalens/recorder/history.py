@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from cudalens.core.call import ApiCall
 from cudalens.core.report_types import HistoryEntry
 from cudalens.recorder.calls import TWINS, Recorded, Write, meta_of, short_meta
 from cudalens.recorder.dataloader import Batches
@@ -97,6 +98,20 @@ class Snapshot:
             if not _is_inside(call):
                 before = call.seq
         return found
+
+    def other_functions(self, call: ApiCall) -> tuple[str, ...]:
+        """Return the names of what the instruction of a refused call has called before, and which
+        is another function: ``loss_fn(...)`` of a loop over losses.
+        """
+        place = (call.code, call.lasti)
+        named = (
+            item.name
+            for item in self.calls
+            if type(item.site) is tuple
+            and item.site[:2] == place
+            and item.api.func is not call.func
+        )
+        return tuple(dict.fromkeys(named))
 
     # --- who made a tensor, and wrote to it ------------------------------------------------------
 

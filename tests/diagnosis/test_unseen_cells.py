@@ -1,7 +1,7 @@
 """Cells of public threads that were written down before anything was tuned to them.
 
-A block of ``unseen_cells.txt`` is a thread's address, a cell, and what is known of it: the true
-``cause``, the ``repair`` that the thread confirmed (pairs of text), and the facts of the report.
+A block of a file is a thread's address, a cell, and what is known of it: the true ``cause``, the
+``repair`` that the thread confirmed (pairs of text), and the facts of the report.
 ``says``, ``not`` and ``fix`` are for who judges the advice: what it has to hold, what would lead
 astray, and the code that is right.  They are no part of the tests.
 """
@@ -19,7 +19,8 @@ from tests.amount import AMOUNT
 from tests.hostcells import SETUP, Outcome, applied, check_with_another_batch, run_cell
 
 pytestmark = pytest.mark.usefixtures("sim")
-FILE = Path(__file__).parents[1] / "data" / "unseen_cells.txt"
+DATA = Path(__file__).parents[1] / "data"
+FILES = ("unseen_cells.txt", "fresh_cells.txt")
 NAN = "# --nan\n"
 """The first line of a cell that is run until its first NaN."""
 FACT = re.compile(r"  (cause|repair|kind|op|argument|value|line|says|not|fix): (.+)")
@@ -29,7 +30,8 @@ Cell = tuple[str, dict[str, str]]
 
 def cells() -> Iterator[tuple[str, Cell]]:
     """The address of the thread; its cell and what is known of it."""
-    for block in re.split(r"\n(?=\S)", FILE.read_text(encoding="utf-8").rstrip("\n")):
+    texts = [(DATA / name).read_text(encoding="utf-8").rstrip("\n") for name in FILES]
+    for block in re.split(r"\n(?=\S)", "\n".join(texts)):
         name, *lines = block.split("\n")
         facts = [FACT.fullmatch(line) for line in lines]
         code = [line[2:] for line, fact in zip(lines, facts, strict=True) if not fact]
@@ -38,6 +40,8 @@ def cells() -> Iterator[tuple[str, Cell]]:
 
 def run(code: str) -> Outcome:
     """Run a cell under the full check."""
+    if "transformers" in code:
+        pytest.importorskip("transformers")
     return run_cell(SETUP + code.removeprefix(NAN), fast=False, nan=code.startswith(NAN))
 
 

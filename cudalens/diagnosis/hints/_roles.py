@@ -113,8 +113,14 @@ def _writes_ones(evidence: Evidence) -> bool:
 
 
 def _gathers_positions(evidence: Evidence, fact: TensorFact) -> bool:
-    """Return whether a library reads a buffer at position ids, as RoBERTa does for token types."""
-    if evidence.op.name != "aten::gather" or fact.expression is not None or not is_run(fact):
+    """Return whether a library reads at position ids: a buffer, or a table of positions."""
+    if fact.expression is not None or not is_run(fact):
+        return False
+    if evidence.op.name == "aten::index":
+        related = evidence.violation.related if evidence.violation else None
+        tables = (item.text for item in evidence.owners if item.argument == related)
+        return any(_POSITION.search(text.rpartition(".")[2]) for text in tables)
+    if evidence.op.name != "aten::gather":
         return False
     is_embedding = (evidence.module_type or "").endswith("Embeddings")
     is_inside = is_embedding and in_library(evidence, "transformers")

@@ -175,8 +175,8 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
     elif ids.distinct == tuple(range(-1, ids.size - 1)):
         # Either change succeeds, and one of them leaves a class out: which is meant nobody knows.
         return Hint(
-            text=f"{text}; but the labels fill -1 … {ids.size - 2}: if 1 was subtracted once too "
-            "often, add it, and else use ignore_index=-1"
+            text=f"the labels are -1 … {ids.size - 2}, as many as there are outputs: add 1 to them "
+            "if -1 is a class, and use ignore_index=-1 if it marks labels to leave out"
         )
     return Hint(text=text, fix=_ignoring(evidence, ids, mark))
 

@@ -368,17 +368,3 @@ def _temperature(evidence: Evidence) -> tuple[str, float] | None:
     divisors = (name for name in values if re.search(rf"/=?\s*{re.escape(name)}(?![\w.])", seen))
     name = next(divisors, None)
     return None if name is None else (name, values[name])
-
-
-@rule(priority=12)
-def not_a_number_weights(evidence: Evidence) -> Hint | None:
-    """A softmax gave the NaN: over a row of -inf only, or over infinities."""
-    weights, mask = _weights(evidence), _masking_op(evidence)
-    if weights is None or not weights.summary.nan or _written_nan(evidence):
-        return None
-    if "softmax" not in next((name for name, _ in way_of(evidence)), ""):
-        return None
-    causes = [f"a row of -inf alone, as {mask} may leave it"] if mask else []
-    if weights.dtype in _HALVES and evidence.provenance[0].note == FIRST_NAN:
-        causes.append(f"logits beyond the largest {weights.dtype}")
-    return Hint(text=f"softmax gives NaN for {', or '.join(causes)}") if causes else None

@@ -17,16 +17,18 @@ from cudalens.diagnosis.user_code import api_function, in_library, parsed
 _SIZES = {
     "in_channels": r"^Given groups=.* expected input\[(?P<shape>[\d, ]+)\] to have (?P<want>\d+) "
     r"channels, but got (?P<n>\d+) channels",
-    "num_features": r"^(?:running_mean|running_var|weight) should contain (?P<n>\d+) elements",
-    "normalized_shape": r"^Given normalized_shape=.* of size\s*\[(?:.*, )?(?P<n>\d+)\]",
+    "num_features": r"^(?:running_mean|running_var|weight) should contain (?P<n>\d+) elements not "
+    r"(?P<want>\d+)",
+    "normalized_shape": r"^Given normalized_shape=\[(?:.*, )?(?P<want>\d+)\].* of size\s*"
+    r"\[(?:.*, )?(?P<n>\d+)\]",
 }
 """Messages by the setting of the layer that does not fit its input."""
 
 
-def _size(evidence: Evidence, setting: str, value: str) -> Hint:
+def _size(evidence: Evidence, setting: str, match: re.Match[str]) -> Hint:
     fact = named(evidence, "input")
-    given = (fact.expression if fact else None) or "the input"
-    text = f"if {given} is right, {setting} of the layer has to be {value}"
+    name = (fact.expression if fact else None) or "the input"
+    text = f"{name} has {match['n']}, and {setting} of the layer is {match['want']}"
     return Hint(rule="size_of_layer", text=text)
 
 
@@ -35,9 +37,9 @@ for _setting, _regex in _SIZES.items():
     @pattern(_regex, name=_setting)
     def size_of_layer(evidence: Evidence, match: re.Match[str], setting: str = _setting) -> Answer:
         """A layer was made for inputs of another size."""
-        found = match.groupdict()
-        if found.get("want") not in found.get("shape", "").split(", "):
-            yield _size(evidence, setting, match["n"])  # else it is the order
+        parts = match.groupdict()
+        if parts["want"] not in parts.get("shape", "").split(", "):
+            yield _size(evidence, setting, match)  # else it is the order
 
 
 @pattern(r"input\.size\(-1\) must be equal to input_size\. Expected (?P<want>\d+), got (?P<n>\d+)")
@@ -47,7 +49,7 @@ def input_size(evidence: Evidence, match: re.Match[str]) -> Answer:
     rows = [item for item in evidence.tensors if item.expression and len(item.shape) == 2]
     row = next((item for item in rows if item.shape[1] == n), None)
     if row is None or n % want or n // want < 3 or want == 1:  # twice as many: of two directions
-        yield _size(evidence, "input_size", match["n"])
+        yield _size(evidence, "input_size", match)
         return
     text = str(row.expression)
     steps = text[:-1] if re.search(r"\.(?:view|reshape)\([^()]*, -1\)$", text) else ""
@@ -59,11 +61,11 @@ def input_size(evidence: Evidence, match: re.Match[str]) -> Answer:
     )
 
 
-@pattern(r"^mat1 and mat2 shapes cannot be multiplied \(\d+x(?P<n>\d+)")
+@pattern(r"^mat1 and mat2 shapes cannot be multiplied \(\d+x(?P<n>\d+) and (?P<want>\d+)x")
 def in_features(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A linear layer was made for another number of features."""
     if api_function(evidence) == "linear":
-        yield _size(evidence, "in_features", match["n"])
+        yield _size(evidence, "in_features", match)
 
 
 row(
@@ -244,10 +246,14 @@ def unequal_samples(evidence: Evidence, match: re.Match[str]) -> Answer:
         keep = "; for a model that takes a list of images, a collate_fn leaves them in one"
         yield Hint(rule="size_images", text=text + keep * in_loader)
     elif a and len(a) == len(b) and a[1:] == b[1:]:
-        text = f"sequences of {a[0]} and {b[0]} steps: pad them with "
-        text += "torch.nn.utils.rnn.pad_sequence"
-        in_function = ", in a collate_fn of the loader that stacks the labels too"
-        yield Hint(rule="pad_samples", text=text + in_function * in_loader)
+        where = "in a collate_fn of the loader, " if in_loader else ""
+        text = f"{where}pad them with torch.nn.utils.rnn.pad_sequence"
+        if len(a) > 1:
+            text = f"{a[0]} and {b[0]} rows: {text} if they are steps of sequences, and keep them "
+            text += "in a list if they are objects of images"
+        else:
+            text = f"sequences of {a[0]} and {b[0]} steps: {text}"
+        yield Hint(rule="pad_samples", text=text)
 
 
 row(

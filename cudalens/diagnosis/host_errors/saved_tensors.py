@@ -43,8 +43,10 @@ def second_backward(evidence: Evidence, match: re.Match[str]) -> Answer:
         yield from _backward_above(evidence, name)
     elif not freed.read:
         yield _carried_names(evidence, freed) or _backward_twice(evidence, freed)
-    elif freed.is_made_again:
-        yield _carried_state(evidence, freed)
+    elif freed.is_made_again or (attribute := _attribute_kept(freed)):
+        yield _carried_state(
+            evidence, freed if freed.is_made_again else replace(freed, name=attribute)
+        )
     else:
         yield _made_once(freed)
 
@@ -91,6 +93,13 @@ def _carried_state(evidence: Evidence, freed: FreedGraph) -> Hint:
     return Hint(rule="carried_state", text=f"{text} after the backward{by}")
 
 
+def _attribute_kept(freed: FreedGraph) -> str:
+    """Return the attribute in which one pass left what a line of the next one read."""
+    stored, _ = _names(freed.kept.text if freed.kept else None)
+    _, read = _names(freed.read.text if freed.read else None)
+    return next((name for name in sorted(stored & read) if "." in name), "")
+
+
 def _made_once(freed: FreedGraph) -> Hint:
     """A result is read on both sides of a backward that frees its graph."""
     name, read = freed.name, _where(freed.read)
@@ -124,14 +133,14 @@ def _carried_names(evidence: Evidence, freed: FreedGraph) -> Hint | None:
 
 
 def _names(code: str | None) -> tuple[set[str], set[str]]:
-    """Return the variables that an assignment gives a value, and those that it reads."""
+    """Return the variables and attributes that an assignment gives a value, and those it reads."""
     try:
         (step,) = parse(code or "").body
     except (SyntaxError, ValueError):
         return set(), set()
-    names = [item for item in ast.walk(step) if isinstance(item, ast.Name)]
-    stored = {item.id for item in names if isinstance(item.ctx, ast.Store)}
-    read = {item.id for item in names if isinstance(item.ctx, ast.Load)}
+    names = [item for item in ast.walk(step) if isinstance(item, ast.Name | ast.Attribute)]
+    stored = {ast.unparse(item) for item in names if isinstance(item.ctx, ast.Store)}
+    read = {ast.unparse(item) for item in names if isinstance(item.ctx, ast.Load)}
     return (stored, read) if isinstance(step, ast.Assign) else (set(), read)
 
 

@@ -187,7 +187,7 @@ CAUSES: dict[str, Row] = {
         call_context=CallContext(temperatures=(("temperature", 0.0),))),
         "temperature_of_zero nan_before", None, "temperature is 0"),
     "drawn_nan": (drawn([math.nan, 0.5], provenance=(SOFTMAX, MASKED)),
-        "not_a_number_weights nan_before", None, "-inf alone", "masked_fill in line 3"),
+        "nan_before", None, "1 of 2 values are NaN already"),
     "drawn_inf": (drawn([math.inf, 0.5], dtype="float16"), "bad_weights", None),
     "drawn_nothing": (replace(empty_rows(), provenance=(SOFTMAX, MASKED)), "bad_weights", None,
         "1 of 4", "masked_fill in line 3"),

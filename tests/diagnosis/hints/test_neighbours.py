@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from tests.hint_evidence import (
     labels,
     lookup,
     out_of_range,
-    rules_of,
     step,
     tensor,
 )
@@ -371,22 +369,6 @@ def test_num_labels_is_for_heads_that_have_it(kind: str | None, setting: str, la
     assert setting.format(50) in found.text
     assert ("num_labels" in found.text) is ("num_labels" in setting)
     assert ("-100" in found.text) is (setting == "tokenizer")
-
-
-@pytest.mark.parametrize(("op", "fires"), [("aten::_softmax", True), ("aten::addmm", False)])
-@pytest.mark.parametrize(
-    ("before", "dtype", "speaks"),
-    [((given.MASKED,), "float32", True), ((), "float16", True), ((), "float32", False)],
-)
-def test_softmax_is_blamed_when_it_gave_the_first_nan(
-    op: str, fires: bool, before: tuple[ProvenanceStep, ...], dtype: str, speaks: bool
-) -> None:
-    """NaN that a layer behind softmax made has another cause; a mask on the way is recorded."""
-    step = replace(given.SOFTMAX, op=op)
-    evidence = drawn([math.nan, 0.5], provenance=(step, *before), dtype=dtype)
-    assert ("not_a_number_weights" in rules_of(evidence)) is (fires and speaks)
-    unknown = replace(evidence, provenance=())
-    assert rules_of(unknown) == ("nan_before",)
 
 
 @pytest.mark.parametrize(

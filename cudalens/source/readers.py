@@ -1,0 +1,94 @@
+"""What else the user's code reads of the value that the running call got by a name.
+
+Only the running scope is read, and nothing is run.  Not here: where a name got its value
+(``bindings.py``).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from cudalens.core._python import parse_expression
+from cudalens.source.running_node import Running
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_CHANGES = frozenset({"cpu", "cuda", "double", "float", "half", "int", "long", "to", "type"})
+_FACTS = frozenset({"device", "dtype", "ndim", "numel", "shape", "size"})
+
+
+def other_readers(run: Running, expression: str) -> tuple[list[int], list[int]]:
+    """Return the lines that read a value of the running call in another place of its scope.
+
+    Of a comprehension's variable that is what it runs over, too.  A line that casts or moves the
+    value, or asks for its shape, reads no number of it.
+
+    Args:
+        run: the running call.
+        expression: a name, attribute or entry, as the call spells it.
+
+    Returns:
+        All those lines, and those that need the numbers as they are: an index, a number added to
+        them, or a comparison with one.
+    """
+    scope = next((item for item in reversed(run.parents) if isinstance(item, _SCOPES)), None)
+    if scope is None or run.node is None:
+        return [], []
+    whole = parse_expression(expression)
+    is_written = isinstance(getattr(run.node, "ctx", None), ast.Store)
+    own = run.statement if is_written and run.statement is not None else run.node
+    within = {id(item) for item in ast.walk(own)}
+    keys = {ast.dump(whole.body)}
+    for item in run.parents:
+        if isinstance(item, _COMPREHENSIONS):
+            names = {n.id for n in ast.walk(whole) if isinstance(n, ast.Name)}
+            for collection in _run_over(item, names):
+                keys.add(ast.dump(collection))
+                within |= {id(part) for part in ast.walk(collection)}
+    for item in ast.walk(scope):
+        if isinstance(item, ast.Assign) and any(ast.dump(t) in _stored(keys) for t in item.targets):
+            within |= {id(part) for part in ast.walk(item.value)}  # bound anew: y = y.flip(0)
+    every, counting = set(), set()
+    for parent in ast.walk(scope):
+        for node in ast.iter_child_nodes(parent):
+            if not isinstance(node, ast.expr) or id(node) in within or ast.dump(node) not in keys:
+                continue
+            if isinstance(parent, ast.Attribute) and parent.attr in _CHANGES | _FACTS:
+                continue
+            every.add(node.lineno)
+            if _needs_numbers(parent, node):
+                counting.add(node.lineno)
+    return sorted(every), sorted(counting)
+
+
+def _stored(keys: set[str]) -> set[str]:
+    return {key.replace("ctx=Load()", "ctx=Store()") for key in keys}
+
+
+def _needs_numbers(parent: ast.AST, node: ast.expr) -> bool:
+    if isinstance(parent, ast.Subscript):
+        return parent.slice is node
+    others: list[ast.expr] = []
+    if isinstance(parent, ast.BinOp):
+        others = [parent.left, parent.right]
+    elif isinstance(parent, ast.Compare):
+        others = [parent.left, *parent.comparators]
+    return any(isinstance(item, ast.Constant) for item in others)
+
+
+def _run_over(comprehension: ast.AST, names: set[str]) -> Iterator[ast.expr]:
+    """Yield the collections that give variables of a comprehension their values."""
+    for generator in getattr(comprehension, "generators", ()):
+        target, over = generator.target, generator.iter
+        pairs = [(target, over)]
+        if isinstance(target, ast.Tuple) and isinstance(over, ast.Call):
+            function = getattr(over.func, "id", "")
+            if function == "zip":
+                pairs = list(zip(target.elts, over.args, strict=False))
+            elif function == "enumerate":
+                pairs = list(zip(target.elts[1:], over.args, strict=False))
+        for one, collection in pairs:
+            bound = {item.id for item in ast.walk(one) if isinstance(item, ast.Name)}
+            if bound & names and isinstance(collection, ast.Name | ast.Attribute | ast.Subscript):
+                yield collection

@@ -1,0 +1,99 @@
+"""Code of a fix is shown only where nothing else that the user's code reads forbids it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hostcells import SETUP, run_cell
+
+pytestmark = pytest.mark.usefixtures("sim")
+ONE_BASED = "torch.arange(1, 11).cuda()"
+STEP = """
+def step(out, y):
+    loss = F.cross_entropy(out, y)
+    {rest}
+step(torch.randn(10, 10).cuda(), torch.arange(1, 11).cuda())
+"""
+COMPREHENSION = """
+ys, outs = [torch.arange(1, 11).cuda()], [torch.randn(10, 10).cuda()]
+loss = sum(F.cross_entropy(out, y) for out, y in zip(outs, ys))
+{rest}
+"""
+ENTRY = """
+batch, out = {{"y": torch.arange(1, 11).cuda()}}, torch.randn(10, 10).cuda()
+loss = F.cross_entropy(out, batch["y"])
+{rest}
+"""
+ORIGIN = """
+out, y = torch.randn(10, 10).cuda(), torch.randn(1)
+y = torch.arange(1, 11).cuda()
+loss = F.cross_entropy(out, y)
+{rest}
+"""
+LOSSES = """
+x, y = torch.randn(4).cuda(), torch.ones(4).cuda()
+scores = torch.randn(4, 3).cuda()
+for loss_fn, out in ({first}(F.cross_entropy, scores),):
+    loss_fn(out, y)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "other", "harmless", "says"),
+    [
+        (STEP, "hits = out.argmax(1) == y", "n = y.shape[0]", "line 8 reads y too"),
+        (COMPREHENSION, "n = [y.tolist() for y in ys]", "n = len(outs)", "line 8 reads y too"),
+        (ENTRY, "hits = out.argmax(1) == batch['y']", "n = batch['y'].size(0)", "reads batch['y']"),
+        (ORIGIN, "hits = out[0, y - 1]", "hits = out.argmax(1) == y", "adapt line 9"),
+    ],
+    ids=["argument", "comprehension", "entry", "origin"],
+)
+def test_what_else_reads_the_labels_decides(
+    code: str, other: str, harmless: str, says: str
+) -> None:
+    fixed = run_cell(SETUP + code.format(rest=harmless), fast=False)
+    assert any(fixed.fixes)
+    shared = run_cell(SETUP + code.format(rest=other), fast=False)
+    assert not any(shared.fixes)
+    assert says in shared.shown.hints[0].text.replace('"', "'")
+
+
+@pytest.mark.parametrize(
+    ("first", "is_code"),
+    [("", True), ("(F.binary_cross_entropy_with_logits, x), ", False)],
+    ids=["one function", "another function before"],
+)
+def test_a_call_that_was_another_function_before(first: str, is_code: bool) -> None:
+    """The same line took the tensor as it is, and the change would break that turn."""
+    outcome = run_cell(SETUP + LOSSES.format(first=first), fast=False)
+    assert any(outcome.fixes) is is_code
+    assert ("binary_cross_entropy_with_logits before" in outcome.shown.hints[0].text) is not is_code
+
+
+HELD = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        {stored}
+    def forward(self, x):
+        y = {read}
+        return self.fc(x) + y
+M().cuda()(torch.ones(2, 4).cuda())
+"""
+
+
+@pytest.mark.parametrize(
+    ("stored", "read", "says"),
+    [
+        ("self.shift = torch.ones(4)", "self.shift", "it is self.shift, a plain attribute"),
+        ("self.shifts = [torch.ones(4)]", "self.shifts[0]", "it is in self.shifts, a plain list"),
+        ("self.shift = torch.ones(4)", "torch.ones(4)", None),
+    ],
+    ids=["attribute", "list", "made in forward"],
+)
+def test_a_tensor_that_a_module_does_not_register(stored: str, read: str, says: str | None) -> None:
+    outcome = run_cell(SETUP + HELD.format(stored=stored, read=read), fast=False)
+    assert any(outcome.fixes) is (says is None)
+    assert ("register_buffer" in outcome.shown.hints[0].text) is (says is not None)
+    assert (says or "move it to cuda:0") in outcome.shown.hints[0].text
