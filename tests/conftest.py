@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import os
+import re
 import signal
 import sys
 import threading
+import types
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -33,6 +36,8 @@ sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 HAS_GPU = torch.cuda.is_available()
 HAS_DEVICE = HAS_GPU or release() >= OLDEST
 """Whether this torch has the rehearsal device; else tests that start it are skipped."""
+MAX_ID = 60
+"""Characters of a case's name that is made from its value."""
 FUNCTORCH = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
 
 
@@ -70,6 +75,34 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if LEVEL != "quick" or not collection_path.name.endswith("opinfo.py"):
         return None
     return None if any(collection_path.name in word for word in config.args) else True
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name a case by what it is made of where pytest would only count: ``call0``, ``<lambda>``."""
+    if isinstance(val, types.FunctionType) and val.__name__ == "<lambda>":
+        return _body_of(val)
+    if isinstance(val, torch.dtype):
+        return str(val).removeprefix("torch.")
+    if not isinstance(val, (tuple, list, dict, torch.Size)) or " at 0x" in repr(val):
+        return None
+    return _short(repr(val))
+
+
+def _body_of(function: types.FunctionType) -> str | None:
+    """Return the source of a lambda's body, cut to the length of a name."""
+    places = [at for at in function.__code__.co_positions() if None not in at and at[2] != at[3]]
+    if not places:
+        return None
+    first, last, start, end = max(places, key=lambda at: (at[1] - at[0], at[3] - at[2]))  # type: ignore[operator]
+    lines = linecache.getlines(function.__code__.co_filename)[first - 1 : last]  # type: ignore[operator]
+    whole = "".join(lines).encode()
+    rest = len(lines[-1].encode()) - end if lines else 0  # type: ignore[operator]
+    return _short(whole[start : len(whole) - rest].decode()) or None
+
+
+def _short(text: str) -> str:
+    text = re.sub(r"\s+", " ", text)
+    return text if len(text) <= MAX_ID else f"{text[: MAX_ID - 1]}…"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
