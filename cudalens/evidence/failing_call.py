@@ -285,6 +285,17 @@ def arguments_of(api: ApiCall | None) -> dict[str, object]:
     }
 
 
+def object_without_attribute(error: BaseException, line: RunningLine) -> dict[str, object]:
+    """Return what lacks an attribute on the user's line, by its expression; empty if nothing.
+
+    The exception has it where the variable has ended, as that of a comprehension.
+    """
+    node = line.running.node
+    if not isinstance(error, AttributeError) or not isinstance(node, ast.Attribute) or line.below:
+        return {}
+    return {_text(node.value): error.obj} if error.name == node.attr else {}
+
+
 # --- arguments of the wrong kind or size ---------------------------------------------------------
 
 _PLAIN = (Tensor, str, bytes, bool, complex, torch.dtype)

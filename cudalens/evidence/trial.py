@@ -34,7 +34,7 @@ from cudalens.evidence.attempt import (
     is_torchs,
     tensors_in,
 )
-from cudalens.evidence.failing_call import call_of, is_known
+from cudalens.evidence.failing_call import call_of, is_known, object_without_attribute
 from cudalens.evidence.tensors import bad_key, of_meta, scalars_of
 from cudalens.evidence.variables import RunningLine, Variables, line_of
 from cudalens.recorder.tensor_refs import tensor_values
@@ -221,7 +221,9 @@ def trial_of_error(error: BaseException, entries: Sequence[TracebackType]) -> Ap
     line = line_of(entries)
     if line is None:
         return None
-    trial = ApiTrial(call_of(entries, line, api_call_of(error)), line, has_autograd=True)
+    named = object_without_attribute(error, line)
+    call = call_of(entries, line, api_call_of(error), named=named)
+    trial = ApiTrial(call, line, has_autograd=True)
     trial.is_possible = "autocast" not in str(error)
     return trial
 
