@@ -41,7 +41,7 @@ def finish(shell: Any, session: CheckSession, options: Options, *, is_shown: boo
     if is_known or session.report is None or session.is_reminder:
         return  # the exception's own note says what happened earlier
     if session.swallowed:
-        print(f"cudalens: warning: {session.swallowed.warning()}", file=sys.stderr)
+        print(f"cudalens: warning: {session.swallowed.sentence('cell')}", file=sys.stderr)
     if session.is_shown_early and getattr(shell, "kernel", None) is None:
         return  # a terminal replaces nothing
     try:

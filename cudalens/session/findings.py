@@ -83,9 +83,16 @@ class Findings:
                 else:
                     entries[_entry(first)] += 1
             entries.update(series.later)
-        is_cell = running_shell() is not None or is_of_cell(shown.source, shown.frames)
-        place = "cell" if is_cell else "block"
-        return f"{number} more in this {place}: {_listed(entries, shown.kind)}." if number else ""
+        return (
+            f"{number} more in this {_place_of(shown)}: {_listed(entries, shown.kind)}."
+            if number
+            else ""
+        )
+
+
+def _place_of(report: Report) -> str:
+    is_cell = running_shell() is not None or is_of_cell(report.source, report.frames)
+    return "cell" if is_cell else "block"
 
 
 def _entry(report: Report) -> _Entry:
@@ -100,9 +107,6 @@ def _listed(entries: Counter[_Entry], kind: str) -> str:
         named = headline if other == kind else f"{sort}: {headline}"
         lines.append(named if times == 1 else f"{named} ({times} times)")
     return "; ".join(lines)
-
-
-_PRINTED = "while the {block} ran, as %run, %%capture and a failing display do"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,30 +126,22 @@ class SwallowedFinding:
     was_raised_while_handled: bool = False
     """True if that exception was raised while the finding was being handled."""
 
-    def sentence(self) -> str:
-        """Return the sentence of a report, without the full stop."""
-        then = f", and {self.other} was raised" if self.other else ""
-        if self.was_shown:
-            return f"IPython printed it {_PRINTED.format(block='block')}; it did not leave it{then}"
-        if self.is_of_thread:
-            return f"It was raised in another thread, and did not leave the block{then}"
-        if self.was_raised_while_handled:
-            return f"{self.other} was raised while it was being handled"
-        return f"It did not leave the block{then}{' later' * bool(self.other)}"
+    def sentence(self, place: str) -> str:
+        """Return what became of it, without a capital letter and the full stop.
 
-    def warning(self) -> str:
-        """Return the warning above a report that is shown in a notebook."""
+        Args:
+            place: what to call the block, such as ``cell``.
+        """
+        then = f"; {self.other} was raised later" if self.other else ""
         if self.was_shown:
-            then = f"; {self.other} was raised later" if self.other else ""
-            return f"IPython printed this error {_PRINTED.format(block='cell')}{then}"
+            how = "as %run, %%capture and a failing display do"
+            return f"IPython printed this error while the {place} ran, {how}{then}"
         if self.is_of_thread:
-            then = f", which raised {self.other}" if self.other else ""
-            return f"this error was raised in another thread and did not leave the cell{then}"
-        if self.other is None:
-            return "this error did not leave the cell"
+            then = then.removesuffix(" later")
+            return f"this error was raised in another thread and did not leave the {place}{then}"
         if self.was_raised_while_handled:
             return f"{self.other} was raised while this error was being handled"
-        return f"this error did not leave the cell; {self.other} was raised later"
+        return f"this error did not leave the {place}{then}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +186,8 @@ class Outcome:
         site = self.site or CallSite()
         parts = [shown.explanation]
         if self.swallowed is not None:
-            parts.append(f"{self.swallowed.sentence()}; {findings.fired()}.")
+            said = self.swallowed.sentence(_place_of(shown))
+            parts.append(f"{said[0].upper()}{said[1:]}; {findings.fired()}.")
         parts.append(findings.others(shown, self.error))
         is_lost = self.error is not None and self.error.context_usable is False
         return replace(

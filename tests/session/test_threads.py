@@ -77,7 +77,7 @@ def test_threads_under_one_session_are_all_found() -> None:
     assert session.swallowed
     assert sorted(map(id, session.findings)) == sorted(id(error.report) for error in errors)
     told = session.report.explanation
-    assert "It was raised in another thread, and did not leave the block" in told
+    assert "This error was raised in another thread and did not leave the block" in told
     assert "handled" not in told
     assert is_alive()
 
