@@ -16,7 +16,6 @@ import cudalens
 from cudalens import DeviceIndexError
 from tests.probes import Untouchable
 from tests.processes import python
-from tests.releases import needs_rehearsal
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 
@@ -61,41 +60,7 @@ def test_no_gpu_and_no_simulation_says_what_to_do() -> None:
     assert "AssertionError" in ran.stdout or "RuntimeError" in ran.stdout
 
 
-@needs_rehearsal
-@without_gpu
-def test_simulation_after_a_backward_is_refused_in_one_sentence() -> None:
-    """By the magic as a usage error, in Python as an exception; the process goes on."""
-    calls = ("cudalens.simulate()", "cudalens.ensure_cuda()")
-    ran = in_shell(
-        "%load_ext cudalens",
-        "import torch, cudalens; (torch.ones(2, requires_grad=True) * 2).sum().backward()",
-        "%cudacheck simulate",
-        *(f"try: {call}\nexcept RuntimeError as error: print(repr(error))" for call in calls),
-        "%%cudacheck\nprint('still', 'here', torch.cuda.is_available())",
-    )
-    assert ran.returncode == 0, ran.stderr
-    said = "This process already ran a backward: restart the kernel first"
-    lines = [text for text in (ran.stdout + ran.stderr).splitlines() if said in text]
-    assert sorted(line.partition(said)[0] for line in lines) == [
-        *2 * ["SimulationError('"],
-        "UsageError: ",
-    ]
-    assert "INTERNAL ASSERT" not in ran.stdout + ran.stderr
-    assert "still here False" in ran.stdout
-
-
 # --- no torch ------------------------------------------------------------------------------------
-
-
-def test_without_torch_every_form_is_one_usage_line() -> None:
-    forms = ("%%cudacheck\nprint('ran')", "%cudacheck 1", "%cudacheck simulate", "%cudacheck on")
-    without = "import sys\nsys.modules['torch'] = None"
-    ran = in_shell("%load_ext cudalens", *forms, "print(6 * 7)", before=without)
-    usage = [line for line in (ran.stdout + ran.stderr).splitlines() if "UsageError" in line]
-    assert ["needs torch" in line for line in usage] == [True] * len(forms), usage
-    assert "ran" not in ran.stdout
-    assert ran.stdout.splitlines()[-1] == "42"
-    assert "Traceback" not in ran.stdout + ran.stderr
 
 
 # --- values that fight back ----------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch import nn
 
 import cudalens
 from cudalens.core.report_types import Offender, Violation
-from cudalens.guards import GUARDS, along_dim, full_name
+from cudalens.guards import GUARDS, full_name
 from cudalens.guards._ranges import FEW
 from tests.cpu_guards import Collector, assert_said, guarded, said_id
 from tests.guards.test_catalogue import Ops
@@ -261,24 +261,6 @@ def test_an_index_that_32_bits_make_a_good_one_asserts_nothing(name: str) -> Non
         (found,) = findings(*call(tensor([2**32, value])))
         assert found.device_text is not None
         assert found.offenders.count == 2
-
-
-@pytest.mark.parametrize(("release", "asserts"), [((2, 13), False), ((2, 14), True)])
-def test_rows_that_are_scattered_are_compared_by_all_bits(
-    monkeypatch: pytest.MonkeyPatch, release: tuple[int, int], asserts: bool
-) -> None:
-    """Later releases add rows by scatter_add_, whose kernels cut nothing; columns as before."""
-    monkeypatch.setattr(along_dim, "RELEASE", release)
-    op, index = aten.index_add_.default, tensor([2**32])
-    assert bool(only(op, zeros(3, 2), 0, index, ones(1, 2)).device_text) == asserts
-    assert only(op, zeros(2, 3), 1, index, ones(2, 1)).device_text is None
-
-
-@pytest.mark.parametrize(("columns", "asserts"), [(2**29, False), (2**30, True)])
-def test_rows_of_large_tables_are_compared_by_all_bits(columns: int, asserts: bool) -> None:
-    table = zeros(1, 1).expand(3, columns)
-    found = only(aten.index_select.default, table, 0, tensor([2**32]))
-    assert (found.device_text is not None) == asserts
 
 
 @pytest.mark.parametrize(
