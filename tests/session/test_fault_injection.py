@@ -267,7 +267,7 @@ def test_a_broken_guard_stops_no_good_call(
     way: Callable[..., Any], sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     op = torch.ops.aten.embedding.default
-    entries = [replace(entry, check=way) for entry in guards.GUARDS[op]]
+    entries = [replace(entry, requires=way, check=way) for entry in guards.GUARDS[op]]
     monkeypatch.setitem(guards._table, op, tuple(entries))
     with pytest.raises(IndexError), cudalens.check() as session:
         good()
