@@ -6,6 +6,7 @@ matplotlib is imported by this module alone, which nothing imports to show a rep
 
 from __future__ import annotations
 
+from io import BytesIO
 from itertools import pairwise
 from textwrap import fill
 from typing import Any
@@ -24,6 +25,15 @@ _VALUES_HEIGHT = 2.4
 _HEAD = 0.8
 
 
+class ReportFigure(Figure):
+    """Figure that a notebook shows as a picture, also where pyplot has not been imported."""
+
+    def _repr_png_(self) -> bytes:
+        file = BytesIO()
+        self.savefig(file, format="png")
+        return file.getvalue()
+
+
 def figure(report: Report) -> Figure:
     """Draw values and graph below each other, under the headline; what is not known is left out."""
     report = words.with_module_names(report)
@@ -34,7 +44,7 @@ def figure(report: Report) -> Figure:
     if graph is not None:
         heights.append((graph.layout.height + 2 * MARGIN) / _DPI + 0.3)
         width = max(width, (graph.layout.width + 2 * MARGIN) / _DPI)
-    drawn = Figure(figsize=(width, sum(heights) + _HEAD), dpi=_DPI, layout="constrained")
+    drawn = ReportFigure(figsize=(width, sum(heights) + _HEAD), dpi=_DPI, layout="constrained")
     drawn.patch.set_facecolor("white")
     title = fill(words.headline(report).replace("`", ""), int(width * 11))
     drawn.suptitle(_plain(title), fontsize=11, fontweight="bold", color=LIGHT["bad"])

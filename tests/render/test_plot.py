@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from IPython.core.formatters import DisplayFormatter
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
@@ -64,6 +65,12 @@ def test_a_grid_has_its_bad_cells_where_the_positions_say() -> None:
     )
     (marked,) = values.lines
     assert list(zip(*marked.get_data(), strict=True)) == [(2, 0), (3, 1)]
+
+
+def test_a_notebook_shows_the_figure() -> None:
+    """As a picture, though nothing has set matplotlib up for notebooks."""
+    data, _ = DisplayFormatter().format(make_report().figure())
+    assert data["image/png"].startswith(b"\x89PNG")
 
 
 def test_a_report_without_values_or_graph_is_still_a_figure(tmp_path: Path) -> None:
