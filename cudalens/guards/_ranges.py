@@ -20,7 +20,7 @@ from cudalens.core.tensor_values import find_offenders, outside
 
 FEW = 256
 """So many elements are copied to the host and reduced there, which saves a launch and a buffer."""
-_HANDFUL = 32
+HANDFUL = 32
 """So many are compared by Python, which is faster than any op of torch's."""
 _UNREDUCED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
@@ -52,7 +52,7 @@ def extremes_on_host(tensor: Tensor) -> tuple[Any, Any]:
     if count == 1:
         value = tensor.item()
         return value, value
-    if count <= _HANDFUL and tensor.dim() == 1 and not tensor.is_floating_point():
+    if count <= HANDFUL and tensor.dim() == 1 and not tensor.is_floating_point():
         values = tensor.tolist()
         return min(values), max(values)
     smallest, largest = torch.aminmax(tensor)

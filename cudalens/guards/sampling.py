@@ -15,6 +15,7 @@ from cudalens.guards._dims import broadcast
 from cudalens.guards._ranges import (
     FEW,
     FLOATS,
+    HANDFUL,
     all_true,
     bad_numbers,
     exact_offenders,
@@ -87,13 +88,17 @@ def _rows_are_drawable(weights: Tensor, searches: bool) -> bool:
         # Negative weights as NaN: the sum, in the weights' dtype as in the kernel, shows both.
         total = weights.masked_fill(weights < 0, math.nan).sum(-1)
         return all_true((total > 0) & (total < math.inf))
-    if weights.numel() <= FEW:
-        low, high = torch.aminmax(weights if weights.is_cpu else weights.cpu(), dim=-1)
-        rows = [*zip(low.reshape(-1).tolist(), high.reshape(-1).tolist(), strict=True)]
-        are_good = all(least >= 0 and 0 < most < math.inf for least, most in rows)
-    else:
-        low, high = torch.aminmax(weights, dim=-1)
-        are_good = all_true((low >= 0) & (high > 0) & (high < math.inf))
+    if weights.numel() <= FEW and not weights.is_cpu:
+        weights = weights.cpu()
+    if weights.is_cpu and weights.numel() <= HANDFUL:
+        rows = weights.tolist() if weights.dim() == 2 else [weights.tolist()]
+        # NaN is in no interval.
+        are_good = all(map(any, rows)) and all(0 <= item < math.inf for row in rows for item in row)
+        if are_good and (read := EXTREMES.values) is not None:
+            read.append(("self", min(map(min, rows)), max(map(max, rows))))
+        return are_good
+    low, high = torch.aminmax(weights, dim=-1)
+    are_good = all_true((low >= 0) & (high > 0) & (high < math.inf))
     if are_good and (read := EXTREMES.values) is not None:
         read.append(("self", low.min().item(), high.max().item()))
     return are_good

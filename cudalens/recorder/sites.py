@@ -72,7 +72,8 @@ class SiteTracker:
                 if kind == _USER:
                     if user is None:
                         user, lasti = code, frame.f_lasti
-                    if code.co_name == "<module>" or code.co_name[:11] == "<cell line:":
+                    name = code.co_name
+                    if name[0] == "<" and (name == "<module>" or name[:11] == "<cell line:"):
                         break
                 elif (
                     code is self._module_code

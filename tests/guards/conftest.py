@@ -22,3 +22,5 @@ def nothing_is_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every tensor be reduced, as large ones are."""
     for module in (_ranges, engine, sampling):
         monkeypatch.setattr(module, "FEW", -1)
+    for module in (_ranges, sampling):
+        monkeypatch.setattr(module, "HANDFUL", -1)
