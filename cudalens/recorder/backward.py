@@ -29,6 +29,12 @@ _PASSING_ON = (
 """Nodes that make no NaN and no infinity of finite gradients."""
 
 
+_VIEWING = tuple(
+    f"{name}Backward" for name in ("T", "Transpose", "Permute", "Squeeze", "Unsqueeze", "Alias")
+)
+"""Nodes that only give a view of their gradient: they launch nothing and need no mark."""
+
+
 class BackwardPass:
     """One run of autograd's engine, seen by one recorder."""
 
@@ -100,7 +106,8 @@ class BackwardPass:
             waiting += [following for following, _ in node.next_functions]
             # No reference to the node: it would keep alive what checkpoint has saved.
             mark = node.name(), node._sequence_nr()
-            handles.append(node.register_prehook(partial(before, mark)))
+            if not mark[0].startswith(_VIEWING):
+                handles.append(node.register_prehook(partial(before, mark)))
             if watch is not None and not mark[0].startswith(_PASSING_ON):
                 handles.append(node.register_hook(partial(self._look, watch, mark[0])))
 
