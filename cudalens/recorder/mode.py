@@ -9,7 +9,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Self
 from weakref import WeakSet, getweakrefs, ref
@@ -44,7 +43,6 @@ from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
 # Globals are found faster than attributes of modules.
 _getframe = sys._getframe
 _next = _torch.next_sequence_nr
-_versions = attrgetter("_version")
 _has_modes_below = _torch.function_modes
 _PLAIN = (Tensor,)
 _UNWRITTEN: list[int] = []
@@ -179,19 +177,29 @@ class RecordingMode(_torch.RemovableMode):
     ) -> Any:
         __tracebackhide__ = True
         # Bound before anything can raise: a traceback that stays keeps this frame.
-        tensors = versions = result = None
+        tensors: Any = None
+        versions = result = value = None
         is_called = False
         try:
             api = self._apis[func]
             if api.is_quiet:
                 is_called = True
                 return func(*args, **kwargs) if kwargs else func(*args)
+            if api.forgets:
+                kwargs = _torch.forgotten_keywords(func, _getframe(1)) | (kwargs or {})
+            tensors = []
+            for value in (*args, *kwargs.values()) if kwargs else args:
+                kind = value.__class__
+                if kind is Tensor or kind is Parameter:
+                    tensors.append(value)
+                elif kind not in NO_TENSORS:
+                    tensors += tensors_in((value,))
+            versions = _UNWRITTEN
+            if api.may_write or (kwargs and "out" in kwargs):
+                versions = _versions_of(tensors)
             # Other modes and subclasses must not see the calls of the recorder itself.
             if api.is_special or (types and types != _PLAIN) or _has_modes_below():
-                if api.forgets:
-                    kwargs = _torch.forgotten_keywords(func, _getframe(1)) | (kwargs or {})
                 with Unseen():
-                    tensors, versions = self._look(api, args, kwargs)
                     self._wait_for_one(tensors)
                 is_called, number = True, _next()
                 result = func(*args, **kwargs) if kwargs else func(*args)
@@ -199,7 +207,6 @@ class RecordingMode(_torch.RemovableMode):
                     self._wait_after(tensors, result)
                     self._note(api, args, kwargs, tensors, versions, number, result, _getframe(1))
                 return result
-            tensors, versions = self._look(api, args, kwargs)
             if tensors and not tensors[0].is_cpu:
                 self._wait(tensors[0])  # for what Triton, CuPy or a graph launched
             is_called, number = True, _next()
@@ -213,30 +220,8 @@ class RecordingMode(_torch.RemovableMode):
                 self._failed(func, args, kwargs, error)
             else:  # what Triton, CuPy or a CUDA graph launched before has failed
                 self.note_end(error, None)
-            args, kwargs, tensors, result = (), None, None, None
+            args, kwargs, tensors, result, value = (), None, None, None, None
             raise
-
-    def _look(
-        self, api: Api, args: tuple[Any, ...], kwargs: Any
-    ) -> tuple[list[Tensor], list[int] | None]:
-        """Return the tensors among the arguments and, where they may be written to, their versions.
-
-        Those of inference mode have none: then there are none of any.
-        """
-        tensors: list[Tensor] = []
-        for value in (*args, *kwargs.values()) if kwargs else args:
-            kind = value.__class__
-            if kind is Tensor or kind is Parameter:
-                tensors.append(value)
-            elif kind not in NO_TENSORS:
-                tensors += tensors_in((value,))
-        if not (api.may_write or (kwargs and "out" in kwargs)):
-            return tensors, _UNWRITTEN
-        try:
-            return tensors, list(map(_versions, tensors))
-        except RuntimeError as error:
-            raise_if_outside(error)
-            return tensors, None
 
     def _wait_after(self, tensors: list[Tensor], result: Any) -> None:
         """Wait for the device of a call that came back, if it launched something."""
@@ -298,7 +283,7 @@ class RecordingMode(_torch.RemovableMode):
             is_alias = api.is_view and shows_argument(result, tensors)
             operand = operand_of(api, args, kwargs) if api.has_operand else None
             is_brief = site.__class__ is Site and site.is_brief
-            reads = None if is_brief else tuple(map(ref, tensors))
+            reads = None if is_brief else (*map(ref, tensors),)
             self.recorded_ops = seq = self.recorded_ops + 1
             self._ring.append(
                 (
@@ -448,6 +433,16 @@ class RecordingMode(_torch.RemovableMode):
         self._batches.let_go(gone)
         if self.watch is not None:
             self.watch.let_go(gone)
+
+
+def _versions_of(tensors: list[Tensor]) -> list[int] | None:
+    """Return the versions of tensors; ``None`` where one is of inference mode and has none."""
+    with Unseen():
+        try:
+            return [tensor._version for tensor in tensors]
+        except RuntimeError as error:
+            raise_if_outside(error)
+            return None
 
 
 _HANDLER: CodeType = RecordingMode.__torch_function__.__code__
