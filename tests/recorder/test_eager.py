@@ -7,7 +7,6 @@ import textwrap
 import pytest
 import torch
 
-from cudalens.guards.compiled import OTHER_BACKEND
 from cudalens.recorder.eager import RAN_EAGERLY, EagerCompiler
 from tests.hostcells import run_cell
 from tests.processes import python
@@ -120,13 +119,9 @@ product(torch.ones(2, 2), torch.ones(2, 2))
 """
 
 
-OWN_BACKEND = OTHER_BACKEND.format(name="backend")
-
-
 @pytest.mark.parametrize(("options", "count"), [({}, 0), ({"force_eager": False}, 1)])
 def test_the_option_decides(compiled: list[object], options: dict[str, bool], count: int) -> None:
-    says = [OWN_BACKEND] * count
-    outcome = run_cell(CELL.format(last=""), {"compiled": compiled}, says, fast=False, **options)
+    outcome = run_cell(CELL.format(last=""), {"compiled": compiled}, fast=False, **options)
     assert outcome.error is None
     assert len(compiled) == count
 
@@ -175,8 +170,7 @@ def test_compiled_code_is_not_at_its_decorator(
 ) -> None:
     """The line that the compiler read, or the line of the call."""
     torch.compile(torch.sin, backend="eager")  # the first in a process calls torch by itself
-    says = [OWN_BACKEND] if options else []
-    report = run_cell(LOOK_UP.format(runs=runs), None, says, fast=False, **options).shown
+    report = run_cell(LOOK_UP.format(runs=runs), fast=False, **options).shown
     assert report.source is not None and report.source.text == text
     lines = [str(entry.source.text) for entry in report.history if entry.source]
     assert lines
