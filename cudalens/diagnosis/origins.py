@@ -22,7 +22,7 @@ from cudalens.diagnosis.user_code import Change, Fix, last_name, list_of, parsed
 _AT_ORIGIN = frozenset(
     {"cast_needed", "image_not_divided", "labels_as_binary_target", "mask_of_0_and_255"}
     | {"move_tensor", "one_based_ids", "one_based_labels", "one_hot_target", "relabel"}
-    | {"sign_coded_labels", "one_based_edges", "segment_ids"}
+    | {"sign_coded_labels", "segment_ids"}
 )
 """Rules whose fix is of the values themselves, and not of this call's layout."""
 _FACTORIES = frozenset(

@@ -17,8 +17,6 @@ from cudalens.diagnosis.hints._base import Rule, rule
 from cudalens.diagnosis.hints._roles import INTEGERS, Role, bad_values, fault, origin, role_of
 from cudalens.diagnosis.user_code import parsed, place
 
-GARBAGE = 1 << 48
-"""No table has this many rows: an integer of this size was never an id."""
 LOST_NUMBERS = frozenset({-(1 << 63), (1 << 63) - 1, -(1 << 31)})
 """What NaN and the infinities become when they are cast to an integer type."""
 BY_CHANCE = 0.05
@@ -157,11 +155,11 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
     if found is None or role is None or role not in roles:
         return None
     bad = bad_values(evidence)
-    if any(abs(value) >= GARBAGE or value in LOST_NUMBERS for value in bad):
+    if bad & LOST_NUMBERS:
         return None
     if wrapped_bits(evidence) or cast_source(evidence):
         return None
-    if role not in ("position", "box") and shifted_source(evidence):
+    if role != "position" and shifted_source(evidence):
         return None
     violation, fact = found
     named, share = origin(evidence, role), violation.offenders

@@ -10,47 +10,25 @@ from cudalens.core.report_types import Hint, TensorFact
 from cudalens.diagnosis.hints._base import rule
 from cudalens.diagnosis.hints._reading import (
     EXACT,
-    GARBAGE,
     LOST_NUMBERS,
     Ids,
     cast_source,
     ids_rule,
     is_computed,
-    numel,
-    runs_from_one,
     shifted_source,
     shifting_step,
-    within,
     wrapped_bits,
 )
 from cudalens.diagnosis.hints._roles import bad_values, fault, role_of
 from cudalens.diagnosis.hints.labels import LOSSES
-from cudalens.diagnosis.user_code import in_library, list_of, parsed, rewritten, with_keyword
+from cudalens.diagnosis.user_code import in_library, parsed, rewritten, with_keyword
 
-_WORD = 1 << 32
 _CTC = ("aten::_ctc_loss", "aten::_cudnn_ctc_loss")
 _QUANTILES = ("quantile", "nanquantile")
 _LENGTH = re.compile(r"(^|[^a-z])(len|lens|length|lengths)([^a-z]|$)")
-_GATHERS = ("aten::gather", "aten::take_along_dim")
 
 
 # --- damaged numbers -----------------------------------------------------------------------------
-
-
-@rule(priority=5)
-def garbage_ids(evidence: Evidence) -> Hint | None:
-    """The numbers are the content of memory that holds something else."""
-    bad = bad_values(evidence)
-    worst = max(bad, key=abs, default=0)
-    if role_of(evidence) is None or abs(worst) < GARBAGE or bad & LOST_NUMBERS:
-        return None
-    halves = (worst % _WORD, worst // _WORD)
-    text = f"{worst} (about 10^{len(str(abs(worst))) - 1}) cannot be an id: the tensor was read "
-    text += "before it was written, or after its memory was reused (torch.empty, "
-    text += "non_blocking=True, a copy between GPUs)"
-    if 0 <= halves[1] < _WORD >> 8 and halves[0] < _WORD >> 8:
-        text += f"; as two int32 numbers it is {halves[0]} and {halves[1]}"
-    return Hint(text=text)
 
 
 @rule(priority=5)
@@ -89,7 +67,7 @@ def float_ids(evidence: Evidence) -> Hint | None:
 def shift_on_the_line(evidence: Evidence) -> Hint | None:
     """The line itself adds to ids that lie within the bound."""
     source, found = shifted_source(evidence), fault(evidence)
-    if found is None or source is None or role_of(evidence) in (None, "position", "box"):
+    if found is None or source is None or role_of(evidence) in (None, "position"):
         return None
     node = parsed(found[1].expression or "")
     # What a variable adds was meant, by another amount perhaps.
@@ -160,53 +138,6 @@ def _meets_blank(evidence: Evidence) -> bool:
     return evidence.op.name in _CTC and evidence.scalar("blank") == "0"
 
 
-@ids_rule("index", "label", priority=24)
-def no_output_for_blank(evidence: Evidence, ids: Ids) -> Hint | None:
-    """CTC needs an output for the blank beside one for each label, and no label below 0."""
-    if evidence.op.name in _CTC and max(ids.bad) < 0:
-        return Hint(
-            text=f"{list_of(ids.bad)} is not a label: if it is padding, target_lengths must leave "
-            "it out"
-        )
-    if not _meets_blank(evidence) or ids.high != ids.size or not ids.low:
-        return None
-    return Hint(
-        text=f"labels up to {ids.high} and the blank, which is class 0, need {ids.high + 1} "
-        f"outputs; log_probs has {ids.size}"
-    )
-
-
-@rule(priority=20)
-def more_places_than_values(evidence: Evidence) -> Hint | None:
-    """More elements are selected to be filled than there are values, as with image tokens."""
-    found = fault(evidence)
-    if found is None or evidence.op.name not in ("aten::masked_scatter", "aten::masked_scatter_"):
-        return None
-    source = evidence.tensor("source")
-    width = source.shape[-1] if source and source.shape else None
-    is_table = source is not None and len(source.shape) > 1
-    rows = f" ({(found[0].size or 0) // width} rows of {width})" if is_table and width else ""
-    library = "transformers" in evidence.libraries
-    tokens = ": more image tokens in the text than image features" if library else ""
-    return Hint(
-        text=f"the source has {found[0].size} elements{rows}, the mask selects more{tokens}"
-    )
-
-
-@rule(priority=20)
-def offset_beyond_bag(evidence: Evidence) -> Hint | None:
-    """An offset says where a bag begins, and lies beyond the ids."""
-    found = fault(evidence)
-    if found is None or "embedding_bag" not in (evidence.op.name or ""):
-        return None
-    if found[0].argument != "offsets":
-        return None
-    return Hint(
-        text="each offset is the position in the list of ids where a bag begins: 0 first, then the "
-        "lengths of the bags before it added up"
-    )
-
-
 # --- one value picked in each row -----------------------------------------------------------------
 
 
@@ -214,35 +145,3 @@ def is_length(fact: TensorFact | None) -> bool:
     """Return whether the user calls a tensor a length, as in ``batch["seq_len"]``."""
     name = fact.expression if fact is not None else None
     return bool(name and name.isprintable() and _LENGTH.search(name.lower()))
-
-
-@ids_rule("index", priority=13)
-def length_as_position(evidence: Evidence, ids: Ids) -> Hint | None:
-    """The length of a sequence is used as the position of its last element."""
-    is_read = evidence.op.name in ("aten::index", "aten::index_select", *_GATHERS)
-    if not is_read or not ids.is_above or ids.bad != {ids.size} or not is_length(ids.named):
-        return None
-    is_empty = ids.low is None or ids.low < 1
-    empty = "; a length of 0 has no last element" if is_empty else ""
-    return Hint(
-        text=f"a sequence of length {ids.size} ends at position {ids.size - 1}{empty}",
-        fix=None if is_empty else rewritten(evidence, ids.named, "{x} - 1"),
-    )
-
-
-@ids_rule("edge", priority=12)
-def one_based_edges(evidence: Evidence, ids: Ids) -> Hint | None:
-    """Both ends of the edges count nodes from 1."""
-    candidates = (ids.named, *within(evidence, ids.fact))
-    both = next((item for item in candidates if item is not None and len(item.shape) > 1), None)
-    if not ids.may_count_from_one:
-        return None
-    if both is None and not ids.counts_from_one:
-        return None
-    if both is not None and not runs_from_one(both.summary.unique, ids.size, numel(both)):
-        return None
-    # One end alone cannot be shifted: the other one would keep its numbers.
-    return Hint(
-        text=f"the edges name nodes 1 … {ids.high}: they look 1-based; subtract 1 from both ends",
-        fix=rewritten(evidence, both, "{x} - 1"),
-    )

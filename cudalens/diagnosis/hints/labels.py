@@ -7,7 +7,6 @@ from typing import Literal
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
-from cudalens.diagnosis.hints._base import rule
 from cudalens.diagnosis.hints._reading import (
     MARKS,
     Ids,
@@ -26,11 +25,6 @@ _TOKEN_HEAD = re.compile(
 _CLASS_HEAD = re.compile(
     r"For((Sequence|Token|Image|Video|AudioFrame)Classification|SemanticSegmentation)$"
 )
-_CHECKED_IN_FORWARD = {
-    "aten::nll_loss_backward": "labels",
-    "aten::nll_loss2d_backward": "labels",
-    "aten::embedding_dense_backward": "ids",
-}
 
 
 def head_of(evidence: Evidence) -> Literal["classes", "tokens"] | None:
@@ -108,24 +102,6 @@ def relabel(evidence: Evidence, ids: Ids) -> Hint | None:
 
 
 # --- marks and masks ------------------------------------------------------------------------------
-
-
-@rule(priority=3)
-def changed_since_forward(evidence: Evidence) -> Hint | None:
-    """The values were in range in the forward call: somebody wrote over them before backward."""
-    what, violation = _CHECKED_IN_FORWARD.get(evidence.op.name or ""), evidence.violation
-    if violation is None or not violation.offenders.first or what is None:
-        return None
-    if evidence.tensor(violation.argument) is None:
-        return None
-    steps = [step for step in evidence.provenance if step.op and step.source is not None]
-    writer = next((step for step in steps if (step.op or "").endswith("_")), None)
-    where = f", in line {writer.source.line}" if writer is not None and writer.source else ""
-    return Hint(
-        text=f"the forward call took these {what}, so they were in range then: the tensor was "
-        f"overwritten between forward and backward{where}; a buffer that is filled again needs a "
-        "copy for the forward call"
-    )
 
 
 @ids_rule("label", priority=10)

@@ -24,7 +24,7 @@ from cudalens.diagnosis.hints._reading import (
 )
 from cudalens.diagnosis.hints._roles import Role, fault
 from cudalens.diagnosis.hints.labels import head_of
-from cudalens.diagnosis.user_code import Fix, list_of, parsed, spliced, swapped
+from cudalens.diagnosis.user_code import list_of, parsed
 
 _NOUNS: dict[Role, str] = {"label": "labels", "token": "ids"}
 _ALONG = ("aten::gather", "aten::index_select", "aten::take_along_dim")
@@ -167,28 +167,6 @@ def _in_other_dimension(evidence: Evidence, ids: Ids) -> str:
     del sizes[own]
     dims = [dim for dim, size in sizes if size == ids.high + 1]
     return f"dimension {dims[0]} has {ids.high + 1} places" if len(dims) == 1 else ""
-
-
-@ids_rule("index", priority=45)
-def swapped_indices(evidence: Evidence, ids: Ids) -> Hint | None:
-    """Row and column indices are swapped."""
-    tree, call = parsed(evidence.call_text or ""), evidence.call_text or ""
-    if evidence.op.name != "aten::index" or not isinstance(tree, ast.Subscript):
-        return None
-    if not isinstance(tree.slice, ast.Tuple) or len(tree.slice.elts) != 2:
-        return None
-    one, two = map(ast.unparse, tree.slice.elts)
-    first, second, target = (evidence.tensor(name) for name in ("indices[0]", "indices[1]", "self"))
-    if first is None or second is None or target is None or len(target.shape) < 2:
-        return None
-    for fact, size in ((first, target.shape[1]), (second, target.shape[0])):
-        if not isinstance(fact.summary.max, int) or fact.summary.max >= size:
-            return None
-    text = spliced(call, tree.slice, f"{two}, {one}")
-    return Hint(
-        text=f"{one} fits dimension 1 and {two} dimension 0: swap them",
-        fix=Fix(text, swapped(one, two)) if text else None,
-    )
 
 
 def _settings(evidence: Evidence, classes: int) -> str:
