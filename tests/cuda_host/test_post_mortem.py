@@ -113,8 +113,8 @@ def test_without_waits_no_op_is_blamed(code: int) -> None:
     assert (report.kind, report.certainty) == (CODES[code][0], "unknown")
 
 
-def test_its_arguments_are_read_from_the_host() -> None:
-    """After the end nothing can be copied from the device: the copies were made before."""
+def test_its_arguments_are_described_without_the_device() -> None:
+    """After the end nothing can be copied from the device; their shapes are known."""
     table, rows = torch.arange(8.0, device="cuda"), torch.tensor([0, 9, 3], device="cuda")
     library = torch.library.Library("lane", "DEF")
     library.define("pick(Tensor table, Tensor rows) -> Tensor")
@@ -122,8 +122,7 @@ def test_its_arguments_are_read_from_the_host() -> None:
     standin.fault("sigmoid")
     report = report_of(lambda: torch.ops.lane.pick(table, rows))
     assert report.op.name == "lane::pick"
-    largest = {item.argument: item.summary.max for item in report.tensors if item.summary}
-    assert largest["rows"] == 9
+    assert {item.argument: item.shape for item in report.tensors} == {"table": (8,), "rows": (3,)}
 
 
 def test_what_the_kernel_printed_is_in_the_report() -> None:
