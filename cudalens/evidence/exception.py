@@ -48,14 +48,14 @@ from cudalens.evidence.failed_op import (
 from cudalens.evidence.failing_call import api_call_of_stack, arguments_of, refused_call
 from cudalens.evidence.freed_graph import FREED, freed_graph
 from cudalens.evidence.host_value import observed_value
-from cudalens.evidence.modified_tensor import MODIFIED, modified_tensor, with_marked_write
+from cudalens.evidence.modified_tensor import MODIFIED, with_marked_write
 from cudalens.evidence.module_names import module_names
 from cudalens.evidence.tensors import tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
 from cudalens.evidence.trial import ApiTrial, trial_of_error
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.argument_names import Name
-from cudalens.source.locate import CallSite
+from cudalens.source.locate import CallSite, locate_entries
 from cudalens.source.running_node import span_of
 
 MAX_TENSORS = 40
@@ -225,7 +225,12 @@ def _of_autograd(
     """Return who changed a saved tensor, who freed it, and the forward lines of both."""
     if recorder is None:
         return None, None, None, None
-    look, message = partial(modified_tensor, recorder, error), str(error)
+
+    def look() -> tuple[InPlaceChange | None, SourceSpan | None]:
+        change, lines = recorder.modified_tensor(error)
+        return change, locate_entries(lines) if lines else None
+
+    message = str(error)
     changed, saved_at = limits.attempt("writer", look, lambda: (None, None), kind=tuple)
     freed, made_at = None, None
     if FREED in message:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
@@ -93,11 +93,9 @@ class Batches:
                     return replace(batch, at=at)
         return None
 
-    def let_go(self, gone: Mapping[int, ref[Tensor]]) -> None:
-        """Put other references in the place of some, by their ``id``."""
-        for at, batch in enumerate(self._batches):
-            tensors = tuple(gone.get(id(item), item) for item in batch.tensors)
-            self._batches[at] = replace(batch, tensors=tensors)
+    def clear(self) -> None:
+        """Forget them."""
+        self._batches.clear()
 
 
 def _reference(value: Any) -> ref[Any] | None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Self
-from weakref import WeakSet, getweakrefs, ref
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ from cudalens.recorder.dataloader import Batches
 from cudalens.recorder.earlier_values import EarlierValues, caller_of
 from cudalens.recorder.replaced import COMPILED, REPLACED, around_compiled, forget, here
 from cudalens.recorder.sites import RawSite, Site, SiteTracker
-from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
+from cudalens.recorder.tensor_refs import NO_TENSORS, tensors_in
 
 # Globals are found faster than attributes of modules.
 _getframe = sys._getframe
@@ -46,7 +46,6 @@ _next = _torch.next_sequence_nr
 _has_modes_below = _torch.function_modes
 _PLAIN = (Tensor,)
 _UNWRITTEN: list[int] = []
-_GONE: Ref = ref(torch.empty(0))
 _ANSWERS = NO_TENSORS - {type(None)}
 
 
@@ -416,23 +415,12 @@ class RecordingMode(_torch.RemovableMode):
         raise_if_outside(error)
         self._noted.add(f"{what}: {type(error).__name__}: {error}")
 
-    def let_go(self, *tensors: Tensor) -> None:
-        """Forget the weak references to tensors that torch is about to swap."""
-        gone = {id(item): _GONE for tensor in tensors for item in getweakrefs(tensor)}
-        if not gone:
-            return
-
-        def without(value: Any) -> Any:
-            if isinstance(value, tuple):
-                found = [without(item) for item in value]
-                return type(value)(*found) if hasattr(value, "_fields") else tuple(found)
-            return gone.get(id(value), value)
-
-        for at, item in enumerate(self._ring):
-            self._ring[at] = tuple(map(without, item))
-        self._batches.let_go(gone)
+    def let_go(self) -> None:
+        """Forget all tensors: torch is about to swap some, and refuses those with references."""
+        self._ring.clear()
+        self._batches.clear()
         if self.watch is not None:
-            self.watch.let_go(gone)
+            self.watch.let_go()
 
 
 def _versions_of(tensors: list[Tensor]) -> list[int] | None:

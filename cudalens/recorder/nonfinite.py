@@ -179,9 +179,9 @@ class NonFiniteWatch:
             except Exception as failure:  # a user's module may refuse to name its parameters
                 raise_if_outside(failure)
 
-    def let_go(self, gone: Mapping[int, object]) -> None:
-        """Forget references."""
-        self._finite = {key: item for key, item in self._finite.items() if id(item) not in gone}
+    def let_go(self) -> None:
+        """Forget which tensors were finite."""
+        self._finite.clear()
 
     def _remember(self, tensor: Tensor) -> None:
         if len(self._finite) >= MAX_KNOWN:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.call import ApiCall, api_call_of
+from cudalens.core.evidence_types import InPlaceChange
 from cudalens.core.report_types import HistoryEntry
 from cudalens.recorder import _torch
 from cudalens.recorder.calls import Recorded
@@ -16,7 +17,7 @@ from cudalens.recorder.failure import CallRecord, describe_failure
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.mode import RecordingMode
 from cudalens.recorder.provenance import IsBad, Position, Provenance, ProvenanceWalk
-from cudalens.recorder.saved_tensor import ModifiedTensor, find_modified
+from cudalens.recorder.saved_tensor import find_modified
 from cudalens.recorder.sites import entries_of
 from cudalens.source.stack import StackEntry
 
@@ -110,17 +111,22 @@ class Recorder(RecordingMode):
             return None
         return f"{what} is not among the last {kept} calls, which the recorder kept: max_ops={kept}"
 
-    def modified_tensor(self, error: BaseException) -> ModifiedTensor | None:
+    def modified_tensor(
+        self, error: BaseException
+    ) -> tuple[InPlaceChange | None, list[StackEntry]]:
         """Find who modified the tensor that autograd complains of.
 
         Args:
             error: with the text "… has been modified by an inplace operation: …".
+
+        Returns:
+            the change, and the user's lines of the call that had saved the tensor.
         """
-        call = api_call_of(error)
+        call, snapshot = api_call_of(error), self.snapshot()
         node = None if call is None else call.node
-        snapshot = self.snapshot()
         saver = None if node is None else snapshot.forward_call(node.sequence_nr)
-        return find_modified(snapshot, str(error), saver)
+        change = find_modified(snapshot, str(error), saver)
+        return change, [] if change is None or saver is None else entries_of(saver.site)
 
     def snapshot(self) -> Snapshot:
         """Return the calls recorded so far; the same object until another call is recorded."""

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from weakref import getweakrefs
 
 import torch
 from torch import Tensor
@@ -67,8 +68,9 @@ def _swapping(swap: Callable[..., Any]) -> Callable[..., Any]:
 
     def swap_tensors(t1: Tensor, t2: Tensor) -> Any:
         __tracebackhide__ = True
-        for recorder in here():
-            recorder.let_go(t1, t2)
+        if getweakrefs(t1) or getweakrefs(t2):
+            for recorder in here():
+                recorder.let_go()
         return swap(t1, t2)
 
     return swap_tensors
