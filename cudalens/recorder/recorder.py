@@ -38,6 +38,11 @@ class Recorder(RecordingMode):
             self._first_number = _torch.next_sequence_nr()
         return super().__enter__()
 
+    def let_go(self) -> None:
+        """Forget all tensors."""
+        super().let_go()
+        self._asked = (0, None)
+
     def synchronize(self) -> None:
         """Wait for the devices that were recorded on, so that a late fault is raised here."""
         for device in tuple(self.devices):

@@ -64,6 +64,16 @@ def converted_by_swapping() -> object:
     return str(layer(torch.ones(1, 2, dtype=torch.double)).dtype)
 
 
+def test_tensors_are_swapped_after_a_question() -> None:
+    """What was worked out of the calls refers to their tensors as well."""
+    left, right = torch.ones(2), torch.zeros(2)
+    with Recorder() as recorder:
+        left + right
+        assert recorder.history()
+        torch.utils.swap_tensors(left, right)
+    assert left.tolist() == [0.0, 0.0]
+
+
 def on_a_default_device() -> object:
     with default_device("meta"):
         return str(torch.ones(2).device)
