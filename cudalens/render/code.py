@@ -24,7 +24,6 @@ MAX_LINES = 24
 MAX_BEFORE = 8
 MAX_LABELS = 10
 MAX_LINE_LENGTH = 240
-_LABEL_ROOM = 22
 _RANK = {"plain": 0, "call": 1, "tensor": 2, "bad": 3}
 
 
@@ -72,12 +71,13 @@ def code_rows(
     context: bool = True,
     dedent: bool = True,
     fold: int | None = None,
+    label_room: int = 22,
 ) -> tuple[Row, ...]:
     """Return the code around the failure, labels included.
 
     ``context`` adds the lines outside the failing statement, ``dedent`` leaves out the indentation
     that all lines share, and after ``fold`` columns a line of the failing statement goes on in the
-    next row.
+    next row; labels may be ``label_room`` columns wider.
     """
     source = report.source
     if source is None:
@@ -97,7 +97,7 @@ def code_rows(
         previous = number
         has_caret = hot and line.line == source.line
         has_caret = has_caret and not any(_hung(report, other) for other in lines)
-        for part, own in _folded(text, marks, fold if hot or not source.line else None):
+        for part, own in _folded(text, marks, fold if hot or not source.line else None, label_room):
             rows.append(Row(number=number, pieces=_pieces(part, own), is_hot=hot))
             rows.extend(replace(row, is_hot=hot) for row in _hanging(part, own))
             if has_caret:
@@ -107,13 +107,17 @@ def code_rows(
 
 
 def _folded(
-    text: str, marks: Sequence[Mark], width: int | None
+    text: str, marks: Sequence[Mark], width: int | None, label_room: int
 ) -> Iterator[tuple[str, list[Mark]]]:
     """Cut a long line into parts with the marks of each; those that go on are indented."""
     start, indent = 0, ""
     deeper = " " * min(len(text) - len(text.lstrip(" ")) + 4, (width or 0) // 2)
     while True:
-        stop = len(text) if width is None else _fold_at(text, marks, start, width - len(indent))
+        stop = (
+            len(text)
+            if width is None
+            else _fold_at(text, marks, start, width - len(indent), label_room)
+        )
         shift = len(indent) - start
         own = [_cut(mark, start, stop, shift) for mark in marks if mark.start < stop]
         yield indent + text[start:stop], [mark for mark in own if mark.end > mark.start]
@@ -122,10 +126,10 @@ def _folded(
             return
 
 
-def _fold_at(text: str, marks: Sequence[Mark], start: int, width: int) -> int:
+def _fold_at(text: str, marks: Sequence[Mark], start: int, width: int, label_room: int) -> int:
     """Return where a part ends: after a comma, an opening bracket or a space, outside names."""
     labels = [mark for mark in marks if mark.label and start < mark.start < start + width]
-    room = start + width + _LABEL_ROOM
+    room = start + width + label_room
     beyond = [mark.start for mark in labels if mark.start + len(mark.label or "") + 2 > room]
     last = min([start + width, *beyond])
     if len(text) <= last:
@@ -162,22 +166,6 @@ def unplaced_tensors(report: Report) -> tuple[str, ...]:
 def labelled_tensors(report: Report, facts: Iterable[TensorFact]) -> tuple[str, ...]:
     """Return name and type of these tensors of a report."""
     return tuple(f"{words.tensor_name(fact)} {words.tensor_label(report, fact)}" for fact in facts)
-
-
-def crop(rows: Sequence[Row], width: int) -> tuple[Row, ...]:
-    """Cut the rows to ``width`` terminal cells, around the labels when they lie far right.
-
-    Labels that cannot be drawn beside what they name are left out.
-    """
-    if all(cell_len(row.text) <= width for row in rows):
-        return tuple(rows)
-    hung = [row for row in rows if row.number is None]
-    right = max((cell_len(row.text) for row in hung), default=0)
-    left = min((cell_len(row.text) - cell_len(row.text.lstrip()) for row in hung), default=0)
-    if right - left > width - 4:
-        rows, right = [row for row in rows if row.number is not None], 0
-    shift = max(0, min(right - width + 2, left - 2))
-    return tuple(_window(row, shift, width) for row in rows)
 
 
 def _lines(source: SourceSpan, *, context: bool) -> tuple[CodeLine, ...]:
@@ -339,24 +327,3 @@ def _caret_row(text: str, marks: Sequence[Mark]) -> list[Row]:
     indent = " " * cell_len(text[: call.start])
     carets = "^" * max(cell_len(text[call.start : call.end]), 1)
     return [Row(number=None, pieces=(Piece(text=indent + carets, tone="badlabel"),))]
-
-
-def _window(row: Row, shift: int, width: int) -> Row:
-    cut = cell_len(row.text) - shift > width
-    pieces: list[Piece] = []
-    at = 0
-    for piece in row.pieces:
-        shown = ""
-        for char in piece.text:
-            size = cell_len(char)
-            if at >= shift and at + size - shift <= width - (1 if cut else 0):
-                shown += char
-            at += size
-        if shown:
-            pieces.append(replace(piece, text=shown))
-    lost_left = shift > 0 and row.text[:shift].strip() != "" and row.number is not None
-    if lost_left and pieces:
-        pieces[0] = replace(pieces[0], text="…" + pieces[0].text[1:])
-    if cut:
-        pieces.append(Piece(text="…", tone="rule"))
-    return replace(row, pieces=tuple(pieces))

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cudalens.core.report import LineRef, Report
 from cudalens.render import words
-from cudalens.render.code import code_rows, crop, labelled_tensors, unplaced_tensors
+from cudalens.render.code import code_rows, unplaced_tensors
 from cudalens.render.words import clip, headline_parts, one_line
 
 MIN_WIDTH = 30
@@ -151,16 +151,16 @@ def _code(page: _TextPage, report: Report) -> None:
     gutter = max((len(str(row.number)) for row in rows if row.number), default=1) + 4
     room = page.width - gutter - 3
     if any(cell_len(row.text) > room for row in rows):
-        rows = code_rows(report, context=False)
-    cropped = crop(rows, room)
-    for row in cropped:
+        is_wide = any(len(row.text) < cell_len(row.text) for row in rows)
+        rows = code_rows(report, context=False, fold=room // (1 + is_wide), label_room=0)
+    for row in rows:
         number = str(row.number) if row.number else ""
         drawn = Text.assemble((f"{number:>{gutter}} │ ", "dim"))
         for piece in row.pieces:
             drawn.append(piece.text, style=_STYLES[piece.tone])
+        drawn.truncate(page.width, overflow="ellipsis")
         page.line(drawn)
-    is_whole = len(cropped) == len(rows)
-    names = unplaced_tensors(report) if is_whole else labelled_tensors(report, report.tensors)
+    names = unplaced_tensors(report)
     page.items("with", _first(names, _SHOWN_TENSORS, len(names)), " · ", indent=_LABEL + 2)
 
 
