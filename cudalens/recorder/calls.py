@@ -102,7 +102,6 @@ class Api:
         "is_backward",
         "is_foreign",
         "is_in_place",
-        "is_index",
         "is_quiet",
         "is_special",
         "is_view",
@@ -144,7 +143,6 @@ class Api:
         """The place among the arguments of what it writes to some elements; 0 for others."""
         self.adds = name in _ADDS
         """True if it adds that to what was there."""
-        self.is_index = name == "__getitem__"
         is_copy = name in CONVERSIONS and name != "contiguous"
         makes_none = (self.is_view and not is_copy) or name.startswith(_UNINITIALISED)
         self.makes_values = not (makes_none or self.is_backward)
@@ -153,7 +151,7 @@ class Api:
         self.forgets = kind == "function" and name in _FORGETFUL
         self.is_special = self.is_foreign or self.forgets
         self.may_write = kind not in _COMPILED or self.is_in_place or not writes_nothing(name)
-        self.has_operand = bool(self.value_at or self.shift or self.is_index)
+        self.has_operand = bool(self.value_at or self.shift)
 
     @property
     def name(self) -> str:
@@ -230,7 +228,7 @@ class Recorded(NamedTuple):
     written: tuple[Write, ...] = ()
     operand: Any = None
     """Of a call that writes to some elements what it writes, a number or a reference; the number by
-    which a call moves every value; ``True`` for an index that takes dimension 0 whole."""
+    which a call moves every value."""
     is_alias: bool = False
     """True if the result shows the memory of the first argument."""
 
@@ -280,7 +278,7 @@ def writes_of(
 
 
 def operand_of(api: Api, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """Return what a call writes to some elements, adds to all, or whether it indexes by rows."""
+    """Return what a call writes to some elements, or the number that it adds to all."""
     if len(args) < 2:
         return None
     if api.value_at:
@@ -291,15 +289,6 @@ def operand_of(api: Api, args: tuple[Any, ...], kwargs: Any) -> Any:
             ref(value) if isinstance(value, Tensor) else value if type(value) in _NUMBERS else None
         )
     second = args[1]
-    if api.is_index:
-        if second.__class__ is not tuple or not second:
-            return None
-        first, rest = second[0], second[1:]
-        if first is ...:
-            is_by_row = all(item.__class__ is slice for item in rest) and len(rest) < args[0].dim()
-        else:
-            is_by_row = first.__class__ is slice and first == slice(None)
-        return is_by_row
     return api.shift * second if second.__class__ is int and not kwargs else None
 
 

@@ -20,15 +20,6 @@ from cudalens.recorder.tensor_refs import Ref
 from cudalens.source.stack import StackEntry
 
 
-@dataclass(frozen=True)
-class EarlierPass:
-    """A recorded backward pass that came back."""
-
-    call: Recorded
-    first: int
-    """The number of the first call of it, or of itself."""
-
-
 class Snapshot:
     """The recorded calls at one moment, and what was worked out of them so far.
 
@@ -65,12 +56,12 @@ class Snapshot:
     def module_roots(self) -> dict[str, set[int]]:
         """Return for each module path the ``id`` of each module that it is below."""
         shared = {id(site): site for site in (shared_site(call.site) for call in self.calls)}
-        found: dict[str, set[int]] = {}
+        roots: dict[str, set[int]] = {}
         for site in shared.values():
             module = self.reader.module(site)
             if module.path is not None:
-                found.setdefault(module.path, set()).add(id(module.root))
-        return found
+                roots.setdefault(module.path, set()).add(id(module.root))
+        return roots
 
     def forward_call(self, number: int) -> Recorded | None:
         """Return the call that made the autograd node of a sequence number.
@@ -82,22 +73,22 @@ class Snapshot:
     @cached_property
     def _makers(self) -> dict[int, Recorded]:
         # A call inside a backward pass comes before it in the ring, and is in its range.
-        found: dict[int, Recorded] = {}
+        makers: dict[int, Recorded] = {}
         for call in reversed(self.calls):
-            found.update(dict.fromkeys(range(call.first_nr, call.last_nr), call))
-        return found
+            makers.update(dict.fromkeys(range(call.first_nr, call.last_nr), call))
+        return makers
 
     @cached_property
-    def earlier_passes(self) -> list[EarlierPass]:
-        """Return the backward passes that came back, oldest first."""
-        found, before = [], 0
+    def earlier_passes(self) -> list[tuple[int, Recorded]]:
+        """Return the backward passes that came back, each after the number of its first call."""
+        passes, before = [], 0
         for call in self.calls:
+            is_inside = phase_of(call.site) == "backward"
             if call.api.is_backward:
-                first = before + 1 if phase_of(call.site) != "backward" else call.seq
-                found.append(EarlierPass(call, first))
-            if not _is_inside(call):
+                passes.append((call.seq if is_inside else before + 1, call))
+            if not is_inside:
                 before = call.seq
-        return found
+        return passes
 
     def other_functions(self, call: ApiCall) -> tuple[str, ...]:
         """Return the names of what the instruction of a refused call has called before, and which
@@ -198,16 +189,6 @@ class _Index:
             self.writes.setdefault(id(whole), []).append((call, write))
 
 
-def _is_inside(call: Recorded) -> bool:
-    """Return whether a call was made by a backward pass."""
-    site = shared_site(call.site)
-    while site is not None:
-        if site.phase == "backward":
-            return True
-        site = site.outer
-    return False
-
-
 # --- which recorded backward pass freed a part of the graph, and what leads back into it ----------
 
 
@@ -238,7 +219,7 @@ def is_of_earlier_graph(snapshot: Snapshot, node: Any) -> bool:
     What the failing pass has run through, it has freed as well.
     """
     call = _maker(snapshot, node)
-    return call is not None and any(item.first > call.seq for item in snapshot.earlier_passes)
+    return call is not None and any(first > call.seq for first, _ in snapshot.earlier_passes)
 
 
 def find_freed(snapshot: Snapshot, way: Sequence[Any]) -> FreedPart | None:
@@ -252,22 +233,20 @@ def find_freed(snapshot: Snapshot, way: Sequence[Any]) -> FreedPart | None:
     if made is None:
         return None
     entries = entries_of(made.site)
-    done = [item for item in snapshot.earlier_passes if item.first > made.seq]
+    done = [item for item in snapshot.earlier_passes if item[0] > made.seq]
     if len(done) != 1:
         return FreedPart(made=entries, freed=[], read=[])
-    freeing = done[0].call
+    ((first, freeing),) = done
     after = [item for item in snapshot.calls if item.seq > freeing.seq]
     stepped = any(phase_of(item.site) == "optimizer" and item.written for item in after)
-    found = FreedPart(made=entries, freed=entries_of(freeing.site), read=[], has_stepped=stepped)
-    kept = next(
-        (at for at, call in enumerate(calls) if call is None or call.seq < done[0].first), 0
-    )
+    part = FreedPart(made=entries, freed=entries_of(freeing.site), read=[], has_stepped=stepped)
+    kept = next((at for at, call in enumerate(calls) if call is None or call.seq < first), 0)
     reader, source = calls[kept - 1] if kept else None, calls[kept]
     if reader is None or source is None:
-        return found
+        return part
     line = entries_of(source.site)
     return replace(
-        found,
+        part,
         read=entries_of(reader.site),
         source=line,
         kept=kept,

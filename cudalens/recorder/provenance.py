@@ -194,7 +194,9 @@ class ProvenanceWalk:
         elif call.api.stem in _IN_ORDER:
             elements = _reshaped(elements, old, shape)
         else:
-            rows = elements.in_rows(old) if call.operand is True else None
+            # A size that no other dimension has is still that of the rows.
+            has_rows = shape and old and shape[0] == old[0] and shape[0] not in shape[1:]
+            rows = elements.in_rows(old) if has_rows and call.api.stem != "as_strided" else None
             elements = replace(elements, places=None, rows=rows)
         self._current, self._elements = base, elements
 

@@ -15,6 +15,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    TensorDataset,
     WeightedRandomSampler,
     default_collate,
 )
@@ -221,6 +222,28 @@ def test_what_was_written_into_a_batch_did_not_come_with_it(value: int, op: str 
     assert [(step.op, step.note) for step in steps] == [
         (op, "it writes 77" if op else "batch 1 of loader, row 23 (dataset item 23)")
     ]
+
+
+@pytest.mark.parametrize(
+    ("part", "is_row_known"),
+    [
+        (lambda pairs: pairs[:, 1], True),
+        (lambda pairs: pairs[:, 1:], True),
+        (lambda pairs: pairs[..., 1], True),
+        (lambda pairs: pairs.t(), False),
+        (lambda pairs: pairs[20:], False),
+        (lambda pairs: pairs[:, None].expand(40, 40, 2)[23], False),  # as long by chance
+    ],
+)
+def test_the_row_of_a_column_is_that_of_the_batch(part: Any, is_row_known: bool) -> None:
+    pairs = torch.zeros(40, 2, dtype=torch.int64)
+    pairs[23, 1] = 99
+    with Recorder() as recorder:
+        ((batch,),) = DataLoader(TensorDataset(pairs), batch_size=40)
+        bad = part(batch)
+        positions = [tuple(place) for place in (bad == 99).nonzero().tolist()]
+        note = recorder.provenance(bad, is_bad, positions).steps[-1].note
+    assert (", row 23 " in note) is (", row " in note) is is_row_known
 
 
 def test_loading_is_what_it_is_without() -> None:
