@@ -145,9 +145,9 @@ def _kept(
 ) -> str | None:
     """Name the variable that the line read which leads back."""
     frame = running_frame(part.read[-1].code, entries) if part.read else None
-    if frame is None or part.kept is None:
+    if frame is None or part.at is None:
         return None
-    node = way[part.kept]
+    node = way[part.at]
     target = recorder.forward_site(int(node._sequence_nr()))
 
     def is_it(tensor: Tensor) -> bool:

@@ -39,7 +39,7 @@ class BackwardPass:
     """One run of autograd's engine, seen by one recorder."""
 
     site: Site | None = None
-    """Where it was started."""
+    """Place that it was started at."""
     fault: NodeMark | None = None
     """The node after which the device was found to have failed."""
     finding: BaseException | None = None
@@ -132,12 +132,12 @@ class BackwardPass:
         self.marks[here] = mark
 
     def _look(
-        self, watch: Callable[..., BaseException | None], node: str, made: Any, given: Any
+        self, watch: Callable[..., BaseException | None], node: str, made: Any, inputs: Any
     ) -> None:
         """Look at the gradients that a node has made."""
         if self.finding is None:
             try:
-                self.finding = watch(node, made, given)
+                self.finding = watch(node, made, inputs)
             except Exception as trouble:
                 self._recorder.internal_error("a gradient was not looked at", trouble)
 

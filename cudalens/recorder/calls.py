@@ -185,7 +185,7 @@ def writes_nothing(name: str) -> bool:
 
 
 class Apis(dict[Any, Api]):
-    """What is known of each function, read once."""
+    """Facts about each function, read once."""
 
     def __missing__(self, func: Any) -> Api:
         api = self[func] = Api(func)
@@ -200,7 +200,7 @@ class Write(NamedTuple):
     """``None`` for a tensor of inference mode, which has no version."""
     after: int = 0
     base: Ref | None = None
-    """What it is a view of."""
+    """The tensor that it is a view of."""
 
     @property
     def target(self) -> Ref:
@@ -268,13 +268,13 @@ def writes_of(
     """
     if versions is None:
         return (Write(ref(tensors[0])),) if api.is_in_place else ()
-    found = []
+    writes = []
     for tensor, before in zip(tensors, versions, strict=True):
         if tensor._version != before:
             base = tensor._base if tensor._is_view() else None
             shown = None if base is None else ref(base)
-            found.append(Write(ref(tensor), before, tensor._version, shown))
-    return tuple(found)
+            writes.append(Write(ref(tensor), before, tensor._version, shown))
+    return tuple(writes)
 
 
 def operand_of(api: Api, args: tuple[Any, ...], kwargs: Any) -> Any:

@@ -25,7 +25,7 @@ class EarlierValues:
     """Number of calls, smallest and largest value by the place of a call and its argument."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], list[float]] = {}
+        self._extremes: dict[tuple[Any, ...], list[float]] = {}
         self._noted: deque[tuple[Place, Sequence[tuple[str, float, float]]]] = deque()
 
     def note(
@@ -42,8 +42,8 @@ class EarlierValues:
     ) -> dict[str, float] | None:
         """Return what earlier calls from a place gave to an argument, ``None`` without any."""
         self._sum_up()
-        known = self._known.get((*_key(_place(caller, site)), argument))
-        return None if known is None else dict(zip(("calls", "min", "max"), known, strict=True))
+        values = self._extremes.get((*_key(_place(caller, site)), argument))
+        return None if values is None else dict(zip(("calls", "min", "max"), values, strict=True))
 
     def _sum_up(self) -> None:
         while self._noted:
@@ -52,8 +52,8 @@ class EarlierValues:
             # Several guards may have looked at one argument.
             for argument in {argument: None for argument, _, _ in values}:
                 ends = [end for name, *pair in values if name == argument for end in pair]
-                known = self._known.setdefault((*key, argument), [0, ends[0], ends[0]])
-                known[:] = known[0] + 1, min(known[1], *ends), max(known[2], *ends)
+                seen = self._extremes.setdefault((*key, argument), [0, ends[0], ends[0]])
+                seen[:] = seen[0] + 1, min(seen[1], *ends), max(seen[2], *ends)
 
 
 def caller_of(frame: FrameType | None) -> FrameType | None:

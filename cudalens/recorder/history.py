@@ -155,7 +155,7 @@ class Snapshot:
 
 
 class _Index:
-    """What the calls did to each tensor, by the ``id`` of its reference.
+    """Calls that made each tensor and wrote to it, by the ``id`` of its reference.
 
     The calls contain the references, so an ``id`` belongs to one of them only.
     """
@@ -168,9 +168,9 @@ class _Index:
         self.writes: dict[int, list[tuple[Recorded, Write]]] = {}
         """The writes to a tensor that is no view, and to views of it."""
         self.bases: dict[int, Ref] = {}
-        """What each view shows; in inference mode autograd does not say."""
+        """The base of each view; in inference mode autograd does not say."""
         self.twins: dict[int, Ref] = {}
-        """What each view of all elements shows."""
+        """The original of each view of all elements."""
 
     def add(self, call: Recorded) -> None:
         is_twin = call.api.stem in TWINS
@@ -205,7 +205,7 @@ class FreedPart:
     recorded call does, or none is certain."""
     source: list[StackEntry] = field(default_factory=list)
     """Of the call whose result that call read."""
-    kept: int | None = None
+    at: int | None = None
     """The place, on the way to the freed node, of the node whose result that call read."""
     is_made_again: bool = False
     """True if the line that made that result has run again since."""
@@ -240,8 +240,8 @@ def find_freed(snapshot: Snapshot, way: Sequence[Any]) -> FreedPart | None:
     after = [item for item in snapshot.calls if item.seq > freeing.seq]
     stepped = any(phase_of(item.site) == "optimizer" and item.written for item in after)
     part = FreedPart(made=entries, freed=entries_of(freeing.site), read=[], has_stepped=stepped)
-    kept = next((at for at, call in enumerate(calls) if call is None or call.seq < first), 0)
-    reader, source = calls[kept - 1] if kept else None, calls[kept]
+    at = next((at for at, call in enumerate(calls) if call is None or call.seq < first), 0)
+    reader, source = calls[at - 1] if at else None, calls[at]
     if reader is None or source is None:
         return part
     line = entries_of(source.site)
@@ -249,7 +249,7 @@ def find_freed(snapshot: Snapshot, way: Sequence[Any]) -> FreedPart | None:
         part,
         read=entries_of(reader.site),
         source=line,
-        kept=kept,
+        at=at,
         is_made_again=any(entries_of(item.site) == line for item in after),
     )
 

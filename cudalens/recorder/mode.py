@@ -79,7 +79,7 @@ class RecordingMode(_torch.RemovableMode):
         self.is_over = False  # the device's context has ended
         self._noted = Limits()
         self.limits = self._noted.lines
-        """What the recorder itself failed to do, one line each."""
+        """Failures of the recorder itself, one line each."""
         self._ring: deque[tuple[Any, ...]] = deque(maxlen=max_ops)
         self._apis = Apis()
         self.sites = SiteTracker()
@@ -98,7 +98,7 @@ class RecordingMode(_torch.RemovableMode):
 
     @property
     def watch_node(self) -> Callable[..., BaseException | None] | None:
-        """What looks at the gradients of each node."""
+        """The part of the watch that looks at the gradients of each node."""
         return getattr(self.watch, "of_node", None)
 
     # --- life ------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class RecordingMode(_torch.RemovableMode):
     # --- compiled code ---------------------------------------------------------------------------
 
     _aside_for: FrameType | None = None
-    """What runs compiled code, while this mode is off the stack because of it."""
+    """The frame that runs compiled code, while this mode is off the stack because of it."""
     _unwatch_compiler: Callable[[], None] = staticmethod(lambda: None)
 
     def _watch_compiler(self, compiler: ModuleType) -> None:
@@ -298,12 +298,12 @@ class RecordingMode(_torch.RemovableMode):
             self.internal_error("a call was not recorded", trouble)
         if self.watch is not None and api.makes_values:
             try:
-                found = self.watch(api, args, kwargs, result, written)
+                finding = self.watch(api, args, kwargs, result, written)
             except Exception as trouble:
                 self.internal_error("a result was not looked at", trouble)
             else:
-                if found is not None:
-                    raise found
+                if finding is not None:
+                    raise finding
 
     def _of_worker(self, site: RawSite, number: int, last: int) -> tuple[RawSite, int, int]:
         """Return place and numbers of a call in backward, which may run on a thread of autograd's.
@@ -323,8 +323,8 @@ class RecordingMode(_torch.RemovableMode):
     def _pass_here(self) -> BackwardPass | None:
         """Return the innermost backward pass of which this thread runs a node."""
         here = threading.get_ident()
-        found = [item for item in self.passes if here in item.marks]
-        return found[-1] if found else None
+        passes = [item for item in self.passes if here in item.marks]
+        return passes[-1] if passes else None
 
     def note_batch(self, iterator: Any, *, indices: Any = None, data: Any = None) -> None:
         """Note the indices or the tensors of a loader's batch."""

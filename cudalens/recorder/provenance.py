@@ -76,7 +76,7 @@ class _Elements:
     places: tuple[int, ...] | None = None
     """Their places in row-major order; ``None`` where a call has moved elements."""
     rows: tuple[int, ...] | None = None
-    """Where there are no places, their rows, as long as no call has moved rows."""
+    """Their rows where there are no places, as long as no call has moved rows."""
 
     def in_rows(self, shape: Sequence[int] | None) -> tuple[int, ...] | None:
         """Return the row of each in a tensor of some shape."""
@@ -89,7 +89,7 @@ class _Elements:
 
 @dataclass(frozen=True)
 class _Source:
-    """What is known of an input of a call."""
+    """Input of a call, and how far it is to blame."""
 
     tensor: Ref
     state: str

@@ -28,7 +28,7 @@ class Recorder(RecordingMode):
     See :class:`RecordingMode` for the arguments.
     """
 
-    _asked: tuple[int, Snapshot | None] = (0, None)
+    _last_snapshot: tuple[int, Snapshot | None] = (0, None)
     _first_number: int | None = None
     """The sequence number that autograd would have given to the first node of the recording."""
 
@@ -41,7 +41,7 @@ class Recorder(RecordingMode):
     def let_go(self) -> None:
         """Forget all tensors."""
         super().let_go()
-        self._asked = (0, None)
+        self._last_snapshot = (0, None)
 
     def synchronize(self) -> None:
         """Wait for the devices that were recorded on, so that a late fault is raised here."""
@@ -110,11 +110,11 @@ class Recorder(RecordingMode):
             node: the sequence number of its autograd node; one from before the recording was
                 never in the ring.
         """
-        kept = self._ring.maxlen or 0
+        size = self._ring.maxlen or 0
         is_older = node is not None and node < (self._first_number or 0)
-        if is_older or len(self._ring) < kept or self.recorded_ops <= kept:
+        if is_older or len(self._ring) < size or self.recorded_ops <= size:
             return None
-        return f"{what} is not among the last {kept} calls, which the recorder kept: max_ops={kept}"
+        return f"{what} is not among the last {size} calls, which the recorder kept: max_ops={size}"
 
     def modified_tensor(
         self, error: BaseException
@@ -135,10 +135,10 @@ class Recorder(RecordingMode):
 
     def snapshot(self) -> Snapshot:
         """Return the calls recorded so far; the same object until another call is recorded."""
-        number, snapshot = self._asked
+        number, snapshot = self._last_snapshot
         if snapshot is None or number != self.recorded_ops:
             number = self.recorded_ops
             calls = [Recorded._make(item) for item in self._ring.copy()]
             snapshot = Snapshot(calls, self._batches, self._first_number or 0)
-            self._asked = (number, snapshot)
+            self._last_snapshot = (number, snapshot)
         return snapshot

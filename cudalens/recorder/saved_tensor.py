@@ -1,4 +1,4 @@
-"""Who wrote over a tensor that autograd had saved."""
+"""The write over a tensor that autograd had saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where calls come from: the user's line, the module and the phase, found with few steps per op.
+"""Places of calls: the user's line, the module and the phase, found with few steps per op.
 
 Walking a whole stack for each call would cost more than the call.  The walk stops at the first
 frame whose own place was noted when it began: a module's call, an optimizer's step, a backward
@@ -110,7 +110,7 @@ class SiteTracker:
 
 
 class _FileKinds(dict[str, int]):
-    """Whose each file is, found out once."""
+    """Kind of each file, read once."""
 
     def __missing__(self, filename: str) -> int:
         kind = self[filename] = _kind_of(filename)
@@ -190,13 +190,13 @@ class SiteReader:
 
 def _running(site: RawSite) -> list[nn.Module]:
     """Return the modules that were running, innermost first."""
-    found = []
+    modules = []
     shared = shared_site(site)
     while shared is not None:
         if (module := _module_of(shared)) is not None:
-            found.append(module)
+            modules.append(module)
         shared = shared.outer
-    return found
+    return modules
 
 
 # --- the module inside which a library made a call -----------------------------------------------

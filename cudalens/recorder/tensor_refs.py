@@ -26,29 +26,29 @@ def is_ref(value: object) -> TypeGuard[Ref]:
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:
     """Return the tensors among arguments or results, and in lists and tuples among them."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple)):
             for item in value:
                 if isinstance(item, Tensor):
-                    found.append(item)
+                    tensors.append(item)
                 elif type(item) in (list, tuple):
-                    found += [part for part in item[:_MAX_LISTED] if isinstance(part, Tensor)]
+                    tensors += [part for part in item[:_MAX_LISTED] if isinstance(part, Tensor)]
         elif type(value) is dict:
-            found += [item for item in value.values() if isinstance(item, Tensor)]
-    return found
+            tensors += [item for item in value.values() if isinstance(item, Tensor)]
+    return tensors
 
 
 def tensor_values(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors among the arguments, elements of lists as ``indices[1]``."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, value in arguments.items():
         if isinstance(value, Tensor):
-            found[name] = value
+            tensors[name] = value
         elif isinstance(value, (list, tuple)):
             for position, item in enumerate(value):
                 if isinstance(item, Tensor):
-                    found[f"{name}[{position}]"] = item
-    return found
+                    tensors[f"{name}[{position}]"] = item
+    return tensors
