@@ -93,8 +93,8 @@ class _Source:
 
     tensor: Ref
     state: str
-    """``bad``: it had the bad elements; ``good``: none of them; ``unknown``: it is dead, or was
-    written to since, or has bad values that may be others."""
+    """``bad``: it had the bad elements; ``good``: none of them; ``other``: it has bad values,
+    perhaps others; ``unknown``: it is dead, or was written to since."""
     elements: _Elements = _Elements()
 
 
@@ -217,7 +217,8 @@ class ProvenanceWalk:
         others = {id(item): item for item in _value_inputs(call) if item is not target}
         sources = [self._judge(call, item) for item in others.values()]
         suspects = [item for item in sources if item.state != "good"]
-        suspects = [item for item in suspects if item.state == "bad"] or suspects
+        if not any(item.state == "other" for item in suspects):
+            suspects = [item for item in suspects if item.state == "bad"] or suspects
         source = suspects[0] if len(suspects) == 1 else None
         if target is None:
             return source, not suspects
@@ -274,9 +275,10 @@ class ProvenanceWalk:
         if elements.places and living.device.type != "meta":
             return self._judge_places(stem, tensor, living, elements)
         if elements.values is None or stem not in _MOVES:
-            return unknown
+            return _Source(tensor, "other", elements)
         among = _among(elements.values, living)
-        return _Source(tensor, "bad", elements) if among.all() else unknown if among.any() else good
+        state = "bad" if among.all() else "other" if among.any() else "good"
+        return _Source(tensor, state, elements)
 
     def _judge_places(self, stem: str, tensor: Ref, living: Tensor, elements: _Elements) -> _Source:
         """Return which of the bad elements an input has at the places that they came from."""

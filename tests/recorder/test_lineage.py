@@ -414,6 +414,10 @@ JOINED = (
     "left = keep(torch.tensor([12, 3]))\nright = keep(torch.tensor([{}, 4]))\n"
     "return torch.cat([left, right])[2:]"
 )
+SHARED = (
+    "left = keep(torch.tensor([12, 3]))\nright = keep(torch.tensor([12, 11]))\n"
+    "return torch.cat([left, right])[[0, 3]]"
+)
 ADDED = (
     "left = keep(torch.tensor([12, 3]))\nright = keep(torch.tensor([11, 4]))\nreturn left + right"
 )
@@ -429,6 +433,7 @@ BLAMED = {
     "a look-up loses the place, and who is to blame": (LOOKED_UP.format(0), []),
     "a column loses the place, and another column was bad before": (COLUMNS, []),
     "a concatenation tells by the value": (JOINED.format(11), [2]),
+    "of two bad inputs that share a value none is chosen": (SHARED, []),
     "of two equal bad inputs none is chosen": (JOINED.format(12), []),
     "of two bad terms none is chosen": (ADDED, []),
     "what a dead tensor wrote is not known": (OVERWRITTEN.format("5\nreturn labels"), []),
