@@ -74,7 +74,7 @@ ASSERTS = read_cases("""
 bert: types = ids(2, 8, value=2)
     model(input_ids=ids(2, 8), token_type_ids=types)
     indices | types | bert.embeddings.token_type_embeddings
-    indices[0, 0] = 2 is outside the 2 rows of weight
+    indices[0, 0] = 2 is outside the 2 rows
 roberta: x = ids(2, 19)
     model(input_ids=x)
     index | - | roberta.embeddings
@@ -82,15 +82,15 @@ roberta: x = ids(2, 19)
 gpt2: x = ids(2, 17)
     model(input_ids=x)
     indices | - | transformer.wpe
-    indices[0, 16] = 16 is outside the 16 rows of weight
+    indices[0, 16] = 16 is outside the 16 rows
 gpt2: prompt = ids(2, 12)
     model.generate(prompt, max_new_tokens=12, do_sample=False)
     indices | - | transformer.wpe
-    indices[0, 0] = 16 is outside the 16 rows of weight
+    indices[0, 0] = 16 is outside the 16 rows
 bart: x = ids(2, 9); y = ids(2, 4, value=-100)
     model(input_ids=x, decoder_input_ids=y)
     indices | y | model.decoder.embed_tokens
-    indices[0, 0] = -100 is outside the 30 rows of weight
+    indices[0, 0] = -100 is outside the 30 rows
 layoutlmv3: x = ids(2, 8); box = ids(2, 8, 4, value=70)
     model(input_ids=x, bbox=box)
     indices | - | embeddings.x_position_embeddings

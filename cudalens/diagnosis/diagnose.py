@@ -309,9 +309,13 @@ def _in_own_names(evidence: Evidence, violation: Violation) -> str:
         allowed = f" ({violation.bounds.text})" if violation.bounds.text else ""
         template = f"{violation.element}, but {{related}} has {has}{allowed}"
         names = [f"{owner.text} ({owner.kind})"]
+    name = next(filter(None, names), None)
+    if name is None and template is None:
+        # `input`, `self` and `weight` are no words of the user's.
+        template = violation.headline.replace(" of {related}", "")
     return violation.sentence(
         template=template,
-        related=next(filter(None, names), related),
+        related=name or related,
         inputs=_input_names(evidence),
         **_own_element(evidence, violation),
     )

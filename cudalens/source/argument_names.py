@@ -253,7 +253,11 @@ def _of_subscript(call: RunningCall, keys: Collection[str]) -> list[tuple[str, a
     for accepted in ((True, None), (True,)):
         chosen = [node for kind, node in kinds if kind in accepted]
         if len(chosen) == len(indices):
-            return list(zip(indices, chosen, strict=True))
+            # Beside a slice or a number the op gets a view of what is indexed.
+            pairs = list(zip(indices, chosen, strict=True))
+            if isinstance(call.node, ast.Subscript) and len(chosen) == len(parts):
+                pairs.append(("self", call.node.value))
+            return pairs
     return []
 
 

@@ -20,6 +20,7 @@ LONG = "self.embedding_tables[name].weight_of_all"
 KEYS = ("argument", "expression", "bad_at")
 OUTSIDE = "{argument}[17] = 10 is outside the 10 classes of {related}"
 IN_SCHEMA = "[17] = 10 is outside the 10 classes of input"
+UNNAMED = "[17] = 10 is outside the 10 classes"
 
 
 def finding(template: str = OUTSIDE, **more: Any) -> Violation:
@@ -35,22 +36,22 @@ def finding(template: str = OUTSIDE, **more: Any) -> Violation:
 @pytest.mark.parametrize(
     "row",
     [
-        ((), f"target{IN_SCHEMA}"),
-        ([("target", "y")], f"y{IN_SCHEMA}"),
-        ([("target", "y - 1")], f"(y - 1){IN_SCHEMA}"),
-        ([("target", "b['y']")], f"b['y']{IN_SCHEMA}"),
-        ([("target", "net(x)")], f"net(x){IN_SCHEMA}"),
-        ([("target", LONG)], f"target{IN_SCHEMA}"),
-        ([("target", LONG[1:])], f"{LONG[1:]}{IN_SCHEMA}"),
-        ([("target", "d['{related}']")], f"d['{{related}}']{IN_SCHEMA}"),
+        ((), f"target{UNNAMED}"),
+        ([("target", "y")], f"y{UNNAMED}"),
+        ([("target", "y - 1")], f"(y - 1){UNNAMED}"),
+        ([("target", "b['y']")], f"b['y']{UNNAMED}"),
+        ([("target", "net(x)")], f"net(x){UNNAMED}"),
+        ([("target", LONG)], f"target{UNNAMED}"),
+        ([("target", LONG[1:])], f"{LONG[1:]}{UNNAMED}"),
+        ([("target", "d['{related}']")], f"d['{{related}}']{UNNAMED}"),
         ([("input", "z")], "target[17] = 10 is outside the 10 classes of z"),
         ([("self", "p"), ("input", "z")], "target[17] = 10 is outside the 10 classes of p"),
         ([("input", "z * 2")], "target[17] = 10 is outside the 10 classes of (z * 2)"),
-        ([(None, "y"), (None, "z")], f"target{IN_SCHEMA}"),
+        ([(None, "y"), (None, "z")], f"target{UNNAMED}"),
         # The op got the user's tensor reshaped; its own place stays in the schema's headline.
-        ([(None, "y", (1, 1))], f"y[1, 1]{IN_SCHEMA[4:]}"),
+        ([(None, "y", (1, 1))], f"y[1, 1]{UNNAMED[4:]}"),
         # ``indices[1]`` is one of several; the others' names are not taken for its.
-        ([("target[0]", "rows"), ("target[1]", "columns")], f"columns{IN_SCHEMA}",
+        ([("target[0]", "rows"), ("target[1]", "columns")], f"columns{UNNAMED}",
          f"target[1]{IN_SCHEMA}", finding(OUTSIDE.replace("}[", "}[1][", 1), list_position=1)),
         # A template of a user's guard names the argument alone, or nothing at all.
         ([("target", "y")], "y sums to 3", "target sums to 3", finding("{argument} sums to 3")),

@@ -128,9 +128,9 @@ def test_alike_tensors_are_not_confused() -> None:
     [
         ("scores[:, ids]", "ids[1] = 9 is outside dimension 1 (size 2) of scores"),
         ("wide[..., ids] = 1.0", "ids[1] = 9 is outside dimension 2 (size 5) of wide"),
-        ("wide[1, :, ids]", "ids[1] = 9 is outside dimension 1 (size 5) of self"),
-        ("wide[first, None, ids]", "ids[1] = 9 is outside dimension 2 (size 4) of self"),
-        ("wide[1, first, ids]", "ids[1] = 9 is outside dimension 1 (size 5) of self"),
+        ("wide[1, :, ids]", "ids[1] = 9 is outside dimension 1 (size 5)"),
+        ("wide[first, None, ids]", "ids[1] = 9 is outside dimension 2 (size 4)"),
+        ("wide[1, first, ids]", "ids[1] = 9 is outside dimension 1 (size 5)"),
     ],
 )
 def test_an_index_keeps_its_place_between_the_brackets(line: str, said: str) -> None:

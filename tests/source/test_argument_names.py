@@ -248,6 +248,27 @@ def test_an_argument_is_named_by_its_place(
     assert report.headline_own.startswith((f"{name}[", f"({name})["))
 
 
+@pytest.mark.usefixtures("sim")
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda x, i: (x * 1)[i], "(x * 1)"),
+        (lambda x, i: (x * 1).T[i - 1], "(x * 1).T"),
+        (lambda x, i: (x * 1)[ROWS.cuda(), i - 1], "(x * 1)"),
+        # The op gets a view: dimension 0 of it is another one of what is written.
+        (lambda x, i: (x * 1)[0, i - 1], ""),
+        (lambda x, i: (x * 1)[:, i - 1], ""),
+        (lambda x, i: (x * 1)[None, i - 1], ""),
+    ],
+    ids=["one", "another", "both", "number", "slice", "new dimension"],
+)
+def test_what_is_indexed_is_named_by_its_place(
+    call: Callable[[Tensor, Tensor], object], name: str
+) -> None:
+    """Where the op gets all of it."""
+    assert report_on(call).headline_own.endswith(f" of {name}" if name else ")")
+
+
 @pytest.mark.parametrize(
     ("text", "op", "overload", "expected"),
     [
