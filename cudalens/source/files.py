@@ -280,6 +280,10 @@ def _installed_files(folder: str, changed: int) -> frozenset[str]:
     return frozenset(installed)
 
 
+# In Python 3.13 an interrupt of its first call leaves it without its variables for good.
+sysconfig.get_config_vars()
+
+
 @functools.cache
 def _library_roots() -> tuple[str, ...]:
     # Not sys.prefix itself: a project may hold its environment, or live inside it.
