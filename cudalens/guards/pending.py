@@ -116,11 +116,14 @@ class _Page:
                 self._is_copied.synchronize()
             values = self._values[: len(self.checks)].tolist()
             for check, ends in zip(self.checks, values, strict=True):
-                check.smallest, check.largest = ends
-                check.is_pending = False
-                if not check.implies(check.low, check.high) and check not in self._findings:
-                    self._findings.append(check)
+                self._decide(check, *ends)
             self.checks = []
+
+    def _decide(self, check: Check, smallest: Any, largest: Any) -> None:
+        # Python 3.13 would leave the end of a loop with this condition out of the caller's block.
+        check.smallest, check.largest, check.is_pending = smallest, largest, False
+        if not check.implies(check.low, check.high) and check not in self._findings:
+            self._findings.append(check)
 
 
 class Pending:
