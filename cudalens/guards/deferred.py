@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -79,14 +79,21 @@ def _drop(owners: dict[int, Any], number: int, reference: object) -> None:
 
 @dataclass(slots=True)
 class Noted:
-    """What was done for one call."""
+    """What was done for one call of which not all is known to be true."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     """With the values that are in bounds."""
     at_once: list[Guard]
     """The guards that have to look at once."""
-    checks: list[Check]
+    checks: list[Check] = field(default_factory=list)
+    error: BaseException | None = None
+    """What is to be raised."""
+
+    def withdraw(self) -> None:
+        """Require nothing for a call that torch refused."""
+        for check in self.checks:
+            check.low, check.high, check.report = -math.inf, math.inf, lambda *ends: None
 
 
 class DeferredOp:
@@ -117,17 +124,6 @@ class DeferredOp:
         ]
 
     # Every call of a guarded op passes here, so speed comes before form.
-    def is_known(self, required: Required, args: tuple[Any, ...]) -> bool:
-        """Return whether all that is required of a call's values is known to be true."""
-        if required.at_once or not required.deferred:
-            return False
-        for one in required.deferred:
-            checks = self._known.of(one.tensor_of(args, {}))
-            check = None if checks is None else checks.get(one.exception)
-            if check is None or check.is_pending or not check.implies(one.low, one.high):
-                return False
-        return True
-
     def look(
         self,
         required: Required,
@@ -135,37 +131,51 @@ class DeferredOp:
         kwargs: dict[str, Any],
         *,
         is_captured: bool,
-    ) -> Noted:
-        """Have the checks of a call noted.
+    ) -> Noted | None:
+        """Have the checks of a call noted; ``None`` where all that is required is known to be true.
 
         Args:
             is_captured: whether a CUDA graph is being captured, which will run with other values.
         """
-        noted = Noted(args, kwargs, list(required.at_once), [])
+        noted = Noted(args, kwargs, required.at_once) if required.at_once else None
         for one in required.deferred:
+            tensor = one.tensor_of(args, kwargs)
+            checks = None if is_captured else self._known.of(tensor)
+            check = None if checks is None else checks.get(one.exception)
+            if check is not None and not check.is_pending and check.implies(one.low, one.high):
+                continue
+            noted = noted or Noted(args, kwargs, [])
             try:
-                is_noted = self._note(one, noted, is_captured=is_captured)
+                is_noted = self._note(one, tensor, checks, check, noted)
             except Exception as failure:
                 raise_if_outside(failure)
                 self._complain(failure_line(f"deferred {one.guard.name}", failure))
                 is_noted = False
             if not is_noted:
-                noted.at_once.append(one.guard)
+                noted.at_once = [*noted.at_once, one.guard]
         return noted
 
-    def _note(self, required: Requirement, noted: Noted, *, is_captured: bool) -> bool:
+    def _note(
+        self,
+        required: Requirement,
+        tensor: Tensor,
+        checks: dict[Any, Check] | None,
+        check: Check | None,
+        noted: Noted,
+    ) -> bool:
         """Have the extremes of a tensor noted, and what is out of bounds replaced.
+
+        Args:
+            checks: those of the tensor, where it remembers them.
+            check: the one of the same values, if any.
 
         Returns:
             ``False`` where its guard has to look at once: a value is known to be bad, or the op
             writes to its own index, which torch refuses, as it would not with a copy.
         """
-        args, kwargs = noted.args, noted.kwargs
-        tensor = required.tensor_of(args, kwargs)
-        checks = None if is_captured else self._known.of(tensor)
-        check = None if checks is None else checks.get(required.exception)
         if check is not None and not check.is_pending:
-            return check.implies(required.low, required.high)
+            return False
+        args, kwargs = noted.args, noted.kwargs
         for slot in self._written:
             written = slot.of(args, kwargs)
             if isinstance(written, Tensor) and _torch.shares_storage(written, tensor):

@@ -47,9 +47,8 @@ class HostWaits:
     """Kernels and a hook that settle what is pending before they go on.
 
     Args:
-        settle: waits, and returns what is to be raised.
+        settle: waits if it may, and returns what is to be raised.
         devices: the device types that guards act on.
-        is_ours: whether this thread is running a guard, which may read.
         count: returns how many guarded calls there were.
         on_failed_call: told what a call raised.
     """
@@ -58,12 +57,12 @@ class HostWaits:
         self,
         settle: Settle,
         devices: frozenset[str],
-        is_ours: Callable[[], bool],
         count: Callable[[], int],
         on_failed_call: Callable[[BaseException], None],
     ) -> None:
         self._on_failed_call = on_failed_call
-        self._settle, self._devices, self._is_ours = settle, devices, is_ours
+        self._settle, self._bits = settle, _torch.backend_bits(devices)
+        self._has_host = "cpu" in devices
         self.count = count
         self._undo: list[Callable[[], object]] = []
         self._again: WeakKeyDictionary[Optimizer, _Again] = WeakKeyDictionary()
@@ -74,13 +73,13 @@ class HostWaits:
         """Put everything in; does nothing twice."""
         if self._undo:
             return
-        kernels = {name: self._kernel(name, self._before_read) for name in _READS}
+        kernels = {name: self._kernel(name, self._wait) for name in _READS}
         # Nothing is copied from the host to the host, and there are many such copies.
-        if "cpu" not in self._devices:
+        if not self._has_host:
             kernels[_COPY] = self._kernel(_COPY, self._before_copy)
         for name in _torch.all_op_names():
             if name.startswith(_ALWAYS) and not any(word in name for word in _NOTHING_SENT):
-                kernels[name] = self._kernel(name, lambda *_: self.wait())
+                kernels[name] = self._kernel(name, self._wait)
             elif name.removeprefix("aten::") in _NORMS:
                 kernels[name] = self._kernel(name, self._before_norm)
         with Uninterrupted():
@@ -93,15 +92,14 @@ class HostWaits:
             for _ in range(len(self._undo)):
                 self._undo.pop()()
 
-    def wait(self) -> None:
+    def _wait(self, *_: Any, **__: Any) -> None:
         """Raise what is found among the checks that are pending."""
-        if PENDING and not self._is_ours() and not _torch.is_capturing():
-            error = self._settle()
-            if error is not None:
-                try:
-                    raise error
-                finally:
-                    del error
+        error = self._settle()
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
 
     def written_since(self, count: int) -> tuple[Tensor, ...]:
         """Return the running statistics that were written since a guarded call, by its number."""
@@ -118,7 +116,7 @@ class HostWaits:
         go_on, below = _torch.redispatcher(op)
         kinds = [str(item.type) for item in op._schema.arguments if not item.has_default_value()]
         places = [at for at, kind in enumerate(kinds) if kind == "Tensor"]
-        numbers = _torch.NUMBERS
+        numbers, bits = _torch.NUMBERS, self._bits
 
         # Every read and every copy passes here, so speed comes before form.
         def waiting(keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -127,7 +125,7 @@ class HostWaits:
                 for at in places:
                     if type(args[at]) in numbers:
                         args = (*args[:at], _torch.as_tensor(args[at]), *args[at + 1 :])
-                if PENDING:
+                if PENDING and keyset.raw_repr() & bits:
                     before(*args, **kwargs)
                 return go_on(keyset & below, *args, **kwargs)
             except BaseException as error:
@@ -137,14 +135,10 @@ class HostWaits:
 
         return waiting
 
-    def _before_read(self, source: Tensor, *_: Any, **__: Any) -> None:
-        if source.device.type in self._devices:
-            self.wait()
-
     def _before_copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> None:
         # A copy that does not wait is used at a later place, which nobody can see.
         if target.is_cpu and not (non_blocking or source.is_cpu):
-            self._before_read(source)
+            self._wait()
 
     def _before_norm(self, *args: Any, **kwargs: Any) -> None:
         if args[5] is not False:
@@ -158,7 +152,7 @@ class HostWaits:
         closure: Any = args[1] if len(args) > 1 else kwargs.get("closure")
 
         def wait() -> None:
-            self.wait()
+            self._wait()
             self._again.get(optimizer, _nothing)()
 
         def closed(*args: Any, **kwargs: Any) -> Any:

@@ -29,10 +29,10 @@ from cudalens.guards import GUARDS
 from cudalens.guards._base import OF_USER, Guard, full_name, schema_parameters
 from cudalens.guards.captured import CAPTURED
 from cudalens.guards.compiled import CompiledGuards
-from cudalens.guards.deferred import DeferredOp, KnownExtremes
+from cudalens.guards.deferred import DeferredOp, KnownExtremes, Noted
 from cudalens.guards.host_waits import HostWaits
 from cudalens.guards.past_calls import IsUsers, OnPastViolation, PastCall
-from cudalens.guards.pending import PENDING, Check
+from cudalens.guards.pending import PENDING
 from cudalens.guards.plans import Forms, Plan, Required, plans_of, required_of
 from cudalens.guards.refused_calls import is_refused
 
@@ -86,7 +86,6 @@ class Interceptor:
         self._waits = HostWaits(
             self._settle_here,
             self._devices,
-            lambda: self._inside.busy,
             lambda: self.checked_ops,
             on_failed_call,
         )
@@ -132,7 +131,7 @@ class Interceptor:
         )
         ask, acts_on, later = self._asker(op, plans), _acting(self), self._later(op, deferred)
         ask_without_modes = partial(_torch.without_modes, ask)
-        later_unseen, known = partial(_torch.unseen_without_wait, later), deferred.is_known
+        later_unseen = partial(_torch.unseen_without_wait, later)
         required_by, bits = Forms(plans).of, self._bits
         can_read, unseen = _torch.can_read_unseen, _torch.Unseen
         failed = self._on_failed_call
@@ -142,7 +141,7 @@ class Interceptor:
         def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             found: BaseException | None = None
-            checks: Sequence[Check] = ()
+            noted: Noted | None = None
             try:
                 keys = keyset.raw_repr()
                 rest = cut.get(keys)
@@ -161,9 +160,10 @@ class Interceptor:
                         if not acts:
                             pass
                         elif self.is_deferred:
-                            if required is None or PENDING.findings or not known(required, args):
-                                look = later_unseen if required is None else later
-                                found, args, kwargs, checks = look(args, kwargs, required)
+                            look = later_unseen if required is None else later
+                            noted = look(args, kwargs, required)
+                            if noted is not None:
+                                args, kwargs, found = noted.args, noted.kwargs, noted.error
                         elif required is None or not required.are_good(args):
                             found = (ask_without_modes if required is None else ask)(args, kwargs)
                         if found is not None:
@@ -175,41 +175,37 @@ class Interceptor:
             except BaseException as error:
                 if found is None:
                     failed(error)
-                    for check in checks:
-                        check.withdraw()
-                args, kwargs, found, checks = (), {}, None, ()  # a traceback keeps this frame
+                    if noted is not None:
+                        noted.withdraw()
+                args, kwargs, found, noted = (), {}, None, None  # a traceback keeps this frame
                 raise
 
         return guarded
 
     # --- looking later ----------------------------------------------------------------------------
 
-    def _later(
-        self, op: Any, deferred: DeferredOp
-    ) -> Callable[..., tuple[BaseException | None, tuple[Any, ...], dict[str, Any], list[Check]]]:
-        """Return what notes the checks of a call.
-
-        It gives what to raise, the arguments with which the call goes on, and the checks.
-        """
+    def _later(self, op: Any, deferred: DeferredOp) -> Callable[..., Noted | None]:
+        """Return what notes the checks of a call, and says what is to be raised."""
         plans = plans_of(op)
         askers = {plan.guard: self._asker(op, (plan,)) for plan in plans}
 
         def look(
             args: tuple[Any, ...], kwargs: dict[str, Any], required: Required | None
-        ) -> tuple[BaseException | None, tuple[Any, ...], dict[str, Any], list[Check]]:
+        ) -> Noted | None:
             is_captured = required is None and _torch.is_capturing()
             if required is None:
                 required = required_of(plans, args, kwargs)
             noted = deferred.look(required, args, kwargs, is_captured=is_captured)
-            error = None
-            if not is_captured:
-                for guard in noted.at_once:
-                    with _torch.own_wait():
-                        error = error or askers[guard](args, kwargs)
-                if (noted.at_once and PENDING) or (PENDING.findings and PENDING.has_finding()):
-                    # What was noted before comes before what this call is about.
-                    error = self._raised(PENDING.settle(threading.get_ident()), error)
-            return error, noted.args, noted.kwargs, noted.checks
+            if is_captured or (noted is None and not PENDING.findings):
+                return noted
+            noted = noted or Noted(args, kwargs, [])
+            for guard in noted.at_once:
+                with _torch.own_wait():
+                    noted.error = noted.error or askers[guard](args, kwargs)
+            if (noted.at_once and PENDING) or (PENDING.findings and PENDING.has_finding()):
+                # What was noted before comes before what this call is about.
+                noted.error = self._raised(PENDING.settle(threading.get_ident()), noted.error)
+            return noted
 
         return look
 
@@ -246,6 +242,8 @@ class Interceptor:
             inside.busy = was_busy
 
     def _settle_here(self) -> BaseException | None:
+        if self._inside.busy or _torch.is_capturing():
+            return None
         return self.settle(threading.get_ident())
 
     def _raised(

@@ -13,7 +13,6 @@ in a CUDA graph (``captured.py``).
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import threading
 from collections.abc import Callable
@@ -59,10 +58,6 @@ class Check:
         if self.is_pending:
             return low <= self.low and self.high <= high
         return bool(low <= self.smallest and self.largest <= high)  # NaN is in no interval
-
-    def withdraw(self) -> None:
-        """Require nothing for a call that torch refused."""
-        self.low, self.high, self.report = -math.inf, math.inf, lambda *extremes: None
 
     def is_for(self, thread: int) -> bool:
         """Return whether a thread is to raise it: its own, or that of one that comes no more."""
@@ -176,8 +171,8 @@ class Pending:
                 page = self._pages.setdefault(key, _Page(device, dtype, self.findings))
             if not _torch.is_host(device):
                 CAPTURED.prepare(device)
-        self._is_used = True
         page.add(tensor, check)
+        self._is_used = True
 
     def settle(self, thread: int | None = None) -> list[BaseException]:
         """Wait for everything that is pending; return what is to be raised, the first first.
@@ -192,6 +187,8 @@ class Pending:
         except BaseException:
             self._is_used = True
             raise
+        if not (self.findings or CAPTURED.is_used):
+            return []
         errors = []
         for check in sorted(self.findings, key=lambda item: item.number):
             if thread is None or check.is_for(thread):
