@@ -446,9 +446,8 @@ def before_each_op(look: Callable[[Any, tuple[Any, ...], dict[str, Any]], None])
     return Mode()  # type: ignore[no-untyped-call]
 
 
-def current_node() -> Any | None:
-    """Return the autograd node that this thread is running, ``None`` outside a backward pass."""
-    return torch._C._current_autograd_node()
+current_node: Callable[[], Any | None] = torch._C._current_autograd_node
+"""Return the autograd node that this thread is running, ``None`` outside a backward pass."""
 
 
 def node_sequence_nr(node: Any) -> int | None:

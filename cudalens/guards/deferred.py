@@ -69,6 +69,10 @@ class KnownExtremes:
             if len(entry[2]) >= _MOST_VIEWS:
                 entry[2].clear()
             checks = entry[2][place] = {}
+            if view is not None and tensor.dtype is owner.dtype:
+                whole = entry[2].get((owner.data_ptr(), None))
+                if whole and _torch.shares_storage(tensor, owner):
+                    checks.update(whole)  # a view has values of its base
         return checks
 
 
@@ -93,7 +97,32 @@ class Noted:
     def withdraw(self) -> None:
         """Require nothing for a call that torch refused."""
         for check in self.checks:
-            check.low, check.high, check.report = -math.inf, math.inf, lambda *ends: None
+            check.low, check.high, check.report = -math.inf, math.inf, _nothing
+
+
+def remembering_draws(
+    go_on: Callable[..., Any], known: KnownExtremes, is_deferred: Callable[[], bool]
+) -> Callable[..., Any]:
+    """Return multinomial with its result remembered: categories, which are in bounds.
+
+    They are what its weights are looked up by, and what a model is given next.
+    """
+
+    def draw(keyset: Any, weights: Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = go_on(keyset, weights, *args, **kwargs)
+        # Each replay of a captured graph draws anew, and counts no version.
+        is_kept = is_deferred() and type(result) is Tensor and not _torch.is_capturing()
+        checks = known.of(result) if is_kept else None
+        if checks is not None:
+            last = weights.size(-1) - 1
+            checks[None] = Check(0, last, _nothing, is_pending=False, smallest=0, largest=last)
+        return result
+
+    return draw
+
+
+def _nothing(*ends: object) -> None:
+    """Report nothing."""
 
 
 class DeferredOp:
@@ -139,18 +168,18 @@ class DeferredOp:
         """
         noted = Noted(args, kwargs, required.at_once) if required.at_once else None
         for one in required.deferred:
-            tensor = one.tensor_of(args, kwargs)
-            checks = None if is_captured else self._known.of(tensor)
-            check = None if checks is None else checks.get(one.exception)
-            if check is not None and not check.is_pending and check.implies(one.low, one.high):
-                continue
-            noted = noted or Noted(args, kwargs, [])
             try:
-                is_noted = self._note(one, tensor, checks, check, noted)
+                tensor = one.tensor_of(args, kwargs)
+                checks = None if is_captured else self._known.of(tensor)
+                check = None if checks is None else checks.get(one.exception)
+                if check is not None and not check.is_pending and check.implies(one.low, one.high):
+                    continue
+                noted = noted or Noted(args, kwargs, [])
+                is_noted = self._note(one, tensor, checks, noted)
             except Exception as failure:
                 raise_if_outside(failure)
                 self._complain(failure_line(f"deferred {one.guard.name}", failure))
-                is_noted = False
+                noted, is_noted = noted or Noted(args, kwargs, []), False
             if not is_noted:
                 noted.at_once = [*noted.at_once, one.guard]
         return noted
@@ -160,21 +189,17 @@ class DeferredOp:
         required: Requirement,
         tensor: Tensor,
         checks: dict[Any, Check] | None,
-        check: Check | None,
         noted: Noted,
     ) -> bool:
         """Have the extremes of a tensor noted, and what is out of bounds replaced.
 
         Args:
             checks: those of the tensor, where it remembers them.
-            check: the one of the same values, if any.
 
         Returns:
-            ``False`` where its guard has to look at once: a value is known to be bad, or the op
-            writes to its own index, which torch refuses, as it would not with a copy.
+            ``False`` where the op writes to its own index: torch refuses that, as it would not with
+            a copy, so its guard has to look at once.
         """
-        if check is not None and not check.is_pending:
-            return False
         args, kwargs = noted.args, noted.kwargs
         for slot in self._written:
             written = slot.of(args, kwargs)
@@ -183,12 +208,18 @@ class DeferredOp:
         if not tensor.numel():
             return True
         distinct = tensor if tensor.numel() <= FEW else unexpanded(tensor)
+        check = None if checks is None else checks.get(required.exception)
         if check is None or not check.implies(required.low, required.high):
             thread, lines = running_call(self._is_users)
             in_backward = _torch.current_node() is not None
             report = partial(self._report, required, lines, in_backward, self._waits.count())
             check = Check(required.low, required.high, report, thread)
-            PENDING.note(_reduced(required, distinct), check)
+            reduced = distinct
+            if isinstance(required.exception, torch.dtype):
+                reduced = distinct.to(required.exception)
+            elif required.exception is not None:
+                reduced = distinct.masked_fill(distinct == required.exception, required.low)
+            PENDING.note(reduced, check)
             noted.checks.append(check)
             if checks is not None:
                 checks[required.exception] = check
@@ -224,15 +255,6 @@ class DeferredOp:
             buffers=self._waits.written_since(count),
         )
         return self._tell(self._op, guard, violation, past)
-
-
-def _reduced(required: Requirement, tensor: Tensor) -> Tensor:
-    """Return the tensor whose extremes lie in the interval exactly where nothing is wrong."""
-    if required.exception is None:
-        return tensor
-    if isinstance(required.need, Between):
-        return tensor.to(required.exception)
-    return tensor.masked_fill(tensor == required.exception, required.low)
 
 
 def violation_of(

@@ -29,7 +29,7 @@ from cudalens.guards import GUARDS
 from cudalens.guards._base import OF_USER, Guard, full_name, schema_parameters
 from cudalens.guards.captured import CAPTURED
 from cudalens.guards.compiled import CompiledGuards
-from cudalens.guards.deferred import DeferredOp, KnownExtremes, Noted
+from cudalens.guards.deferred import DeferredOp, KnownExtremes, Noted, remembering_draws
 from cudalens.guards.host_waits import HostWaits
 from cudalens.guards.past_calls import IsUsers, OnPastViolation, PastCall
 from cudalens.guards.pending import PENDING
@@ -125,6 +125,8 @@ class Interceptor:
     def _kernel(self, op: Any, key: str) -> Callable[..., Any]:
         covers = any(entry.covers_inner for entry in GUARDS[op])
         go_on, below = _torch.redispatcher(op, key)
+        if full_name(op) == "aten::multinomial":
+            go_on = remembering_draws(go_on, self._known, lambda: self.is_deferred)
         plans, inside = plans_of(op), self._inside
         deferred = DeferredOp(
             op, self._known, self._tell_past, self._complain, self._waits, self._is_users

@@ -53,20 +53,14 @@ def running_call(is_users: IsUsers) -> tuple[int, tuple[StackLine, ...]]:
     return threading.get_ident(), lines
 
 
-def _lines(start: FrameType | None, is_users: IsUsers) -> tuple[tuple[StackLine, ...], bool]:
+def _lines(frame: FrameType | None, is_users: IsUsers) -> tuple[tuple[StackLine, ...], bool]:
     """Return the lines from the user's down to a frame, and whether any is the user's."""
-    found: list[StackLine] = []
+    lines: list[StackLine] = []
     users = 0
-    frame = start
-    for _ in range(_MAX_LINES):
-        if frame is None:
-            break
+    # The inner one may be code that torch's compiler wrote.
+    while frame is not None and len(lines) < _MAX_LINES and users < _USERS_LINES:
         code = frame.f_code
-        found.append((code, frame.f_lasti))
-        if is_users(code.co_filename):
-            users += 1
-            # The inner one may be code that torch's compiler wrote.
-            if users == _USERS_LINES:
-                break
+        lines.append((code, frame.f_lasti))
+        users += is_users(code.co_filename)
         frame = frame.f_back
-    return tuple(found[::-1]), users > 0
+    return tuple(lines[::-1]), users > 0

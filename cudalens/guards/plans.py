@@ -88,7 +88,7 @@ class Requirement:
     low: float
     high: float
     exception: Any
-    """What the values are changed by before they are reduced: a good value, a dtype, or nothing."""
+    """A good value that counts as in bounds, or a dtype that the values are converted to."""
     in_bounds: Callable[[Tensor], Tensor] | None
     """Returns the tensor with what is out of bounds replaced; ``None`` if a look cannot wait."""
 

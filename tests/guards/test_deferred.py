@@ -28,7 +28,7 @@ from cudalens.guards.pending import PENDING
 from cudalens.guards.plans import is_deferred
 from cudalens.source.stack import line_of
 from tests.calls import CASES, Case
-from tests.cpu_guards import Collector, Stopped, bits, deterministic, guarded, positions
+from tests.cpu_guards import Collector, Stopped, bits, deterministic, guarded
 from tests.guards.test_catalogue import CATALOGUE, evaluate, every_guard, passing_arguments
 from tests.guards.test_contexts import BAD, GOOD, TABLE, lookup
 from tests.releases import has_grouped_mm, release
@@ -273,7 +273,6 @@ def test_few_views_of_one_tensor_are_remembered(guards: Collector) -> None:
 
 
 def test_values_that_are_known_are_bad_in_narrower_bounds(guards: Collector) -> None:
-    """At once once they are known, with the position; else later."""
     for is_known in (True, False):
         ids = tensor([0, 4])
         torch.zeros(5)[ids]
@@ -281,8 +280,35 @@ def test_values_that_are_known_are_bad_in_narrower_bounds(guards: Collector) -> 
             assert guards.settle() is None
         found = guards.look(lambda: TABLE[ids])  # noqa: B023
         assert found is not None and found.offenders.max == 4
-        assert positions(found) == ([(1,)] if is_known else [])
-        assert (guards.past is None) is is_known
+        assert looks(lambda: torch.zeros(5)[ids]) == 0  # noqa: B023
+
+
+def test_a_view_of_good_values_is_good(guards: Collector) -> None:
+    """Also of one that is known to have bad ones elsewhere, which is looked at."""
+    ids = tensor([[0, 2], [1, 4]])
+    guards.look(lambda: torch.zeros(5)[ids])
+    assert looks(lambda: torch.zeros(5)[ids[1]]) == 0
+    assert looks(lambda: guards.look(lambda: TABLE[ids[0]])) == 1
+    found = guards.look(lambda: TABLE[ids[:, 1]])
+    assert found is not None and found.offenders.max == 4
+    assert looks(lambda: torch.zeros(9, dtype=torch.int64)[ids.view(torch.int32)]) == 1
+    ids.data = torch.full((2, 2), 9)
+    assert guards.look(lambda: torch.zeros(5)[ids[1]]) is not None
+
+
+def test_what_was_drawn_is_in_bounds(guards: Collector) -> None:
+    """Of the categories that there were, and until somebody writes to it."""
+    weights = torch.ones(2, 3)
+    rows = torch.rand(2, 3)
+    drawn = torch.multinomial(weights, 1)
+    assert looks(lambda: (rows.gather(1, drawn), F.embedding(drawn[0], TABLE), TABLE[drawn])) == 0
+    assert looks(lambda: guards.look(lambda: TABLE[:2][drawn * 0])) == 1
+    drawn.fill_(2)
+    found = guards.look(lambda: TABLE[:2][drawn])
+    assert found is not None and found.offenders.max == 2
+    drawn = torch.multinomial(tensor([0.0, 0.0, 1.0]), 1)
+    found = guards.look(lambda: TABLE[:2][drawn])
+    assert found is not None and found.offenders.max == 2
 
 
 WIDE = torch.zeros(3, 5)
