@@ -48,9 +48,9 @@ class OddArgument:
     name: str
     """The user's expression for it, the parameter's name where none is known."""
     type_name: str
-    """As in torch's messages: ``numpy.ndarray``, ``NoneType``."""
+    """Type as in torch's messages: ``numpy.ndarray``, ``NoneType``."""
     words: str
-    """What it is: ``a numpy.ndarray of float64 (2, 8)``."""
+    """Description: ``a numpy.ndarray of float64 (2, 8)``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class RefusedCall:
     problem_type: str | None = None
     """Kind of labels that the running model of transformers takes, by its config."""
     other_functions: tuple[str, ...] = ()
-    """What the same call of the user's line was before: ``loss_fn(...)`` of a loop over losses."""
+    """Earlier call of the same line of the user's: ``loss_fn(...)`` of a loop over losses."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,7 +81,7 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     if found is None:
         return hint
     if found.dropped is not None and hint.rule in ("cast_needed", "move_tensor"):
-        return _kept(hint, name, value, found.dropped, trial)
+        return _keep_result(hint, name, value, found.dropped, trial)
     hint = replace(hint, text=hint.text + _how_made(hint, name, found))
     assert isinstance(hint.fix, Fix)
     own, (change,) = found.name or name, hint.fix.changes
@@ -94,7 +94,9 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     return replace(hint, text=text, fix=fix, at=found.at)
 
 
-def _kept(hint: Hint, name: str, value: str, dropped: tuple[str, SourceSpan], trial: Trial) -> Hint:
+def _keep_result(
+    hint: Hint, name: str, value: str, dropped: tuple[str, SourceSpan], trial: Trial
+) -> Hint:
     """Advise to keep what a line computed and threw away, where that is what is missing."""
     text, at = dropped
     for written in (text, value):

@@ -372,7 +372,7 @@ def _operands(
     """Return what the user's line spells as operands of its call, each with its value."""
     run = line.running
     call = RunningCall(run)
-    known = dict(_passed(run.node, line.below)) | dict(_given(line, api))
+    known = dict(_passed(run.node, line.below)) | dict(_operand_nodes(line, api))
     for node in _nodes(call):
         value = known.get(id(node), ABSENT)
         if value is ABSENT:
@@ -451,7 +451,7 @@ def _passed(node: ast.AST | None, below: Sequence[FrameType]) -> Iterator[tuple[
     yield from ((id(item.value), kwargs[item.arg]) for item in node.keywords if item.arg in kwargs)
 
 
-def _given(line: RunningLine, api: ApiCall | None) -> Iterator[tuple[int, object]]:
+def _operand_nodes(line: RunningLine, api: ApiCall | None) -> Iterator[tuple[int, object]]:
     """Return the arguments of an API call that the user's line made itself, by their syntax."""
     place, node = line.running.place, line.running.node
     if api is None or api.code is not place.code or api.lasti != place.lasti:

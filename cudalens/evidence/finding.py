@@ -88,7 +88,7 @@ def on_violation(call: OpCall, violation: Violation) -> BaseException | None:
     def replayed() -> Replay:
         return replay(call.op, call.args, call.kwargs, is_safe=violation.is_replay_safe)
 
-    return _raised(violation, *_found(violation, call, replayed))
+    return _raised(violation, *_text_and_report(violation, call, replayed))
 
 
 def on_past_violation(violation: Violation, past: PastCall) -> BaseException | None:
@@ -163,7 +163,9 @@ def on_nonfinite(arguments: Mapping[str, Any], violation: Violation) -> BaseExce
     limits = Limits()
     error = limits.attempt(
         "report",
-        lambda: NonFiniteError(*_found(violation, OpCall(op=None, arguments=arguments), Replay)),
+        lambda: NonFiniteError(
+            *_text_and_report(violation, OpCall(op=None, arguments=arguments), Replay)
+        ),
         lambda: NonFiniteError(violation.sentence()),
     )
     for line in limits.lines:
@@ -171,7 +173,7 @@ def on_nonfinite(arguments: Mapping[str, Any], violation: Violation) -> BaseExce
     return error
 
 
-def _found(
+def _text_and_report(
     violation: Violation, call: OpCall, replayed: Callable[[], Replay]
 ) -> tuple[str, Report]:
     """Return the text of the exception, and the report, of a call that is being made."""
@@ -208,7 +210,7 @@ def _reported(
     text = limits.attempt(
         "message", lambda: format_message(report), lambda: format_sentence(report), kind=str
     )
-    limits.attempt("session", lambda: PROCESS.found(report))
+    limits.attempt("session", lambda: PROCESS.add_finding(report))
     for line in limits.lines:
         if line not in report.limits:
             PROCESS.internal_error(line)

@@ -22,7 +22,7 @@ class Listener(Protocol):
 
     recorder: Any
 
-    def found(self, report: Report) -> None:
+    def add_finding(self, report: Report) -> None:
         """Take note of a finding."""
 
     def call_failed(self, error: BaseException) -> None:
@@ -48,7 +48,7 @@ class Guarding:
         self._listeners: list[tuple[int, Listener]] = []
         """Open sessions, each with the thread that opened it."""
         self._devices: frozenset[str] | None = None
-        self._said: set[str] = set()
+        self._messages: set[str] = set()
         """Lines that have been printed, where no session was open."""
         self.last: Report | None = None
         self.lost: tuple[Report, object | None] | None = None
@@ -166,12 +166,12 @@ class Guarding:
 
         return stop
 
-    def found(self, report: Report) -> None:
+    def add_finding(self, report: Report) -> None:
         """Remember a finding and tell the session that it belongs to."""
         self.last = report
         listener = self.listener
         if listener is not None:
-            listener.found(report)
+            listener.add_finding(report)
 
     def call_failed(self, error: BaseException) -> None:
         """Tell the session what a guarded call raised: the device may be lost."""
@@ -184,8 +184,8 @@ class Guarding:
         listener = self.listener
         if listener is not None:
             listener.internal_error(line)
-        elif line not in self._said and len(self._said) < _MOST_SAID:
-            self._said.add(line)
+        elif line not in self._messages and len(self._messages) < _MOST_SAID:
+            self._messages.add(line)
             print(f"cudalens: {line}", file=sys.stderr)
 
 

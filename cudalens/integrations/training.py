@@ -24,9 +24,9 @@ class _Session(CheckSession):
         super().__init__(**options)
         self._write = write
 
-    def found(self, report: Report) -> None:
+    def add_finding(self, report: Report) -> None:
         """Take note of a finding, and write it to its file."""
-        super().found(report)
+        super().add_finding(report)
         self._write(report)
 
 

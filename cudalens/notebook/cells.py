@@ -72,7 +72,7 @@ class _Cell:
     late: BaseException | None = None
     """A finding of deferred guards in a cell before, which came to light where this one began."""
     ran: int = 0
-    """How many cells it has run."""
+    """Number of cells it has run."""
     explained: BaseException | None = None
     """The last exception that a check inside it has shown a report of."""
     shown_by_time: BaseException | None = None
@@ -88,11 +88,11 @@ class CellWatch:
         """The options of ``%cudacheck on``, ``None`` when it is off."""
         self._cells: list[_Cell] = []
         self._next = _Cell()
-        """What is known of the text that the shell has read last."""
+        """Facts on the text that the shell has read last."""
         self._text = ""
-        """What it has made of that."""
+        """Text that it has made of that."""
         self._comments: set[str] = set()
-        """What the lines of magics have become in the running cell."""
+        """Comments that the lines of magics have become in the running cell."""
         self._is_by_hand = False
         self._timed: dict[str, CellPlace | None] = {}
         """By the text that ``%time`` has read, the place of that text."""
@@ -394,8 +394,8 @@ def _first(lines: list[str]) -> str:
 
 def _own_notes(error: BaseException) -> list[str]:
     notes = error.__dict__.get("__notes__")
-    found = notes if isinstance(notes, list) else []
-    return [note for note in found if isinstance(note, str) and note.startswith("cudalens: ")]
+    lines = notes if isinstance(notes, list) else []
+    return [note for note in lines if isinstance(note, str) and note.startswith("cudalens: ")]
 
 
 def new_session(options: Options) -> CheckSession:
@@ -408,5 +408,5 @@ def new_session(options: Options) -> CheckSession:
 
 
 def _version() -> tuple[int, ...]:
-    found: tuple[int, ...] = sys.modules["IPython"].version_info[:2]
-    return found
+    version: tuple[int, ...] = sys.modules["IPython"].version_info[:2]
+    return version

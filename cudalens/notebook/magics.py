@@ -143,7 +143,7 @@ class FrontEnd:
                 yield
                 shown = self._watch.shown_by_time
                 if shown is not None and shown is not before:
-                    session.kept, is_shown = shown, self._watch.note_explained(shown)
+                    session.shown_error, is_shown = shown, self._watch.note_explained(shown)
         except BaseException as error:
             is_shown = self._watch.note_explained(error)
             raise
@@ -216,9 +216,9 @@ class FrontEnd:
         stop_simulation()
 
 
-def _split(line: str, *given: Options) -> tuple[Options, str]:
+def _split(line: str, *defaults: Options) -> tuple[Options, str]:
     try:
-        return split_line(line, *given)
+        return split_line(line, *defaults)
     except OptionsError as error:
         raise UsageError(str(error)) from None
 

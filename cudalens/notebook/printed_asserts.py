@@ -23,7 +23,7 @@ class PrintedAsserts:
     """Listens to the stderr of a kernel; in a terminal nobody can, and nothing is known."""
 
     def __init__(self) -> None:
-        self._kept = self._begun = ""
+        self._asserts = self._begun = ""
         self._stream: Any = None
         self._write: Any = None
         # Again from inside: a signal handler may print.
@@ -61,7 +61,7 @@ class PrintedAsserts:
 
         if self._stream is not None:
             self._stream.flush()
-        return "\n".join(line.text() for line in fold(self._kept + self._begun))
+        return "\n".join(line.text() for line in fold(self._asserts + self._begun))
 
     def _hook(self, message: dict[str, Any]) -> dict[str, Any]:
         self._keep(message.get("content", {}).get("text", ""))
@@ -77,6 +77,6 @@ class PrintedAsserts:
         with self._lock:
             *lines, begun = (self._begun + text).split("\n")
             self._begun = begun[-_MAX_LINE:]
-            if len(self._kept) < _MAX_CHARACTERS:
-                kept = "".join(f"{line}\n" for line in lines if _MARK in line)
-                self._kept += kept[:_MAX_CHARACTERS]
+            if len(self._asserts) < _MAX_CHARACTERS:
+                asserts = "".join(f"{line}\n" for line in lines if _MARK in line)
+                self._asserts += asserts[:_MAX_CHARACTERS]

@@ -16,7 +16,7 @@ from cudalens.source.files import cell_number, cells_of, note_cell, register_cel
 
 
 class CellPlace(NamedTuple):
-    """Where code was typed: the name of its cell, and what is above it and before it there."""
+    """Place of typed code: the name of its cell, and the text above it and before it there."""
 
     filename: str
     lines: int = 0

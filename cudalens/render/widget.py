@@ -93,7 +93,7 @@ def _wire(keys: Keys, selection: Selection) -> ipywidgets.Text:
         # "number key key …": the number makes the same choice twice a change.
         number, *chosen = change["new"].split() or [""]
         if number.isdigit():
-            selection.choose(keys.known(chosen))
+            selection.choose(keys.present(chosen))
 
     field.observe(heard, "value")
     return field

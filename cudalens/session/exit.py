@@ -51,9 +51,9 @@ def explained(
     """
     if not isinstance(error, Exception) or not is_torch_error(error):
         return None
-    known = getattr(error, "__cudalens_report__", None)
-    if isinstance(known, Report):
-        return known  # a session inside this one has reported it
+    own_report = getattr(error, "__cudalens_report__", None)
+    if isinstance(own_report, Report):
+        return own_report  # a session inside this one has reported it
     is_lost = limits.attempt("earlier failure", lambda: lost_context.is_lost(error_facts(error)))
     if is_lost and (earlier := lost_context.end()) is not None:
         return attached(error, earlier, f"cudalens: {lost_context.reminder(earlier)}")
@@ -126,11 +126,11 @@ def report_of_own(
     """
     text = str(error)
     matching = (item for item in findings if format_message(item) in text or item.headline == text)
-    found = next(matching, None)
+    match = next(matching, None)
     innermost = entries_from_traceback(error.__traceback__)[-1:]
     is_ours = any(is_own_file(entry.tb_frame.f_code.co_filename) for entry in innermost)
-    if found is not None or not is_ours:
-        return found
+    if match is not None or not is_ours:
+        return match
     is_assert = isinstance(error, DeviceAssertError)
     return Report(
         kind="device_assert" if is_assert else "nonfinite",

@@ -44,9 +44,9 @@ def explain(
     Returns:
         ``None`` when there is no exception, or it is none of torch's.
     """
-    known = getattr(error, "__cudalens_report__", None) or getattr(error, "report", None)
-    if isinstance(known, Report):
-        return known
+    own_report = getattr(error, "__cudalens_report__", None) or getattr(error, "report", None)
+    if isinstance(own_report, Report):
+        return own_report
     if error is None or not is_torch_error(error):
         return None
     facts = error_facts(error)
@@ -86,8 +86,8 @@ def _assertions(message: str, printed: str) -> str:
     A process that prints some has met one fault: its context ends with the first.
     """
     rehearsed = getattr(rehearsed_fault(), "text", "")
-    found = fold(rehearsed) or fold(message) or fold(printed)
-    return "\n".join(line.text() for line in found)
+    lines = fold(rehearsed) or fold(message) or fold(printed)
+    return "\n".join(line.text() for line in lines)
 
 
 def _tree_of_cell(error: BaseException) -> ast.AST:
@@ -115,8 +115,8 @@ def _call_that_fits(tree: ast.AST, lines: str) -> tuple[OpName, int] | None:
     }
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
     named = ((ast.unparse(node.func).rpartition(".")[2], node.lineno) for node in calls)
-    found = [(ops[name], line) for name, line in named if name in ops]
-    return found[0] if len(found) == 1 else None
+    fitting = [(ops[name], line) for name, line in named if name in ops]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _tensors(namespace: Mapping[str, object], tree: ast.AST) -> tuple[TensorFact, ...]:

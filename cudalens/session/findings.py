@@ -24,7 +24,7 @@ class _Series:
     """Findings of one sort: the first few whole, those behind the first by their headlines."""
 
     def __init__(self) -> None:
-        self.kept: tuple[Report, ...] = ()
+        self.first: tuple[Report, ...] = ()
         self.count = 0
         self.later: Counter[_Entry] = Counter()
         self.last: Report | None = None
@@ -33,8 +33,8 @@ class _Series:
         if self.count and (len(self.later) < MAX_FINDINGS or _entry(report) in self.later):
             self.later[_entry(report)] += 1
         self.count, self.last = self.count + 1, report
-        if len(self.kept) < MAX_FINDINGS:
-            self.kept = (*self.kept, report)
+        if len(self.first) < MAX_FINDINGS:
+            self.first = (*self.first, report)
 
 
 class Findings:
@@ -57,8 +57,8 @@ class Findings:
 
     def has(self, report: Report) -> bool:
         """Return whether this very finding was taken in: one that is kept, or the last."""
-        known = (*self.raised.kept, self.raised.last)
-        return id(report) in [id(item) for item in known]
+        reports = (*self.raised.first, self.raised.last)
+        return id(report) in [id(item) for item in reports]
 
     def fired(self) -> str:
         """Say how often a guard fired."""
@@ -77,7 +77,7 @@ class Findings:
             number += 1
         for series in (self.raised, self.silent):
             number += series.count
-            for first in series.kept[:1]:
+            for first in series.first[:1]:
                 if first is shown:
                     number -= 1
                 else:
@@ -111,7 +111,7 @@ def _listed(entries: Counter[_Entry], kind: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SwallowedFinding:
-    """What became of a finding that did not leave its block.
+    """End of a finding that did not leave its block.
 
     An except clause, ``contextlib.suppress``, ``%%capture`` that has shown it, a script of ``%run``
     that stopped at it: no word says which, or whether the code behind it ran.
@@ -146,7 +146,7 @@ class SwallowedFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a block ended with, and which of it is shown: a finding, an error, a silent finding."""
+    """End of a block, and which part of it is shown: a finding, an error, a silent finding."""
 
     finding: Report | None = None
     """The first finding that was raised."""
@@ -157,7 +157,7 @@ class Outcome:
     earlier: Report | None = None
     """The failure of an earlier block that had ended the device's context."""
     swallowed: SwallowedFinding | None = None
-    """What became of ``finding`` when it did not leave the block."""
+    """End of ``finding`` when it did not leave the block."""
     site: CallSite | None = None
     """The user's line, where it is known from the exception's traceback only."""
 
@@ -186,8 +186,8 @@ class Outcome:
         site = self.site or CallSite()
         parts = [shown.explanation]
         if self.swallowed is not None:
-            said = self.swallowed.sentence(_place_of(shown))
-            parts.append(f"{said[0].upper()}{said[1:]}; {findings.fired()}.")
+            sentence = self.swallowed.sentence(_place_of(shown))
+            parts.append(f"{sentence[0].upper()}{sentence[1:]}; {findings.fired()}.")
         parts.append(findings.others(shown, self.error))
         is_lost = self.error is not None and self.error.context_usable is False
         return replace(

@@ -82,9 +82,9 @@ class OptionParser(argparse.ArgumentParser):
         """Raise the error, with the option that was probably meant."""
         from difflib import get_close_matches  # loading the extension stays cheap
 
-        known = [name for name in self._option_string_actions if name.startswith("--")]
+        names = [name for name in self._option_string_actions if name.startswith("--")]
         unknown = re.findall(r"(?<=\s)--[\w-]+", message) if "unrecognized" in message else []
-        close = [name for word in unknown[:1] for name in get_close_matches(word, known, 1)]
+        close = [name for word in unknown[:1] for name in get_close_matches(word, names, 1)]
         meant = f"; did you mean {close[0]}?" if close else ""
         msg = f"{message}{meant} (--help lists the options)"
         raise OptionsError(msg)
@@ -112,11 +112,11 @@ class SubCommand:
     """A sub-command of the command line: its form, what it does in words, and what runs it."""
 
     form: str
-    """As it stands in the help: ``show FILE...``."""
+    """Usage in the help: ``show FILE...``."""
     does: str
     run: Callable[[argparse.Namespace], int]
     more: str = ""
-    """What its own help adds."""
+    """Text that its own help adds."""
     table: Table = ()
 
     def parser(self) -> OptionParser:
@@ -128,13 +128,13 @@ class SubCommand:
         return OptionParser(usage, text, (*self.table, _HELP))
 
 
-def parse(tokens: Sequence[str], given: Options = _DEFAULT) -> Options:
+def parse(tokens: Sequence[str], defaults: Options = _DEFAULT) -> Options:
     """Read option tokens, which add to those that were given before.
 
     Raises:
         OptionsError: an option is unknown, or its value is missing or unfit.
     """
-    parsed = _PARSER.parse_args(list(tokens), argparse.Namespace(**vars(given)))
+    parsed = _PARSER.parse_args(list(tokens), argparse.Namespace(**vars(defaults)))
     return Options(**vars(parsed))
 
 
@@ -152,19 +152,21 @@ def take(tokens: Sequence[str], *, stop: Sequence[str] = ()) -> int:
     return min(count, len(tokens))
 
 
-def split_line(line: str, given: Options = _DEFAULT) -> tuple[Options, str]:
+def split_line(line: str, defaults: Options = _DEFAULT) -> tuple[Options, str]:
     """Split a magic's line into its options and the rest, which is kept as it was typed.
 
     Raises:
         OptionsError: as :func:`parse`.
     """
-    found = list(_TOKEN.finditer(line))
-    count = take([match[0] for match in found])
-    tokens = [_QUOTED.sub(lambda quoted: quoted[1] or quoted[2] or "", m[0]) for m in found[:count]]
-    options = parse(tokens, given)
-    if count < len(found) and found[count][0] == "--":
+    matches = list(_TOKEN.finditer(line))
+    count = take([match[0] for match in matches])
+    tokens = [
+        _QUOTED.sub(lambda quoted: quoted[1] or quoted[2] or "", m[0]) for m in matches[:count]
+    ]
+    options = parse(tokens, defaults)
+    if count < len(matches) and matches[count][0] == "--":
         count += 1
-    rest = line[found[count].start() :] if count < len(found) else ""
+    rest = line[matches[count].start() :] if count < len(matches) else ""
     return options, rest.rstrip()
 
 

@@ -32,9 +32,9 @@ from cudalens.core.report import RankResult, Report
 from cudalens.source.files import is_user_file
 
 OTHERS_S = 1.0
-"""How long a rank with a finding waits for the findings of the others, which its end would end."""
+"""Seconds that a rank with a finding waits for those of the others, which its end would end."""
 CUT_OFF_S = 3.0
-"""How long one waits whose connection broke: who broke it is to be the first that has ended."""
+"""Seconds that one waits whose connection broke: the one that broke it is to end first."""
 _OF_LAUNCHERS = ("torch.multiprocessing", "torch.distributed.elastic")
 _CUT_OFF = re.compile(
     r"Connection (?:was )?(?:closed|reset) by peer|Broken pipe|NCCL (?:error|communicator)"
@@ -105,13 +105,13 @@ class Ranks:
     def results(self) -> tuple[RankResult, ...]:
         """Return what became of each process, those that made a report first, by time."""
         reports = {} if self._folder is None else load_reports(self._folder)
-        found = [result_of(reports[name], process=int(name)) for name in reports]
-        found += [
+        results = [result_of(reports[name], process=int(name)) for name in reports]
+        results += [
             RankResult(process=number, outcome=_format_end(process.exitcode))
             for number, process in sorted(self._started.items())
             if str(number) not in reports
         ]
-        return tuple(found)
+        return tuple(results)
 
 
 def _is_rank(process: BaseProcess) -> bool:
@@ -129,7 +129,7 @@ def _is_rank(process: BaseProcess) -> bool:
 
 @dataclass
 class RankRun:
-    """What a process runs in place of its own ``run``: the same, under a check."""
+    """Replacement of a process's ``run``: the same, under a check."""
 
     process: BaseProcess
     file: Path
@@ -203,16 +203,16 @@ def give_way(report: Report) -> None:
 
 def load_reports(folder: Path) -> dict[str, Report]:
     """Return the reports of a folder: raised ones, then warnings, then who was cut off; by time."""
-    found = []
+    reports = []
     for path in folder.glob("*.json"):
         try:
             report = Report.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             continue  # somebody else's file
         weight = 2 * is_cut_off(report) + (report.kind == "silent")
-        found.append((weight, path.stat().st_mtime_ns, path.stem, report))
-    found.sort(key=lambda item: item[:3])
-    return {name: report for _, _, name, report in found}
+        reports.append((weight, path.stat().st_mtime_ns, path.stem, report))
+    reports.sort(key=lambda item: item[:3])
+    return {name: report for _, _, name, report in reports}
 
 
 def is_cut_off(report: Report) -> bool:
@@ -236,8 +236,8 @@ def result_of(report: Report, *, process: int | None = None, page: str | None = 
     outcome = "lost its connection to another rank" if is_cut_off(report) else ""
     steps = (step.note or "" for step in report.provenance)
     batch = next((note for note in steps if note.startswith("batch ")), "")
-    found = report.offenders.first if report.offenders else ()
-    items = [str(item.sample) for item in found if item.sample is not None]
+    bad_values = report.offenders.first if report.offenders else ()
+    items = [str(item.sample) for item in bad_values if item.sample is not None]
     if batch and len(items) > 1:
         batch += f"; all bad items: {', '.join(items)}"
     return RankResult(

@@ -80,7 +80,7 @@ class CheckSession:
         """Shows the report of a lost device where the loss is found, before the block ends."""
         self.display_name = os.urandom(16).hex()
         """The name of the output that it is shown in."""
-        self.kept: BaseException | None = None
+        self.shown_error: BaseException | None = None
         """An exception that ended the block's code and was shown, yet does not leave the block."""
         self._begin()
 
@@ -94,10 +94,10 @@ class CheckSession:
         self.written: tuple[Path, ...] = ()
         """The files that the report was written to."""
         self.checked_ops = self.recorded_ops = 0
-        """How many calls the guards looked at and how many ops were recorded, once closed."""
+        """Number of guarded calls and of recorded ops, once closed."""
         self._checked_before = 0
         self.swallowed: SwallowedFinding | None = None
-        """What became of the first finding, when it did not leave the block."""
+        """End of the first finding, when it did not leave the block."""
         self._is_of_thread = False
         self._thread = threading.get_ident()
         self._was_shown = False
@@ -113,18 +113,18 @@ class CheckSession:
 
     @property
     def internal_errors(self) -> list[str]:
-        """What failed in the check itself, one line each; a report has them as ``limits``."""
+        """Failures of the check itself, one line each; a report has them as ``limits``."""
         return self._limits.lines
 
     @property
     def findings(self) -> tuple[Report, ...]:
         """The first findings of the block that were raised, whether or not they left it."""
-        return self._findings.raised.kept
+        return self._findings.raised.first
 
     @property
     def warnings(self) -> tuple[Report, ...]:
         """The first silent findings of the block, one for each line."""
-        return self._findings.silent.kept
+        return self._findings.silent.first
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -199,8 +199,8 @@ class CheckSession:
             a finding of deferred guards that comes to light only here.
         """
         late = None
-        kept, self.kept = self.kept, None
-        error = kept if error is None else error
+        shown_error, self.shown_error = self.shown_error, None
+        error = shown_error if error is None else error
         try:
             if self.deferred or not self.force_eager:
                 late = self._limits.attempt("pending checks", PROCESS.settle)
@@ -264,7 +264,7 @@ class CheckSession:
 
     # --- listening -------------------------------------------------------------------------------
 
-    def found(self, report: Report) -> None:
+    def add_finding(self, report: Report) -> None:
         """Take note of a finding; called by the guards, from any thread."""
         if report.kind != "silent" and not self.findings:
             self._is_of_thread = threading.get_ident() != self._thread
@@ -334,7 +334,7 @@ class CheckSession:
         if error.report is None:
             error.report = report_of_own(error, self.findings)
         if error.report is not None and not self._findings.has(error.report):
-            self.found(error.report)  # it came to nobody, or to a session inside this one
+            self.add_finding(error.report)  # it came to nobody, or to a session inside this one
         return error
 
     def _explained(self, error: BaseException | None, started: float) -> Report | None:
@@ -379,12 +379,12 @@ class CheckSession:
         self.report = PROCESS.last = report
         if not (self.is_reminder or report.ranks):  # another process's device is not this one's
             self._limits.attempt("memory", partial(lost_context.remember, report))
-        known = getattr(error, "__cudalens_report__", None)
-        if self.swallowed and known is not self.findings[0]:
+        own_report = getattr(error, "__cudalens_report__", None)
+        if self.swallowed and own_report is not self.findings[0]:
             return  # the exception is another matter, and has a report of its own
         if isinstance(error, (DeviceAssertError, NonFiniteError)):
             error.report = self.report
-        elif error is not None and known is not None:
+        elif error is not None and own_report is not None:
             set_on(error, "__cudalens_report__", report)
 
     def _late(self, raised: BaseException | None) -> BaseException | None:

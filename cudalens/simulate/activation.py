@@ -94,7 +94,7 @@ def _has_gpu() -> bool:
 
 
 _off: Final = Registrations()
-"""What answers to tensors that outlive their device, and to requests for new ones."""
+"""Stands in for the device of tensors that outlive it, and refuses new ones."""
 
 
 class Simulation:
@@ -208,13 +208,13 @@ class Simulation:
         if PROCESS.is_installed:
             return  # a guard would stop the call before the device, and report it
         state = self._runtime.state
-        asked, state.blocking = state.blocking, False
+        was_blocking, state.blocking = state.blocking, False
         try:
             torch.zeros(3, device="cuda")[torch.tensor([3], device="cuda")]
             if self.pending is None:
                 raise RuntimeError("an index outside the tensor went unnoticed")
         finally:
-            state.blocking = asked
+            state.blocking = was_blocking
             self.reset()
 
     def _remove(self) -> None:

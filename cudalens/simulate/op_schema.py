@@ -49,11 +49,11 @@ def yaml_facts() -> YamlFacts:
     facts = YamlFacts(check={}, structured=set(), has_cuda_kernel=set())
     name = ""
     for line in path.read_text(encoding="utf-8").splitlines():
-        if found := _FUNC.match(line):
-            name = f"aten::{found[1]}"
-        elif found := _DEVICE_CHECK.match(line):
+        if match := _FUNC.match(line):
+            name = f"aten::{match[1]}"
+        elif match := _DEVICE_CHECK.match(line):
             # Lists fall back to one op per tensor; the rest is TensorIterator, said or not.
-            is_list = (found[1] or "").startswith("foreach kernels")
+            is_list = (match[1] or "").startswith("foreach kernels")
             facts.check[name] = DeviceCheck.NONE if is_list else DeviceCheck.ITERATOR
         elif line.startswith(("  structured: True", "  structured_delegate:")):
             facts.structured.add(name)

@@ -158,8 +158,8 @@ def resize_storage(storage: Any, count: int) -> None:
     """Give a device storage memory of this many bytes; all tensors that share it go on doing so."""
     old = _host_bytes(storage)
     memory = torch.empty(count, dtype=torch.uint8)
-    kept = min(count, storage.nbytes())
-    memory[:kept].copy_(old[:kept])
+    common = min(count, storage.nbytes())
+    memory[:common].copy_(old[:common])
     del old
     swap_memory(storage, to_device(memory).untyped_storage())
     METER.track(storage)

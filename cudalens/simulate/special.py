@@ -121,8 +121,8 @@ def _embedding_bag(runtime: Runtime, facts: OpSchema, values: list[Any], keys: A
     """Look up bags of rows; CUDA has its own words for weights of another dtype."""
     table, scale = values[0], values[facts.names.index("per_sample_weights")]
     if scale is not None and scale.dtype != table.dtype:
-        wanted, found = (_SCALAR_TYPES.get(t.dtype, str(t.dtype)) for t in (table, scale))
-        raise RuntimeError(f"expected scalar type {wanted} but found {found}")
+        wanted, actual = (_SCALAR_TYPES.get(t.dtype, str(t.dtype)) for t in (table, scale))
+        raise RuntimeError(f"expected scalar type {wanted} but found {actual}")
     return run(runtime, facts, values, keys)
 
 

@@ -44,7 +44,7 @@ _STDERR_FD: Final = 2  # CUDA's driver writes here, past sys.stderr
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFailure:
-    """What the first failing kernel was, and the line it would have printed."""
+    """The first failing kernel, and the line it would have printed."""
 
     op: str
     text: str
@@ -68,7 +68,7 @@ class DeviceState:
         self._process = os.getpid()
         self.sync_debug_mode = 0
         self.sync_count = 0
-        """How often the host waited in a call that this mode speaks of."""
+        """Number of times the host waited in a call that this mode reports."""
 
     @property
     def pending(self) -> str | None:

@@ -22,7 +22,7 @@ DEVICE_NAME: Final = "cudalens rehearsal device (CPU)"
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceProperties:
-    """What torch.cuda.get_device_properties answers; the figures are invented and round."""
+    """Result of torch.cuda.get_device_properties; the figures are invented and round."""
 
     name: str = DEVICE_NAME
     major: int = 8
@@ -109,7 +109,7 @@ _MARKERS: Final = {
     **dict.fromkeys(("rangePushA", "rangePop", "rangeStartA", "deviceRangeStart"), constant(0)),
     **dict.fromkeys(("rangeEnd", "markA", "deviceRangeEnd"), constant(None)),
 }
-"""What NVTX ranges are handed to: nobody listens."""
+"""Receiver of NVTX ranges: no one listens."""
 
 
 def _refusal(what: str, original: Any) -> type:

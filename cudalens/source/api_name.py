@@ -32,10 +32,10 @@ def api_name(places: Sequence[Place], argument_names: Collection[str] = ()) -> s
     named = _of_frames(group)
     if named is not None or not places:
         return named
-    found = RunningCall.at(places[-1]).api(argument_names)
-    if found is None and group and is_module(owner := group[-1].variables.get("self")):
+    name = RunningCall.at(places[-1]).api(argument_names)
+    if name is None and group and is_module(owner := group[-1].variables.get("self")):
         return class_name(type(owner))
-    return found
+    return name
 
 
 def _of_frames(group: Sequence[Place]) -> str | None:

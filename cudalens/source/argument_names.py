@@ -46,56 +46,56 @@ class LineTensor(NamedTuple):
 
 def tensors_on(run: Running, call: RunningCall, callee: Place | None) -> tuple[LineTensor, ...]:
     """Find the expressions of the running line that are tensors, nearest and shortest first."""
-    found: dict[tuple[str, int], tuple[int, LineTensor]] = {}
+    tensors: dict[tuple[str, int], tuple[int, LineTensor]] = {}
     for read in _read(run, call, callee):
         for extra, text, node, tensor in _tensors_of(read, run.lines):
             rank = read.rank + extra
             # The same text twice may be two tensors: two calls of one function.
             key = text, id(tensor)
-            if key not in found or found[key][0] > rank:
-                found[key] = rank, LineTensor(text, span_of(node, run.lines), tensor)
-    ordered = sorted(found.values(), key=lambda item: (item[0], len(item[1].expression)))
+            if key not in tensors or tensors[key][0] > rank:
+                tensors[key] = rank, LineTensor(text, span_of(node, run.lines), tensor)
+    ordered = sorted(tensors.values(), key=lambda item: (item[0], len(item[1].expression)))
     return tuple(item for _, item in ordered)
 
 
 def name_values(
-    found: Sequence[LineTensor], values: Mapping[str, object], same: Same
+    tensors: Sequence[LineTensor], values: Mapping[str, object], same: Same
 ) -> tuple[Name, ...]:
     """Name each value by the first expression that is proven to be it."""
     names = []
     for key, value in values.items():
-        proven = next((item for item in found if same(item.value, value)), None)
+        proven = next((item for item in tensors if same(item.value, value)), None)
         if proven is not None:
             names.append(Name(key, proven.expression, proven.span))
     return tuple(names)
 
 
 def other_tensors(
-    found: Sequence[LineTensor], values: Mapping[str, object], same: Same
+    tensors: Sequence[LineTensor], values: Mapping[str, object], same: Same
 ) -> tuple[LineTensor, ...]:
     """List the tensors on the line that are none of ``values``, each once, in reading order."""
-    kept: list[LineTensor] = []
-    for item in found:
-        known = [*values.values(), *(other.value for other in kept)]
-        if not any(same(item.value, value) for value in known):
-            kept.append(item)
-    return tuple(sorted(kept[:_MAX_OTHERS], key=lambda item: item.span or (1 << 31, 0, 0)))
+    others: list[LineTensor] = []
+    for item in tensors:
+        named = [*values.values(), *(other.value for other in others)]
+        if not any(same(item.value, value) for value in named):
+            others.append(item)
+    return tuple(sorted(others[:_MAX_OTHERS], key=lambda item: item.span or (1 << 31, 0, 0)))
 
 
 def library_names(
     places: Sequence[Place], values: Mapping[str, object], same: Same
 ) -> tuple[tuple[str, str], ...]:
     """Return each key with the variables that hold its value in library frames, innermost first."""
-    found: list[tuple[str, str]] = []
+    names: list[tuple[str, str]] = []
     for place in reversed(places):
         if is_torch_file(place.filename):
             continue  # its parameters are called as in the schema
         variables = [pair for pair in place.variables.items() if is_tensor(pair[1])]
         for key, value in values.items():
             name = next((name for name, variable in variables if same(variable, value)), None)
-            if name is not None and sum(known == key for known, _ in found) < _MAX_LIBRARY_NAMES:
-                found.append((key, name))
-    return tuple(found)
+            if name is not None and sum(other == key for other, _ in names) < _MAX_LIBRARY_NAMES:
+                names.append((key, name))
+    return tuple(names)
 
 
 class _Read(NamedTuple):
@@ -199,10 +199,10 @@ _HOMES = ("torch", "torch.Tensor")
 
 
 class OpSignature(NamedTuple):
-    """What an op is called and takes."""
+    """Name and parameters of an op."""
 
     op: str
-    """As in ``aten::gather``."""
+    """Name such as ``aten::gather``."""
     parameters: inspect.Signature
     """In the order of its schema."""
 

@@ -1,4 +1,4 @@
-"""Where a name on the running line got its value, as far as the source proves it.
+"""The assignment that gave a name on the running line its value, as far as the source proves it.
 
 Only one scope is read, and nothing is run.  A binding is named when it is passed on every way to
 the running statement and no other one can come between.  Not here: which op made a tensor, which
@@ -42,25 +42,25 @@ def binding_of(run: Running, name: str) -> Binding | None:
     sure = [item for item in bindings if _is_passed(item, scope, statements)]
     if not sure or not isinstance(sure[-1], _SETTING):
         return None
-    found = sure[-1]
-    loops = [item for item in statements if isinstance(item, _LOOPS) and item is not found]
-    outer = [loop for loop in loops if not _holds(loop, found)]
+    statement = sure[-1]
+    loops = [item for item in statements if isinstance(item, _LOOPS) and item is not statement]
+    outer = [loop for loop in loops if not _holds(loop, statement)]
     for other in bindings:
-        is_late = other.lineno > found.lineno
+        is_late = other.lineno > statement.lineno
         if is_late and (
             other.lineno < run.statement.lineno or any(_holds(o, other) for o in outer)
         ):
             return None
-    in_loop = any(isinstance(item, _LOOPS) and _holds(item, found) for item in statements)
+    in_loop = any(isinstance(item, _LOOPS) and _holds(item, statement) for item in statements)
     value = None
-    if isinstance(found, ast.Assign) and isinstance(found.targets[-1], ast.Name):
-        value = found.value
+    if isinstance(statement, ast.Assign) and isinstance(statement.targets[-1], ast.Name):
+        value = statement.value
     return Binding(
-        at=_span(run, found),
+        at=_span(run, statement),
         value=None if value is None else text_of(value, run.lines),
-        is_read_again=bool(outer) or _is_read_again(run, found, name, scope),
+        is_read_again=bool(outer) or _is_read_again(run, statement, name, scope),
         is_in_loop=in_loop or not isinstance(scope, ast.Module),
-        dropped=_dropped(run, found, name, scope),
+        dropped=_dropped(run, statement, name, scope),
         **_called(value),
     )
 
@@ -105,7 +105,7 @@ def _holds(block: ast.AST, wanted: ast.AST) -> bool:
     return any(item is wanted for item in ast.walk(block))
 
 
-def _is_read_again(run: Running, found: ast.stmt, name: str, scope: ast.AST) -> bool:
+def _is_read_again(run: Running, statement: ast.stmt, name: str, scope: ast.AST) -> bool:
     """Return whether another line below a binding reads it, and does not cast or move it."""
     first, last = getattr(run.node, "lineno", 0), getattr(run.node, "end_lineno", 0)
     # Where another line casts or moves it already, its value is not what is wrong.
@@ -118,7 +118,7 @@ def _is_read_again(run: Running, found: ast.stmt, name: str, scope: ast.AST) -> 
         isinstance(item, ast.Name)
         and item.id == name
         and isinstance(item.ctx, ast.Load)
-        and item.lineno > found.lineno
+        and item.lineno > statement.lineno
         and not first <= item.lineno <= last
         and id(item) not in changed
         for item in ast.walk(scope)
@@ -126,14 +126,14 @@ def _is_read_again(run: Running, found: ast.stmt, name: str, scope: ast.AST) -> 
 
 
 def _dropped(
-    run: Running, found: ast.stmt, name: str, scope: ast.AST
+    run: Running, statement: ast.stmt, name: str, scope: ast.AST
 ) -> tuple[str, SourceSpan] | None:
     assert run.statement is not None
     for item in _statements(scope):
         call = item.value if isinstance(item, ast.Expr) else None
         function = call.func if isinstance(call, ast.Call) else None
         if (
-            found.lineno < item.lineno < run.statement.lineno
+            statement.lineno < item.lineno < run.statement.lineno
             and isinstance(function, ast.Attribute)
             and isinstance(function.value, ast.Name)
             and function.value.id == name
@@ -162,18 +162,18 @@ def attribute_binding(code: CodeType, name: str) -> Binding | None:
     """Return where a method binds the attribute ``name`` of its object, if it does so once."""
     tree = parsed_source(code.co_filename)
     owner = code.co_varnames[:1]
-    found: list[ast.Assign] = []
+    statements: list[ast.Assign] = []
     for function in ast.walk(tree) if tree is not None and owner else ():
         if isinstance(function, ast.FunctionDef) and function.lineno == code.co_firstlineno:
             wanted = f"{owner[0]}.{name}"
-            found += [
+            statements += [
                 item
                 for item in _statements(function)
                 if isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) == wanted
             ]
-    if len(found) != 1:
+    if len(statements) != 1:
         return None
-    value, cell, line = found[0].value, cell_number(code.co_filename), found[0].lineno
+    value, cell, line = statements[0].value, cell_number(code.co_filename), statements[0].lineno
     at = SourceSpan(cell=cell, file=code.co_filename if cell is None else None, line=line)
     return Binding(at=at, value=ast.unparse(value), **_called(value))
 

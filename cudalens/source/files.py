@@ -1,4 +1,4 @@
-"""Whose file is it?  Notebook cells by number, the user's files, and everybody else's.
+"""Owner of a file: notebook cells by number, the user's files, and everyone else's.
 
 A cell has one of three kinds of file name: ``/tmp/ipykernel_PID/HASH.py`` (ipykernel),
 ``<ipython-input-N-hash>`` (IPython), or a name that a front end told us with
@@ -123,7 +123,7 @@ class Source:
 
     def __init__(self, cached: list[str]) -> None:
         self.cached = cached
-        """As linecache holds them: another list is another version."""
+        """Lines as linecache has them: another list is another version."""
         self.lines = [line.rstrip("\r\n") for line in cached]
 
 
@@ -139,13 +139,13 @@ def source(filename: str) -> Source:
         # The entry described something that is no file: checkcache was wrong to drop it.
         linecache.cache[filename] = entry
         lines = linecache.getlines(filename)
-    known = _sources.pop(filename, None)
-    if known is None or known.cached is not lines:
-        known = Source(lines)
-    _sources[filename] = known
+    cached = _sources.pop(filename, None)
+    if cached is None or cached.cached is not lines:
+        cached = Source(lines)
+    _sources[filename] = cached
     while len(_sources) > _MAX_SOURCES:
         _sources.pop(next(iter(_sources)), None)
-    return known
+    return cached
 
 
 def source_lines(filename: str) -> list[str]:

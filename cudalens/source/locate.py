@@ -36,7 +36,7 @@ _MAX_CONTEXT = 40
 
 @dataclass(frozen=True, kw_only=True)
 class CallSite:
-    """Where a call was made and what its tensors are called there."""
+    """Place of a call, and the user's names for its tensors."""
 
     source: SourceSpan | None = None
     """The deepest line of the user's."""
@@ -76,17 +76,17 @@ def locate(
     run, library = attempt("source", lambda: _users_run(places), lambda: (None, []))
     modules = attempt("module path", lambda: module_path(places), ModulePath)
     api = attempt("api", lambda: api_name(places, values.keys()))
-    found: tuple[LineTensor, ...] = ()
+    tensors: tuple[LineTensor, ...] = ()
     placed: tuple[Name, ...] = ()
     if run is not None and run.place.frame is not None:
         call = RunningCall(run)
         callee = library[0] if library else None
-        found = attempt("names", lambda: tensors_on(run, call, callee), tuple)
+        tensors = attempt("names", lambda: tensors_on(run, call, callee), tuple)
         if signature is not None and not library:
             names_by_place = partial(direct_names, run, call, api, signature, values.keys())
             placed = attempt("names", names_by_place, tuple)
-    names = attempt("names", lambda: name_values(found, values, same), tuple)
-    known = {item.key for item in names}
+    names = attempt("names", lambda: name_values(tensors, values, same), tuple)
+    keys = {item.key for item in names}
     return CallSite(
         source=None if run is None else attempt("source", lambda: _span_of(run)),
         call_text=None if run is None else attempt("call text", lambda: run.call_text),
@@ -94,8 +94,8 @@ def locate(
         module_path=modules.path,
         module_type=modules.type_name,
         frames=attempt("frames", lambda: frames_of(entries), tuple),
-        names=names + tuple(item for item in placed if item.key not in known),
-        others=attempt("names", lambda: other_tensors(found, values, same), tuple),
+        names=names + tuple(item for item in placed if item.key not in keys),
+        others=attempt("names", lambda: other_tensors(tensors, values, same), tuple),
         library_names=attempt("names", lambda: library_names(library, values, same), tuple),
         limits=tuple(limits.lines),
     )
@@ -116,14 +116,14 @@ def locate_line(entries: Sequence[Entry]) -> LineRef | None:
     Where several statements share the line, the text is that of the running one.
     """
 
-    def found() -> LineRef | None:
+    def line_ref() -> LineRef | None:
         run, _ = _users_run(places_of(entries))
         if run is None:
             return None
         line, alone = _span_of(run).ref, run.statement_text
         return line if alone in (None, run.text) else replace(line, text=alone)
 
-    return Limits().attempt("source", found)
+    return Limits().attempt("source", line_ref)
 
 
 def runs_torch(entry: Entry) -> bool:

@@ -1,4 +1,4 @@
-"""Where in the model it happened: the path of the module that was running.
+"""Place in the model: the path of the module that was running.
 
 Modules are read as they are stored; nothing of theirs is called, so a module with a broken
 ``__getattr__`` or a ``named_modules`` of its own does no harm.
@@ -24,14 +24,14 @@ class ModulePath(NamedTuple):
 
 def running_modules(places: Sequence[Place]) -> list[object]:
     """Return the modules whose methods are on the stack, outermost first, each once in a row."""
-    found: list[object] = []
+    modules: list[object] = []
     for place in places:
         if place.code.co_argcount == 0 or place.code.co_varnames[0] != "self":
             continue
         owner = place.variables.get("self")
-        if is_module(owner) and not (found and found[-1] is owner):
-            found.append(owner)
-    return found
+        if is_module(owner) and not (modules and modules[-1] is owner):
+            modules.append(owner)
+    return modules
 
 
 def module_path(places: Sequence[Place]) -> ModulePath:

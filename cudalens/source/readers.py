@@ -1,4 +1,4 @@
-"""What else the user's code reads of the value that the running call got by a name.
+"""Other reads, by the user's code, of the value that the running call got by a name.
 
 Only the running scope is read, and nothing is run.  Not here: where a name got its value
 (``bindings.py``).

@@ -63,7 +63,7 @@ _GIVE_TENSORS = frozenset(
 
 
 class RunningCall:
-    """What one entry of the stack is calling, indexing or computing.
+    """The call, subscript or operator that one entry of the stack is running.
 
     Args:
         run: the syntax that the entry runs.
@@ -117,8 +117,8 @@ class RunningCall:
             return None
         if any(isinstance(item, ast.Starred) for item in node.args):
             return None
-        given = dict(_keywords(node, signature))
-        if is_whole and len(given) < len(node.keywords):
+        keywords = dict(_keywords(node, signature))
+        if is_whole and len(keywords) < len(node.keywords):
             return None
         parameters = list(signature.parameters.values())[skipped:]
         if is_method:
@@ -128,11 +128,11 @@ class RunningCall:
         signature = signature.replace(parameters=parameters)
         bind = signature.bind if is_whole else signature.bind_partial
         try:
-            bound = bind(*node.args, **given).arguments
+            bound = bind(*node.args, **keywords).arguments
         except TypeError:
             return None
-        found = dict(_flat(bound, signature))
-        return {"self": self.receiver, **found} if is_method and self.receiver else found
+        operands = dict(_flat(bound, signature))
+        return {"self": self.receiver, **operands} if is_method and self.receiver else operands
 
     def operands(self) -> dict[str, ast.expr]:
         """Return what a running operator or subscript works on, as a tensor's method calls it."""
@@ -243,8 +243,8 @@ class RunningCall:
 
     def _of_operation(self, node: ast.AST | None, is_indexed: bool) -> str | None:
         if isinstance(node, ast.Subscript):
-            known = self._is_tensor(node.value)
-            if known or (known is None and is_indexed):
+            is_tensor = self._is_tensor(node.value)
+            if is_tensor or (is_tensor is None and is_indexed):
                 return _SUBSCRIPTS.get(self.place.operation.partition("_")[0])
         elif isinstance(node, ast.BinOp) and not self._is_pythons(node.left):
             left = self._is_tensor(node.left)
@@ -326,11 +326,11 @@ def signature_of(code: CodeType) -> inspect.Signature:
 
 def _keywords(node: ast.Call, signature: inspect.Signature) -> Iterator[tuple[str, ast.expr]]:
     """Return the named arguments of a call by the names of the signature."""
-    known = signature.parameters
-    is_open = any(item.kind is item.VAR_KEYWORD for item in known.values())
+    parameters = signature.parameters
+    is_open = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
     for keyword in node.keywords:
         name = keyword.arg
-        if name is not None and name not in known and not is_open:
+        if name is not None and name not in parameters and not is_open:
             name = next((item for item, names in _ALIASES.items() if name in names), name)
         if name is not None:
             yield name, keyword.value
@@ -338,14 +338,14 @@ def _keywords(node: ast.Call, signature: inspect.Signature) -> Iterator[tuple[st
 
 def _flat(bound: Mapping[str, Any], signature: inspect.Signature) -> Iterator[tuple[str, ast.expr]]:
     """Return bound arguments one by one, those of ``*rest`` as ``rest[0]``."""
-    for name, given in bound.items():
+    for name, value in bound.items():
         kind = signature.parameters[name].kind
         if kind is _KIND.VAR_POSITIONAL:
-            yield from ((f"{name}[{at}]", item) for at, item in enumerate(given))
+            yield from ((f"{name}[{at}]", item) for at, item in enumerate(value))
         elif kind is _KIND.VAR_KEYWORD:
-            yield from given.items()
+            yield from value.items()
         else:
-            yield name, given
+            yield name, value
 
 
 def method_of(operator: ast.AST) -> str | None:

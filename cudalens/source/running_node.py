@@ -33,7 +33,7 @@ _SUBSCRIPTS = ("BINARY_SUBSCR", "BINARY_SLICE", "STORE_SUBSCR", "STORE_SLICE", "
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """What a stack entry is running; ``None`` where its source does not tell."""
+    """Running statement and expression of a stack entry; ``None`` where the source has none."""
 
     place: Place
     lines: Sequence[str] = ()
@@ -57,7 +57,7 @@ class Running:
 
     @functools.cached_property
     def evaluator(self) -> SafeEvaluator | None:
-        """What reads the names of the running code, ``None`` where the frame is gone."""
+        """Reader of the names of the running code, ``None`` where the frame is gone."""
         frame = self.place.frame
         return None if frame is None else evaluator_for(frame, self._ended_names(frame))
 
@@ -90,7 +90,7 @@ class Running:
 
     @property
     def statement_text(self) -> str | None:
-        """As :attr:`text`, but only the running statement where others share its line."""
+        """Text of the running statement alone, where others share its line."""
         node, line = self.statement, self.text
         if node is None or line is None or node.lineno != node.end_lineno:
             return line
@@ -136,7 +136,7 @@ _SHORT = 400
 """A source of so many lines is parsed whole."""
 _STARTS = 20
 _TOP = re.compile(r"(?!(?:elif|else|except|finally|case)\b)[@\w]")
-"""How a line begins that may begin a statement of the module."""
+"""Start of a line that may begin a statement of the module."""
 
 
 def _trees_around(text: Source, place: Place) -> Iterator[ast.Module]:
@@ -327,25 +327,25 @@ def _fits(node: ast.AST, place: Place) -> bool:
     if place.operation in _SUBSCRIPTS and not isinstance(node, ast.Subscript):
         return False
     code = place.code
-    known = {*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars}
+    names = {*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars}
     target = node.func if isinstance(node, ast.Call) else node
     while isinstance(target, ast.Attribute | ast.Subscript):
-        if isinstance(target, ast.Attribute) and not _knows(known, target.attr):
+        if isinstance(target, ast.Attribute) and not _knows(names, target.attr):
             return False
         target = target.value
-    return not isinstance(target, ast.Name) or _knows(known, target.id)
+    return not isinstance(target, ast.Name) or _knows(names, target.id)
 
 
-def _knows(known: set[str], name: str) -> bool:
+def _knows(names: set[str], name: str) -> bool:
     # A private name of a class carries the class's name in the code.
-    return name in known or (name.startswith("__") and any(k.endswith(name) for k in known))
+    return name in names or (name.startswith("__") and any(k.endswith(name) for k in names))
 
 
 def _statement_at(tree: ast.AST, line: int) -> ast.stmt | None:
     """Return the innermost statement that covers a line."""
     for child in ast.iter_child_nodes(tree):
         if _covers(child, Position(line, line, 0, 0)):
-            found = _statement_at(child, line) or child
-            if isinstance(found, ast.stmt):
-                return found
+            statement = _statement_at(child, line) or child
+            if isinstance(statement, ast.stmt):
+                return statement
     return None

@@ -105,16 +105,16 @@ def is_array(value: object) -> bool:
 def instance_dict(value: object) -> dict[str, object]:
     """Return an object's own attributes, without descriptors; empty when it has none."""
     try:
-        found = object.__getattribute__(value, "__dict__")
+        entries = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return {}
-    return found if type(found) is dict else {}
+    return entries if type(entries) is dict else {}
 
 
 def registered(module: object, kind: str) -> Mapping[str, object]:
     """Return a module's ``_modules``, ``_parameters`` or ``_buffers`` as they are stored."""
-    found = instance_dict(module).get(kind)
-    return found if type(found) in (dict, collections.OrderedDict) else {}  # type: ignore[return-value]
+    entries = instance_dict(module).get(kind)
+    return entries if type(entries) in (dict, collections.OrderedDict) else {}  # type: ignore[return-value]
 
 
 def items_of(value: object, limit: int) -> list[tuple[object, object]]:
@@ -156,11 +156,11 @@ def item(value: object, key: object) -> Any:
 
 
 def _attribute(value: object, name: str) -> Any:
-    found = _class_attribute(type(value), name)
-    if type(found) is _FIELD:
-        return found.__get__(value, type(value))  # type: ignore[attr-defined]
+    attribute = _class_attribute(type(value), name)
+    if type(attribute) is _FIELD:
+        return attribute.__get__(value, type(value))  # type: ignore[attr-defined]
     if _class_attribute(type(value), "__getattribute__") is object.__getattribute__:
-        if is_module(value) and found is _ABSENT:
+        if is_module(value) and attribute is _ABSENT:
             for kind in ("_parameters", "_buffers", "_modules"):
                 if name in registered(value, kind):
                     return registered(value, kind)[name]
@@ -175,10 +175,10 @@ def _store(value: object) -> Mapping[object, object] | None:
     for module, name, path in _STORES:
         if not _has_base(value, module, name):
             continue
-        found = value
+        store = value
         for step in path:
-            found = instance_dict(found).get(step)
-        return found if type(found) is dict else None
+            store = instance_dict(store).get(step)
+        return store if type(store) is dict else None
     return None
 
 
@@ -197,12 +197,12 @@ def _entry(mapping: object, key: object) -> Any:
     assert isinstance(mapping, dict)
     # A key of a foreign type could run its own comparison during the look-up.
     keys = dict.keys(mapping)
-    if len(keys) > _MAX_KEYS or not all(type(known) in _KEYS for known in keys):
+    if len(keys) > _MAX_KEYS or not all(type(item) in _KEYS for item in keys):
         raise CannotEval
-    found = dict.get(mapping, key, _ABSENT)
-    if found is _ABSENT:
+    entry = dict.get(mapping, key, _ABSENT)
+    if entry is _ABSENT:
         raise CannotEval
-    return found
+    return entry
 
 
 def _base_of(value: object, method: str) -> Any:
@@ -228,5 +228,5 @@ def _has_base(value: object, module: str, name: str) -> bool:
 
 
 def _loaded(module: str, name: str) -> object:
-    found = sys.modules.get(module)
-    return None if found is None else vars(found).get(name)
+    loaded = sys.modules.get(module)
+    return None if loaded is None else vars(loaded).get(name)

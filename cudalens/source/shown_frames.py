@@ -15,7 +15,7 @@ from cudalens.core._python import entries_from_traceback, linked, set_on
 from cudalens.source.files import is_machinery, is_own_file, is_top, torch_path
 
 _DISPATCH = ("_ops.py", "overrides.py")
-"""Where torch has the wrappers through which an op is called, and a function mode is asked."""
+"""Files of the wrappers through which torch calls an op, and asks a function mode."""
 
 
 def shown_frames(trace: TracebackType | None) -> list[TracebackType]:
@@ -25,14 +25,14 @@ def shown_frames(trace: TracebackType | None) -> list[TracebackType]:
     function mode, the shell's call of a magic that we ran, and the line with the magic itself where
     its statement is the next.
     """
-    kept: list[TracebackType] = []
+    shown: list[TracebackType] = []
     for is_between, run in groupby(entries_from_traceback(trace), _is_between):
         entries = list(run)
         if not (is_between and any(is_own_file(_file(entry)) for entry in entries)):
-            if kept and _is_once_more(kept[-1], entries[0]):
-                kept.pop()
-            kept += entries
-    return kept
+            if shown and _is_once_more(shown[-1], entries[0]):
+                shown.pop()
+            shown += entries
+    return shown
 
 
 def shown(trace: TracebackType | None) -> TracebackType | None:
@@ -42,8 +42,8 @@ def shown(trace: TracebackType | None) -> TracebackType | None:
 
 def without_torch(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the frames of torch, where it has any others."""
-    kept = [entry for entry in entries_from_traceback(trace) if not torch_path(_file(entry))]
-    return linked(kept) or trace
+    users = [entry for entry in entries_from_traceback(trace) if not torch_path(_file(entry))]
+    return linked(users) or trace
 
 
 def is_reported(error: BaseException, report: object) -> bool:
@@ -99,16 +99,16 @@ def hide_own_frames(error: BaseException) -> None:
 
 def with_causes(error: BaseException, *links: str) -> list[BaseException]:
     """Return an exception, those that ``links`` lead to, and those of a group; each once."""
-    todo, found = [error], {}
+    todo, causes = [error], {}
     while todo:
         item = todo.pop()
-        if id(item) in found:
+        if id(item) in causes:
             continue
-        found[id(item)] = item
+        causes[id(item)] = item
         parts = item.exceptions if isinstance(item, BaseExceptionGroup) else ()
         behind = (getattr(item, link) for link in links)
         todo += [part for part in (*behind, *parts) if part is not None]
-    return list(found.values())
+    return list(causes.values())
 
 
 def _file(entry: TracebackType) -> str:

@@ -29,7 +29,7 @@ from cudalens.source.safe_eval import instance_dict
 
 MAX_FRAMES = 60
 OUTERMOST = 5
-"""How many of the outermost frames are kept when there are more than ``MAX_FRAMES``."""
+"""Number of outermost frames kept when there are more than ``MAX_FRAMES``."""
 
 _RUNNER = str(Path(__file__).parents[1] / "notebook" / "statement.py")
 
@@ -71,7 +71,7 @@ def line_of(code: CodeType, lasti: int) -> int:
 
 
 class Position(NamedTuple):
-    """Where an instruction comes from: 1-based lines, 0-based columns in UTF-8 bytes."""
+    """Source range of an instruction: 1-based lines, 0-based columns in UTF-8 bytes."""
 
     line: int
     end_line: int
@@ -110,7 +110,7 @@ class Place(NamedTuple):
 
     @property
     def position(self) -> Position | None:
-        """Where the running instruction comes from, ``None`` when the code does not say."""
+        """Source range of the running instruction, ``None`` when the code has none."""
         line, end_line, column, end_column = _origin_of(self.code, self.lasti)
         if line is None or end_line is None or column is None or end_column is None:
             return None
@@ -143,12 +143,12 @@ def _origin_of(code: CodeType, lasti: int) -> _Origin:
     Python reads its own table from the start each time: a report asks for hundreds of places in
     one long cell.
     """
-    known = _tables.get(id(code))
-    if known is None or known[0] is not code:
+    cached = _tables.get(id(code))
+    if cached is None or cached[0] is not code:
         while len(_tables) >= _MOST_TABLES:
             _tables.pop(next(iter(_tables)), None)
-        known = _tables[id(code)] = (code, list(code.co_positions()))
-    table, at = known[1], lasti // 2
+        cached = _tables[id(code)] = (code, list(code.co_positions()))
+    table, at = cached[1], lasti // 2
     return table[at] if 0 <= at < len(table) else (None, None, None, None)
 
 
@@ -221,9 +221,9 @@ def _traced_line(code: CodeType, below: Sequence[Place]) -> int | None:
         if place.filename[:1] == "<" and isinstance(lines, dict) and graph is not None:
             number = lines.get(place.lineno - place.code.co_firstlineno)
             trace = None if number is None else list(graph.nodes)[number].stack_trace
-            found = _TRACED.findall(trace or "")
+            traced = _TRACED.findall(trace or "")
             own = code.co_filename, code.co_name
-            here = [int(n) for file, n, name in found if (file, name) == own]
+            here = [int(n) for file, n, name in traced if (file, name) == own]
             return here[-1] if here else None
     return None
 

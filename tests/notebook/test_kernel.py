@@ -214,8 +214,8 @@ def test_the_assertions_that_were_printed_are_kept(kernel: Kernel) -> None:
     # As a driver's text comes: in pieces.
     kernel.run(f"for part in ({PRINTED[:40]!r}, {PRINTED[40:]!r}, '\\n'): sys.stderr.write(part)")
     assert "(4 times" in kernel.run("printed.text()").value
-    kernel.run("before = printed._kept\n%unload_ext cudalens")
+    kernel.run("before = printed._asserts\n%unload_ext cudalens")
     assert kernel.run("vars(sys.stderr).get('write') == printed._listen").value == "False"
     assert kernel.run(said).stream.count(PRINTED) == 3
-    assert kernel.run("sys.stderr.flush()\nprinted._kept == before").value == "True"
+    assert kernel.run("sys.stderr.flush()\nprinted._asserts == before").value == "True"
     kernel.run("%load_ext cudalens")

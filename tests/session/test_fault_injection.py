@@ -171,7 +171,7 @@ AFTER_A_FINDING = {
     "report class": ["diagnosis.diagnose:Report"],
     "sentence": ["evidence.finding:format_message", "evidence.finding:format_sentence"],
     "exception": ["evidence.finding:DeviceIndexError"],
-    "session": ["guards.process:Guarding.found"],
+    "session": ["guards.process:Guarding.add_finding"],
     "complaint": ["session.process:on_violation", "guards.process:Guarding.internal_error"],
 }
 """What runs between the moment in which a guard has found a value and the exception."""

@@ -38,8 +38,8 @@ def test_a_cell_is_called_a_cell() -> None:
 
 
 def test_silent_findings_count_once_a_line() -> None:
-    assert len(findings_of(silent(1), silent(1)).silent.kept) == 1
-    assert len(findings_of(silent(1), silent(2)).silent.kept) == 2
+    assert len(findings_of(silent(1), silent(1)).silent.first) == 1
+    assert len(findings_of(silent(1), silent(2)).silent.first) == 2
 
 
 def test_findings_of_another_kind_say_their_kind() -> None:
@@ -64,7 +64,7 @@ def test_five_are_named_and_all_are_counted(kinds: int) -> None:
 def test_what_is_not_kept_whole_is_counted(number: int) -> None:
     reports = [raised("again") for _ in range(number)]
     findings = findings_of(*reports)
-    assert len(findings.raised.kept) == MAX_FINDINGS
+    assert len(findings.raised.first) == MAX_FINDINGS
     assert findings.fired() == f"a guard fired {number} times"
     assert f"again ({number - 1} times)" in findings.others(reports[0], None)
     assert findings.has(reports[-1])

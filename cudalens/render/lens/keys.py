@@ -52,7 +52,7 @@ class Keys:
         """Return ``key`` itself and the keys that it is linked with, its own first."""
         return (key, *sorted(self._links.get(key, ())))
 
-    def known(self, keys: Iterable[str]) -> tuple[str, ...]:
+    def present(self, keys: Iterable[str]) -> tuple[str, ...]:
         """Return those of ``keys`` that this report has."""
         return tuple(key for key in keys if key in self._links)
 
@@ -182,7 +182,7 @@ class Selection:
 
     def choose(self, keys: Iterable[str]) -> None:
         """Choose these keys, those that the report has; none clears the selection."""
-        chosen = self._keys.known(keys)
+        chosen = self._keys.present(keys)
         if chosen == self.chosen:
             return
         self.chosen = chosen
