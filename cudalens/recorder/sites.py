@@ -8,6 +8,8 @@ pass.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -132,6 +134,14 @@ def shared_site(site: RawSite) -> Site | None:
     return site[2] if isinstance(site, tuple) else site
 
 
+def _shared_sites(site: RawSite) -> Iterator[Site]:
+    """Yield the shared places that a call was in, innermost first."""
+    shared = shared_site(site)
+    while shared is not None:
+        yield shared
+        shared = shared.outer
+
+
 def phase_of(site: RawSite) -> Phase:
     """Return the phase of a place."""
     shared = shared_site(site)
@@ -141,11 +151,8 @@ def phase_of(site: RawSite) -> Phase:
 def entries_of(site: RawSite) -> list[StackEntry]:
     """Return the user's lines that led to a place, outermost first."""
     lines = [site[:2]] if isinstance(site, tuple) else []
-    shared = shared_site(site)
-    while shared is not None:
-        if shared.code is not None and (shared.code, shared.lasti) not in lines:
-            lines.append((shared.code, shared.lasti))
-        shared = shared.outer
+    lines += [(item.code, item.lasti) for item in _shared_sites(site) if item.code is not None]
+    lines = list(dict.fromkeys(lines))
     return [StackEntry(code, line_of(code, lasti), lasti) for code, lasti in reversed(lines)]
 
 
@@ -176,7 +183,11 @@ class SiteReader:
 
     def module(self, site: RawSite) -> RunningModule:
         """Name the innermost module by its path below the outermost one that was running."""
-        running = _running(site)
+        running = [
+            module
+            for item in _shared_sites(site)
+            if item.module is not None and (module := item.module()) is not None
+        ]
         if not running:
             return RunningModule()
         root = running[-1]
@@ -188,29 +199,15 @@ class SiteReader:
         return RunningModule(path, type(inner).__name__, root) if path else RunningModule()
 
 
-def _running(site: RawSite) -> list[nn.Module]:
-    """Return the modules that were running, innermost first."""
-    modules = []
-    shared = shared_site(site)
-    while shared is not None:
-        if (module := _module_of(shared)) is not None:
-            modules.append(module)
-        shared = shared.outer
-    return modules
-
-
-# --- the module inside which a library made a call -----------------------------------------------
-
-
 def calling_module(site: RawSite) -> nn.Module | None:
-    """Return the module that made a recorded call, ``None`` where the user's own code made it."""
+    """Return the module inside which a library made a recorded call.
+
+    ``None`` where the user's own code made it.
+    """
     if site is None or isinstance(site, tuple) or site.code is None:
         return None
-    outermost = site
-    while (outer := outermost.outer) and (outer.code, outer.lasti) == (site.code, site.lasti):
-        outermost = outer
-    return None if _module_of(outermost) is None else _module_of(site)
-
-
-def _module_of(site: Site) -> nn.Module | None:
-    return None if site.module is None else site.module()
+    line = site.code, site.lasti
+    of_line = takewhile(lambda item: (item.code, item.lasti) == line, _shared_sites(site))
+    outermost = list(of_line)[-1]
+    is_module = outermost.module is not None and outermost.module() is not None
+    return site.module() if is_module and site.module is not None else None
