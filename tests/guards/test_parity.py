@@ -237,49 +237,6 @@ def class_targets(draw: Draw, pixels: bool = False, grads: bool = False) -> Call
     return Call(args=args, tensor=target, bad=bad, on_cpu=not grads)
 
 
-@case("multilabel_margin_loss_target_in_range", aten.multilabel_margin_loss_forward.default)
-def multilabel_targets(draw: Draw) -> Call:
-    """A loop that stops at the first negative label of a row, as the kernel does."""
-    rows = draw(st.lists(st.lists(st.integers(-2, 6), min_size=4, max_size=4), max_size=4))
-    target = tensor(rows, dtype=torch.int64).reshape(-1, 4)
-    bad = []
-    for i, row in enumerate(rows):
-        for j, value in enumerate(itertools.takewhile(lambda value: value >= 0, row)):
-            bad += [((i, j), value)] if value >= 4 else []
-    return Call(args=(zeros(len(rows), 4), target, 1), tensor=target, bad=bad, on_cpu=False)
-
-
-@case("ctc_loss_labels_in_alphabet", aten._ctc_loss.default)
-@case("ctc_loss_labels_in_alphabet", aten._ctc_loss.default, is_flat=True)
-@case("ctc_loss_labels_in_alphabet", aten._ctc_loss.Tensor, make=tensor)
-def ctc_labels(draw: Draw, is_flat: bool = False, make: Any = list) -> Call:
-    """A loop over the samples and their lengths; the CPU kernel reads out of bounds as well."""
-    classes, steps, samples, width = draw(st.integers(1, 5)), draw(FEW), draw(FEW), draw(FEW)
-    targets = tensor(draw(labels(classes, count=samples * width))).reshape(samples, width)
-
-    def often(most: int) -> list[int]:
-        length = st.one_of(*[st.just(most)] * 3, st.integers(0, most))
-        return draw(st.lists(length, min_size=samples, max_size=samples))
-
-    lengths, read = often(width), often(steps)
-    bad = [
-        (place, value)
-        for place, value in outside(targets, 0, classes)
-        if read[place[0]] and place[1] < lengths[place[0]]
-    ]
-    if is_flat:  # one behind the other, without what is not read
-        targets = torch.cat([row[:length] for row, length in zip(targets, lengths, strict=True)])
-        bad = [((sum(lengths[:sample]) + at,), value) for (sample, at), value in bad]
-    args = (zeros(steps, samples, classes), targets, make(read), make(lengths))
-    return Call(
-        args=args,
-        tensor=targets,
-        bad=bad,
-        on_cpu=False,
-        says=lambda found: not found.is_replay_safe,
-    )
-
-
 BCE = aten.binary_cross_entropy.default
 
 
@@ -331,22 +288,6 @@ def weights(draw: Draw) -> Call:
     return Call(args=(given, *how), tensor=wanted, bad=bad)
 
 
-@case("multinomial_enough_categories", aten.multinomial.default)
-def categories(draw: Draw) -> Call:
-    row = st.lists(st.sampled_from([0.0, 0.0, 1.0, 2.5]), min_size=4, max_size=4)
-    drawable = [item for item in draw(st.lists(row)) if any(item)]
-    samples = draw(st.integers(2, 4))
-    counts = tensor([sum(x != 0 for x in item) for item in drawable])
-    bad = loop(counts, lambda n: n >= samples)
-    return Call(
-        args=(tensor(drawable).reshape(-1, 4), samples),
-        tensor=counts,
-        bad=bad,
-        on_cpu=False,
-        says=lambda found: found.bounds.min == samples,
-    )
-
-
 # --- pooling and layouts ------------------------------------------------------------------
 
 
@@ -370,15 +311,6 @@ def sparse_invariants(draw: Draw) -> Call:
 
 
 # --- lengths --------------------------------------------------------------------------------------
-
-
-@case("assert_async_holds", aten._assert_async.default)
-@case("assert_async_holds", aten._assert_async.msg, message=("lengths must match",))
-def statement(draw: Draw, message: tuple[str, ...] = ()) -> Call:
-    """A single element that Python calls false breaks a statement."""
-    value = draw(st.sampled_from([0, 0.0, -0.0, 0j, False, 1, -1, 0.5, float("nan"), 1j, True]))
-    condition = tensor(value).reshape(draw(st.sampled_from([(), (1,), (1, 1)])))
-    return Call(args=(condition, *message), bad=not value)
 
 
 @case("repeats_fill_output", aten.repeat_interleave.Tensor)
