@@ -410,19 +410,25 @@ def state() -> dict[str, object]:
     }
 
 
-def step() -> None:
+def train() -> None:
     """Train one step in a checked block."""
     with cudalens.check():
         layer = nn.Linear(3, 2).cuda()
         F.cross_entropy(layer(torch.ones(2, 3, device="cuda")), cuda(0, 1)).backward()
 
 
+def do_nothing() -> None:
+    """Open a checked block and close it."""
+    with cudalens.check():
+        pass
+
+
 def files_above(frame: Any) -> list[str]:
     return [item.f_code.co_filename for item, _ in walk_stack(frame)]
 
 
-def interrupted_at(instant: int) -> int:
-    """Interrupt a step at one function call of ours; return how many were made before its end."""
+def interrupted_at(instant: int, run: Callable[[], None]) -> int:
+    """Interrupt a run at one function call of ours; return how many were made before its end."""
     count = 0
 
     def watch(frame: Any, event: str, arg: object) -> None:
@@ -440,7 +446,7 @@ def interrupted_at(instant: int) -> int:
     before = sys.getprofile()
     sys.setprofile(watch)
     try:
-        step()
+        run()
     finally:
         sys.setprofile(before)
     return count
@@ -449,12 +455,14 @@ def interrupted_at(instant: int) -> int:
 @pytest.mark.no_cover
 @pytest.mark.usefixtures("no_callback_of_the_collector")
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are listed on Linux")
-def test_an_interrupt_at_any_instant_of_a_block_arrives_and_leaves_nothing() -> None:
-    """While it opens, runs, and closes."""
-    step()  # the first one imports
-    last, before, arrived = interrupted_at(0), state(), AMOUNT.interrupts
+@pytest.mark.parametrize("run", [do_nothing, train])
+def test_an_interrupt_at_any_instant_of_a_block_arrives_and_leaves_nothing(
+    run: Callable[[], None],
+) -> None:
+    run()  # the first one imports
+    last, before, arrived = interrupted_at(0, run), state(), AMOUNT.interrupts
     for instant in random.Random(20240613).sample(range(1, last), AMOUNT.interrupts):
         with suppress(KeyboardInterrupt):
-            arrived -= interrupted_at(instant) > 0
+            arrived -= interrupted_at(instant, run) > 0
         assert {name: now for name, now in state().items() if now != before[name]} == {}, instant
     assert arrived > 0.9 * AMOUNT.interrupts
