@@ -25,6 +25,7 @@ _PASSING_ON = (
     *("SplitBackward", "SqueezeBackward", "StackBackward", "SubBackward", "TBackward"),
     *("TransposeBackward", "UnbindBackward", "UnsafeViewBackward", "UnsqueezeBackward"),
     *("ViewBackward", "torch::autograd::AccumulateGrad"),
+    *("ClampBackward1", "IndexAddBackward", "MeanBackward", "ReluBackward", "SumBackward"),
 )
 """Nodes that make no NaN and no infinity of finite gradients."""
 

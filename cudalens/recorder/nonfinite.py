@@ -26,7 +26,7 @@ from cudalens.core.tensor_values import find_offenders, number
 from cudalens.recorder._torch import is_wrapped, physical
 from cudalens.recorder.calls import FROM_PYTHON, Api, Write
 from cudalens.recorder.failure import named_arguments
-from cudalens.recorder.tensor_refs import Ref, tensors_in
+from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
 from cudalens.source.files import is_user_file
 from cudalens.source.locate import locate_entries
 from cudalens.source.running_node import mentioned
@@ -65,10 +65,12 @@ class NonFiniteWatch:
         written: Sequence[Write],
     ) -> BaseException | None:
         """Judge one call; a result that merely passes a non-finite input on is not its making."""
-        # The usual result first: every call pays for it.
-        is_usual = result.__class__ is Tensor and not _torch.has_dispatch_modes()
-        if is_usual and _is_surely_finite(result):
+        # The usual results first: every call pays for it.
+        kind = result.__class__
+        if kind is Tensor and not _torch.has_dispatch_modes() and _is_surely_finite(result):
             self._remember(result)
+            return None
+        if kind in NO_TENSORS and not written:
             return None
         overwritten = [item for write in written if (item := write.tensor()) is not None]
         look = self._judge
@@ -216,12 +218,12 @@ def _is_surely_finite(tensor: Tensor) -> bool:
     if count == 1:
         return math.isfinite(tensor.item())
     if count > _HANDFUL:
-        with _torch.BelowAutograd():
-            return math.isfinite(tensor.sum().item())
-    values: Any = tensor.tolist()
+        values = tensor.detach() if tensor.requires_grad else tensor
+        return math.isfinite(values.sum().item())
+    numbers: Any = tensor.tolist()
     for _ in range(tensor.dim() - 1):
-        values = chain.from_iterable(values)
-    return math.isfinite(sum(values))
+        numbers = chain.from_iterable(numbers)
+    return math.isfinite(sum(numbers))
 
 
 def _floats(values: Iterable[Any]) -> list[Tensor]:
