@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from cudalens.core._python import raise_if_outside
+from cudalens.core._torch import Unseen
 from cudalens.core.call import ApiCall, NodeMark, api_call_of
+from cudalens.recorder import _torch
 from cudalens.recorder.sites import Site
 
 _PASSING_ON = (
@@ -55,13 +57,14 @@ class BackwardPass:
         """Run the engine with a mark before each node."""
         __tracebackhide__ = True
         recorder = self._recorder
-        handles: list[Any] = []
+        undo: list[Callable[[], object]] = []
         is_inside = recorder.is_on()  # called by the user: else an API call is being made
         recorder.passes.append(self)
         try:
             try:
                 self.site = recorder.sites.enter_backward(sys._getframe())
-                self._register(outputs, handles)
+                with Unseen():
+                    self._register(outputs, args[1] if len(args) > 1 else True, undo)
             except Exception as trouble:
                 recorder.internal_error("a backward pass was not noted", trouble)
             if not is_inside:  # code in backward calls the API too: checkpoint, functions, hooks
@@ -85,11 +88,17 @@ class BackwardPass:
             raise
         finally:
             recorder.passes.remove(self)
-            for handle in handles:
-                handle.remove()
+            for step in undo:
+                step()
             self.finding = None
 
-    def _register(self, outputs: Any, handles: list[Any]) -> None:
+    def _register(self, outputs: Any, is_kept: bool, undo: list[Callable[[], object]]) -> None:
+        """Have each node marked before it runs.
+
+        Args:
+            is_kept: whether the graph may be run again.
+            undo: takes what removes the hooks.
+        """
         recorder = self._recorder
         seen: set[Any] = set()
         watch, before = recorder.watch_node, self._mark
@@ -104,13 +113,14 @@ class BackwardPass:
             if node is None or node in seen:
                 continue
             seen.add(node)
-            waiting += [following for following, _ in node.next_functions]
+            for following, _ in node.next_functions:
+                waiting.append(following)
             # No reference to the node: it would keep alive what checkpoint has saved.
             mark = node.name(), node._sequence_nr()
             if not mark[0].startswith(_VIEWING):
-                handles.append(node.register_prehook(partial(before, mark)))
+                undo.append(_torch.before_node(node, partial(before, mark), is_kept))
             if watch is not None and not mark[0].startswith(_PASSING_ON):
-                handles.append(node.register_hook(partial(self._look, watch, mark[0])))
+                undo.append(node.register_hook(partial(self._look, watch, mark[0])).remove)
 
     def _mark(self, mark: tuple[str, int], grads: Any) -> None:
         """Mark the node that is about to run."""
