@@ -398,7 +398,11 @@ def _of_model(
     fix = Fix(moved, device=device) if moved else None
     if not fix or device == here or not trial(fix).succeeds:
         return
-    if trial.unregistered is None:
+    if trial.unregistered is None and model.startswith("self."):
+        # Its parts on other lines are where it is, and are moved with it.
+        text = f"move the module that contains {model} to {device}, where its input is"
+        yield Hint(rule="move_model", text=text)
+    elif trial.unregistered is None:
         text = f"move {model} to {device}, where its input is"
         yield Hint(rule="move_model", text=text, fix=fix, tried=True)
     else:

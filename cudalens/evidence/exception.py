@@ -234,7 +234,9 @@ def _of_autograd(
     changed, saved_at = limits.attempt("writer", look, lambda: (None, None), kind=tuple)
     freed, made_at = None, None
     if FREED in message:
-        find = partial(freed_graph, values, recorder, entries, site.source)
+        call = api_call_of(error)
+        raising = call.node if call is not None else None
+        find = partial(freed_graph, values, recorder, entries, site.source, raising)
         freed, made_at = limits.attempt("freed graph", find, lambda: (None, None), kind=tuple)
     # What of the cause may have left the recorder's ring:
     if MODIFIED in message and changed is None:

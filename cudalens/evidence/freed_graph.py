@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from cudalens.core._torch import no_dispatch_modes, plain_torch
+from cudalens.core.call import NodeMark
 from cudalens.core.evidence_types import FreedGraph
 from cudalens.core.report_types import LineRef, SourceSpan
 from cudalens.evidence.autograd_graph import name_of
@@ -40,6 +41,7 @@ def freed_graph(
     recorder: Any,
     entries: Sequence[TracebackType],
     here: SourceSpan | None,
+    raising: NodeMark | None = None,
 ) -> tuple[FreedGraph | None, SourceSpan | None]:
     """Return the freed part, which backward freed it and what leads back; and where it was made.
 
@@ -47,6 +49,8 @@ def freed_graph(
         arguments: the tensors that backward was asked of, among others, by name.
         entries: the traceback.
         here: the failing line.
+        raising: the node that refused to run, where it is known; others may have been freed by
+            the failing pass itself.
     """
     roots = [
         tensor.grad_fn
@@ -54,7 +58,7 @@ def freed_graph(
         if name.partition("[")[0] in _ROOTS and tensor.grad_fn is not None
     ]
     with plain_torch(), no_dispatch_modes():
-        known = _known(roots, recorder)
+        known = _known(roots, recorder, raising)
         if not known:
             return None, None
         way, part = next((item for item in known if item[1].read), known[0])
@@ -74,20 +78,25 @@ def freed_graph(
     return graph, locate_entries(part.made)
 
 
-def _known(roots: Iterable[Any], recorder: Any) -> list[tuple[tuple[Any, ...], Any]]:
+def _known(
+    roots: Iterable[Any], recorder: Any, raising: NodeMark | None
+) -> list[tuple[tuple[Any, ...], Any]]:
     """Return the ways to the freed parts of which the recorder knows, each with the part."""
     snapshot = recorder.snapshot()
-    found = [(way, find_freed(snapshot, way)) for way in _ways(roots, snapshot)]
+    found = [(way, find_freed(snapshot, way)) for way in _ways(roots, snapshot, raising)]
     return [(way, part) for way, part in found if part is not None]
 
 
-def _ways(roots: Iterable[Any], snapshot: Snapshot) -> list[tuple[Any, ...]]:
+def _ways(
+    roots: Iterable[Any], snapshot: Snapshot, raising: NodeMark | None
+) -> list[tuple[Any, ...]]:
     """Return the shortest ways from where backward began to the first nodes freed earlier."""
     before: dict[Any, Any] = dict.fromkeys(roots)
     waiting, found = deque(before), list[tuple[Any, ...]]()
     while waiting and len(before) < MAX_VISITED and len(found) < _MAX_WAYS:
         node = waiting.popleft()
-        if is_freed(node) and is_of_earlier_graph(snapshot, node):
+        is_it = raising is None or node._sequence_nr() == raising.sequence_nr
+        if is_it and is_freed(node) and is_of_earlier_graph(snapshot, node):
             found.append(_way_to(node, before))
             continue
         for following, _ in node.next_functions:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import CodeType
 from typing import Any
 
 from cudalens.core.call import ApiCall
@@ -250,8 +251,13 @@ def find_freed(snapshot: Snapshot, way: Sequence[Any]) -> FreedPart | None:
         read=entries_of(reader.site),
         source=line,
         at=at,
-        is_made_again=any(entries_of(item.site) == line for item in after),
+        # A line may make it in one of two ways: ``z = x if z is None else z + x``.
+        is_made_again=any(_lines(entries_of(item.site)) == _lines(line) for item in after),
     )
+
+
+def _lines(entries: Sequence[StackEntry]) -> list[tuple[CodeType, int]]:
+    return [(item.code, item.lineno) for item in entries]
 
 
 def _maker(snapshot: Snapshot, node: Any) -> Recorded | None:

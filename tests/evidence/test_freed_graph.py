@@ -131,10 +131,10 @@ FREED: dict[str, Row] = {
     "list": carried(STATES, "states", "cell_(x[0], ", "[item.detach() for item in states]"),
     "sum": carried(RUNNING.format(assign="= total + "), "total", "= total + ", "total.detach()"),
     "sum in place": carried(RUNNING.format(assign="+= "), "total", "total +=", "total.detach()"),
-    # Its line stands in forward, whose frame is gone: the lines are told, and no name.
+    # Its line is in forward, whose frame is gone: it is named by its text.
     "state of a module": (ATTRIBUTE, ("pass", "model.state = model.state.detach()"),
-        "carried_state", "line <self.cell(x> reads what line <self.cell(x> made in an earlier step:"
-        f" {DETACH}"),
+        "carried_state",
+        f"self.state goes on to the next step with the graph of this one: {DETACH}"),
     # Read on both sides of a backward, it is made by a line that has not run again.
     "made once": (ONCE, ("backward()", "backward(retain_graph=True)"), "made_once",
         EITHER.format("out", "loss ="),

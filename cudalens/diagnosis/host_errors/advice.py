@@ -154,21 +154,24 @@ def index_bound(evidence: Evidence, match: re.Match[str]) -> Answer:
 )
 def labels_of_head(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A head of transformers takes one class number a row, or one number for each label."""
-    takes, given = evidence.refused_call.problem_type, named(evidence, "input")
-    scores: tuple[int, ...] = given.shape if given is not None else ()
-    known = [item for item in evidence.tensors if item.expression and item.dtype in INTEGERS]
+    takes, logits = evidence.refused_call.problem_type, named(evidence, "input")
+    scores: tuple[int, ...] = logits.shape if logits is not None else ()
     if not in_library(evidence, "transformers") or len(scores) != 2:
         return
     many, one = (f'"{name}_label_classification"' for name in ("multi", "single"))
-    for fact in known:
+    for fact in (item for item in evidence.tensors if item.expression and item is not logits):
         has = f"{fact.expression} has shape {format_shape(fact.shape)} and is {fact.dtype}"
         if fact.shape == scores[:1] and match["n"] and f'"{takes}"' == many:
+            # Without a setting the model takes it from the dtype of the labels.
+            cast = "" if fact.dtype in INTEGERS else f", as int64: {fact.expression}.long()"
             yield Hint(
                 rule="problem_type",
                 text=f"{has}; the model takes one float for each of its {scores[1]} labels, as its "
-                f"config has problem_type={many}: class numbers are {one}",
+                f"config has problem_type={many}: class numbers are {one}{cast}",
             )
             return
+        if fact.dtype not in INTEGERS:
+            continue
         is_code = fact.summary.min in (0, None) and fact.summary.max in (0, 1, None)
         if fact.shape == scores and is_code and f'"{takes}"' == one:
             yield Hint(

@@ -43,10 +43,8 @@ def second_backward(evidence: Evidence, match: re.Match[str]) -> Answer:
         yield from _backward_above(evidence, name)
     elif not freed.read:
         yield _carried_names(evidence, freed) or _backward_twice(evidence, freed)
-    elif freed.is_made_again or (attribute := _attribute_kept(freed)):
-        yield _carried_state(
-            evidence, freed if freed.is_made_again else replace(freed, name=attribute)
-        )
+    elif freed.is_made_again:
+        yield _carried_state(evidence, replace(freed, name=freed.name or _attribute_kept(freed)))
     else:
         yield _made_once(freed)
 
@@ -93,27 +91,28 @@ def _carried_state(evidence: Evidence, freed: FreedGraph) -> Hint:
     return Hint(rule="carried_state", text=f"{text} after the backward{by}")
 
 
-def _attribute_kept(freed: FreedGraph) -> str:
+def _attribute_kept(freed: FreedGraph) -> str | None:
     """Return the attribute in which one pass left what a line of the next one read."""
     stored, _ = _names(freed.kept.text if freed.kept else None)
     _, read = _names(freed.read.text if freed.read else None)
-    return next((name for name in sorted(stored & read) if "." in name), "")
+    return next((name for name in sorted(stored & read) if "." in name), None)
 
 
 def _made_once(freed: FreedGraph) -> Hint:
     """A result is read on both sides of a backward that frees its graph."""
-    name, read = freed.name, _where(freed.read)
-    text = f"{name or 'the result'} of {_where(freed.kept)} serves one backward: "
+    # What a line in between made of it is another result: to detach that is no help.
+    is_it = _where(freed.made) == _where(freed.kept)
+    name, read = freed.name if is_it else None, _where(freed.read)
+    text = f"{name or 'the result'} of {_where(freed.made)} serves one backward: "
     if not freed.has_stepped:
         text += f"keep its graph in {_where(freed.freed)} (retain_graph=True), or make it again "
         text += f"before {read}"
         if name:
             text += f"; a pass that is not to train what made {name} takes {name}.detach()"
         return Hint(rule="made_once", text=text)
-    text += f"make it again before {read}"
-    if name:
-        text += f", or give {name}.detach() to the pass that does not train it"
-    return Hint(rule="made_once", text=text)
+    text += f"make it again before {read}, or give "
+    text += f"{name}.detach()" if name else "what is detached of it"
+    return Hint(rule="made_once", text=f"{text} to the pass that does not train it")
 
 
 def _carried_names(evidence: Evidence, freed: FreedGraph) -> Hint | None:
