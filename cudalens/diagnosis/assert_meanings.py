@@ -27,12 +27,12 @@ _COMPILED = re.compile(r"index out of bounds: (?P<low>.+?) <= (?P<index>.+?) < (
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """What an assertion text says."""
+    """Meaning of an assertion text."""
 
     arguments: tuple[tuple[str, str], ...]
     """The ops whose kernels print it, each with the schema name of the argument at fault."""
     sentence: str
-    """What is wrong with the values, in words; begins small, without a full stop."""
+    """The mistake in the values, in words; begins small, without a full stop."""
     is_compiled: bool = False
     """True if code that torch.compile generated printed it: no op of the table's is to blame."""
 
@@ -57,12 +57,12 @@ class Meaning:
         if "::" in name:
             return dict(self.arguments).get(name.rstrip("_"))
         stem = _BRACKETS.get(stem_of(name), stem_of(name).strip("_"))
-        found = {
+        arguments = {
             argument
             for op_name, argument in self.arguments
             if stem in (stem_of(op_name), *(stem_of(api) for api in api_names(op_name)))
         }
-        return found.pop() if len(found) == 1 else None
+        return arguments.pop() if len(arguments) == 1 else None
 
 
 def folded(expression: str) -> str:
@@ -101,15 +101,15 @@ def _own_message(line: AssertLine) -> Meaning | None:
 @cache
 def known_texts() -> Mapping[str, Meaning]:
     """Return the built-in table by folded expression, after the file's name where it matters."""
-    found = {}
+    texts = {}
     for row in assert_table():
         pairs = [item.rpartition(":")[::2] for item in row["ops"]]
         meaning = Meaning(
             arguments=tuple((op if "::" in op else f"aten::{op}", name) for op, name in pairs),
             sentence=row["sentence"],
         )
-        found.update(dict.fromkeys(map(folded, _texts(row)), meaning))
-    return MappingProxyType(found)
+        texts.update(dict.fromkeys(map(folded, _texts(row)), meaning))
+    return MappingProxyType(texts)
 
 
 def _texts(row: Mapping[str, Any]) -> Iterator[str]:
@@ -141,11 +141,11 @@ def harvested(torch_version: str | None) -> Mapping[str, Meaning]:
 
 def read_harvest(harvest: Mapping[str, Any]) -> Mapping[str, Meaning]:
     """Read what the file of texts holds that the GPU suite writes."""
-    found: dict[str, Meaning] = {}
+    meanings: dict[str, Meaning] = {}
     for item in harvest["texts"]:
-        known = found.get(folded(item["expression"]))
-        pairs = (*(known.arguments if known else ()), *map(tuple, item["arguments"]))
-        found[folded(item["expression"])] = Meaning(
+        meaning = meanings.get(folded(item["expression"]))
+        pairs = (*(meaning.arguments if meaning else ()), *map(tuple, item["arguments"]))
+        meanings[folded(item["expression"])] = Meaning(
             arguments=tuple(dict.fromkeys(pairs)), sentence=item["sentence"]
         )
-    return MappingProxyType(found)
+    return MappingProxyType(meanings)

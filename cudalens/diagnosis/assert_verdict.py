@@ -93,8 +93,8 @@ def _conclusion(
     if evidence.synchronization.is_op_unwaited and (
         meaning is None or not meaning.argument_of(name)
     ):
-        said = f": {meaning.sentence}" if meaning is not None else ""
-        return "unknown", f"CUDA reported a device-side assert while {where} was called{said}"
+        detail = f": {meaning.sentence}" if meaning is not None else ""
+        return "unknown", f"CUDA reported a device-side assert while {where} was called{detail}"
     if meaning is None:
         if line is None:
             return "likely", f"{where} is the op after which CUDA reported a device-side assert"
@@ -122,8 +122,8 @@ def _who_else(evidence: Evidence) -> str:
     others = [name for name in names if name.partition("::")[0] not in _OWN_NAMESPACES]
     if not evidence.synchronization.is_op_unwaited or not others:
         return _UNKNOWN_ASSERT
-    said = ", ".join(others[:_MAX_OPS])
-    return f"No known torch kernel prints it. Ops called before that are not torch's: {said}."
+    listed = ", ".join(others[:_MAX_OPS])
+    return f"No known torch kernel prints it. Ops called before that are not torch's: {listed}."
 
 
 def _unnamed(evidence: Evidence, meaning: Meaning | None) -> str:
@@ -145,8 +145,10 @@ def _without_op(
     if evidence.device_fault.was_before:
         block = evidence.steps.block
         return "unknown", f"CUDA reported a device-side assert that came before this {block}"
-    said = f"CUDA asserted `{line.expression}`" if line else "CUDA reported a device-side assert"
-    return "unknown", f"{said}, and no recorded op can be blamed for it"
+    sentence = (
+        f"CUDA asserted `{line.expression}`" if line else "CUDA reported a device-side assert"
+    )
+    return "unknown", f"{sentence}, and no recorded op can be blamed for it"
 
 
 def format_ops(meaning: Meaning) -> str:

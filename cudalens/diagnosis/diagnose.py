@@ -45,12 +45,12 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
     verdict = _verdict(evidence)
     limits = Limits()
     limits.lines.extend(verdict.troubles)
-    found = limits.attempt("hints", lambda: find_hints(evidence, limits), tuple)
+    causes = limits.attempt("hints", lambda: find_hints(evidence, limits), tuple)
     trial = trial or Trial()
     hints = limits.attempt(
         "fixes",
-        lambda: _hints(evidence, verdict, found, trial, limits),
-        lambda: verify_fixes(found, Trial()),
+        lambda: _hints(evidence, verdict, causes, trial, limits),
+        lambda: verify_fixes(causes, Trial()),
     )
     argument = verdict.argument or _argument_changed(evidence, hints) or verdict.argument_named
     # The report keeps the text of a fix alone.
@@ -89,33 +89,33 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
 
 
 def _hints(
-    evidence: Evidence, verdict: Verdict, found: tuple[Hint, ...], trial: Trial, limits: Limits
+    evidence: Evidence, verdict: Verdict, causes: tuple[Hint, ...], trial: Trial, limits: Limits
 ) -> tuple[Hint, ...]:
     """Return what was tried first, what can only be said after it."""
-    known = verify_fixes((*verdict.hints, *found), trial)
+    hints = verify_fixes((*verdict.hints, *causes), trial)
     # What a distribution refused for its values may pass in another shape by chance.
     is_hosts = verdict.kind in ("host_error", "python_error") and not evidence.has_run_kernels
-    searched = search(evidence, trial) if is_hosts and not any(h.fix for h in known) else ()
-    if is_hosts and not searched and not any(h.fix for h in known):
+    searched = search(evidence, trial) if is_hosts and not any(h.fix for h in hints) else ()
+    if is_hosts and not searched and not any(h.fix for h in hints):
         searched = _hints_after_fix(evidence, trial, limits)
-    if any(item.rule not in _WITHOUT_FIX for item in known):
+    if any(item.rule not in _WITHOUT_FIX for item in hints):
         searched = tuple(item for item in searched if item.rule != BY_CHANCE)
     if all(item.rule == BY_CHANCE for item in searched):
-        known = (*searched, *known)
+        hints = (*searched, *hints)
     else:
         # What a layer would have to be is not asked where the call succeeds without it.
-        known = (*searched, *(item for item in known if item.rule not in _WITHOUT_FIX))
-    known = at_origin(known, evidence, trial)
+        hints = (*searched, *(item for item in hints if item.rule not in _WITHOUT_FIX))
+    hints = at_origin(hints, evidence, trial)
     if len(searched) > 1 and not any(item.rule == BY_CHANCE for item in searched):
         # Each means another thing, and to the lines behind the call as well.
-        known = tuple(
+        hints = tuple(
             replace(item, text=f"{item.text}, {_SEVERAL}", fix=None, tried=None)
             if at < len(searched)
             else item
-            for at, item in enumerate(known)
+            for at, item in enumerate(hints)
         )
-    fixed = [item for item in known if item.fix]
-    return (*fixed, *(item for item in known if not item.fix))[:MAX_HINTS]
+    fixed = [item for item in hints if item.fix]
+    return (*fixed, *(item for item in hints if not item.fix))[:MAX_HINTS]
 
 
 def _argument_changed(evidence: Evidence, hints: tuple[Hint, ...]) -> str | None:
@@ -129,8 +129,8 @@ def _argument_changed(evidence: Evidence, hints: tuple[Hint, ...]) -> str | None
     if len(firsts) < len(fixes) or len(texts) != 1:
         return None
     text = texts.pop()
-    found = [item.argument for item in evidence.tensors if item.expression == text]
-    return next(filter(None, found), None) if text else "self"
+    arguments = [item.argument for item in evidence.tensors if item.expression == text]
+    return next(filter(None, arguments), None) if text else "self"
 
 
 _KEEPS_VALUES = re.compile(
@@ -153,13 +153,13 @@ def _hints_after_fix(evidence: Evidence, trial: Trial, limits: Limits) -> tuple[
         if changed is not None:
             goes_on = f"with {changed[1]} the call goes on, and "
             hints = find_hints(_after(evidence, refusal, changed[1]), limits)
-            found = []
+            with_fixes = []
             for hint in hints:
                 fix = hint.fix
                 if isinstance(fix, Fix):
                     fix = fix.behind(refusal.fix, changed[1])
-                found.append(replace(hint, text=goes_on + hint.text, fix=fix))
-            return verify_fixes(found, trial)
+                with_fixes.append(replace(hint, text=goes_on + hint.text, fix=fix))
+            return verify_fixes(with_fixes, trial)
     return ()
 
 
@@ -182,15 +182,15 @@ def _after(evidence: Evidence, refusal: Refusal, expression: str) -> Evidence:
 
 def _offenders(evidence: Evidence) -> Offenders | None:
     """Return the bad elements; the inputs of a first NaN or infinity by the user's names."""
-    found = offenders_of(evidence.violation) if evidence.violation else None
-    if found is None or not any(item.inputs for item in found.first):
-        return found
+    offenders = offenders_of(evidence.violation) if evidence.violation else None
+    if offenders is None or not any(item.inputs for item in offenders.first):
+        return offenders
     own = _input_names(evidence)
     first = (
         replace(item, inputs=tuple((own.get(name, name), value) for name, value in item.inputs))
-        for item in found.first
+        for item in offenders.first
     )
-    return replace(found, first=tuple(first))
+    return replace(offenders, first=tuple(first))
 
 
 def _input_names(evidence: Evidence) -> dict[str, str]:
@@ -208,12 +208,14 @@ def _verdict(evidence: Evidence) -> Verdict:
     if evidence.error is None:
         return Verdict(kind="python_error", certainty="unknown", headline="", explanation="")
     if is_device_assert(evidence.error):
-        found = explain_assert(evidence)
+        verdict = explain_assert(evidence)
     else:
-        found = _with_fault(evidence, evidence.error, explain_host_error(evidence, evidence.error))
-    if found.context_usable is None:
-        return found
-    return replace(found, context_usable=evidence.context_usable)
+        verdict = _with_fault(
+            evidence, evidence.error, explain_host_error(evidence, evidence.error)
+        )
+    if verdict.context_usable is None:
+        return verdict
+    return replace(verdict, context_usable=evidence.context_usable)
 
 
 def _expression(evidence: Evidence, argument: str | None) -> str | None:
@@ -296,8 +298,8 @@ def _name_in_manual(evidence: Evidence, related: str | None) -> str | None:
 def _in_own_names(evidence: Evidence, violation: Violation) -> str:
     """Return the headline with the user's expressions for the tensors, where they are proven."""
     related = _name_in_manual(evidence, violation.related)
-    known = [evidence.tensor(name) for name in (violation.related, related) if name]
-    names = [_own_name(fact.expression) for fact in known if fact is not None]
+    facts = [evidence.tensor(name) for name in (violation.related, related) if name]
+    names = [_own_name(fact.expression) for fact in facts if fact is not None]
     owner = next((item for item in evidence.owners if item.argument == violation.related), None)
     template = None
     if _is_one_hot(evidence):
@@ -369,21 +371,21 @@ def is_device_assert(error: ErrorFacts) -> bool:
     return error.error_code == ASSERT_CODE or _ASSERT_SENTENCE in error.message
 
 
-def _with_fault(evidence: Evidence, error: ErrorFacts, found: Verdict) -> Verdict:
+def _with_fault(evidence: Evidence, error: ErrorFacts, verdict: Verdict) -> Verdict:
     """Add what the device itself says to an exception that does not speak of it."""
     fault = evidence.device_fault
     if fault.hidden_error is None:
-        return found
-    said = error.message.strip().split("\n", 1)[0]
-    if found.kind == "cuda_error" and fault.is_assert:
+        return verdict
+    message = error.message.strip().split("\n", 1)[0]
+    if verdict.kind == "cuda_error" and fault.is_assert:
         real = explain_assert(evidence)
-        hidden = f"{error.type_name} ({said}) is not the cause: it hides an assert."
-        return replace(real, explanation=f"{hidden} {real.explanation}", hints=found.hints)
+        hidden = f"{error.type_name} ({message}) is not the cause: it hides an assert."
+        return replace(real, explanation=f"{hidden} {real.explanation}", hints=verdict.hints)
     rest = (
         f"The device had also failed before ({fault.hidden_error}): "
         f"{evidence.steps.restart} to use it."
     )
-    return replace(found, explanation=f"{found.explanation} {rest}")
+    return replace(verdict, explanation=f"{verdict.explanation} {rest}")
 
 
 # --- the sentence of the exception ---------------------------------------------------------------

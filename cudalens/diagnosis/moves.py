@@ -41,7 +41,7 @@ _OF_IMAGES = (
 )
 """Layers and functions whose channels are dimension 1."""
 _BATCHED = {"conv1d": 3, "conv2d": 4, "conv3d": 5, "lstm": 3, "gru": 3, "rnn": 3}
-"""How many dimensions their input has with a batch; they take one sample without it as well."""
+"""Dimensions of their input with a batch; they take one sample without it as well."""
 _SEQUENCES = ("LSTM", "GRU", "RNN", "Multihead", "Transformer")
 _TAKES_RANK = ("expand", "expand_as", "permute")
 """They name the dimensions that they want, where no other tensor shows how many there are."""
@@ -59,7 +59,7 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class Called:
-    """What the moves ask of the call besides its operands."""
+    """Facts on the call that the moves need besides its operands."""
 
     device: str | None = None
     """Of the parameters of the called module."""
@@ -220,7 +220,7 @@ def _of_missing(
         words = ": a mask of the keys covers heads and queries as {it}"
         yield "missing_dimension", "{x}[:, None, None]", words, 2
     channels = {(item.shape[1:2], len(item.shape)) for item in others if len(item.shape) > 2}
-    for rest in (size - 2 for known, size in channels if known == shape):
+    for rest in (size - 2 for kind, size in channels if kind == shape):
         words = ", one number for each channel of dimension 1: {it} lines it up with them"
         yield "missing_dimension", "{x}[:" + ", None" * rest + "]", words, 2
     if is_layer and rank == 2 and layer.startswith("conv") and layer.endswith(("2d", "3d")):
@@ -288,7 +288,7 @@ _MADE_OF = {
     ),
     "text": (("{number}", "{x} is a text: this is the number"),),
 }
-"""What a tensor is made of, by the kind of the value."""
+"""Templates that make a tensor, by the kind of the value."""
 CHOICES = {
     "module": ("{x}({part})", "{x} is a module that was not called"),
     "mapping": ('{x}["{part}"]', "{x} is a dict: use one of its entries"),
@@ -309,9 +309,9 @@ def to_tensor_templates(
     made = list(_MADE_OF.get(kind, ()))
     layer = parsed(text) if kind == "layer" else None
     if isinstance(layer, ast.Call) and layer.args:
-        given = ", ".join(map(ast.unparse, (*layer.args, *layer.keywords)))
+        arguments = ", ".join(map(ast.unparse, (*layer.args, *layer.keywords)))
         func = ast.unparse(layer.func)
-        made.append((f"{func}()({given})", f"{func} is a layer: make it, and then call it"))
+        made.append((f"{func}()({arguments})", f"{func} is a layer: make it, and then call it"))
     template, words = CHOICES.get(kind, ("", ""))
     made += [(template.replace("{part}", part), words) for part in parts]
     if device not in (None, "cpu"):

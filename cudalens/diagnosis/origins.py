@@ -67,7 +67,7 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
 def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     changed = hint.fix.of_name() if isinstance(hint.fix, Fix) else None
     name, value = changed or ("", "")
-    found = trial.binding(name) if name and hint.rule in _AT_ORIGIN else None
+    binding = trial.binding(name) if name and hint.rule in _AT_ORIGIN else None
     if hint.rule == "move_tensor" and name and (held := trial.held_in(name)):
         kind, place_of = held[1], trial.binding(held[0])
         what = "" if held[0] == name else f"{held[0]}, "
@@ -78,20 +78,20 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
         return replace(hint, text=f"{text}a buffer with register_buffer", fix=None, tried=None)
     if hint.rule == "missing_dimension":
         return replace(hint, text=hint.text + _where_dropped(hint, trial))
-    if found is None:
+    if binding is None:
         return hint
-    if found.dropped is not None and hint.rule in ("cast_needed", "move_tensor"):
-        return _keep_result(hint, name, value, found.dropped, trial)
-    hint = replace(hint, text=hint.text + _how_made(hint, name, found))
+    if binding.dropped is not None and hint.rule in ("cast_needed", "move_tensor"):
+        return _keep_result(hint, name, value, binding.dropped, trial)
+    hint = replace(hint, text=hint.text + _how_made(hint, name, binding))
     assert isinstance(hint.fix, Fix)
-    own, (change,) = found.name or name, hint.fix.changes
+    own, (change,) = binding.name or name, hint.fix.changes
     value = change.template.replace("{x}", own)
     fix = Fix(f"{own} = {value}", [change._replace(span=None)])
     is_elsewhere = own != name and hint.rule in ("cast_needed", "move_tensor")
-    if not found.is_read_again or is_elsewhere or not trial(fix).succeeds:
+    if not binding.is_read_again or is_elsewhere or not trial(fix).succeeds:
         return hint
-    text = f"{hint.text}; {own} is used more than once: change it behind line {found.at.line}"
-    return replace(hint, text=text, fix=fix, at=found.at)
+    text = f"{hint.text}; {own} is used more than once: change it behind line {binding.at.line}"
+    return replace(hint, text=text, fix=fix, at=binding.at)
 
 
 def _keep_result(
@@ -103,20 +103,22 @@ def _keep_result(
         template = re.sub(rf"\b{re.escape(name)}\b(?!\s*=)", "{x}", written)
         fix = Fix(f"{name} = {written}", [Change(name, template)])
         if trial(fix).succeeds:
-            said = f"{hint.text}; line {at.line}: {text} gives a new tensor, its result is not kept"
-            return replace(hint, text=said, fix=fix, at=at)
+            advice = (
+                f"{hint.text}; line {at.line}: {text} gives a new tensor, its result is not kept"
+            )
+            return replace(hint, text=advice, fix=fix, at=at)
     return hint
 
 
-def _how_made(hint: Hint, name: str, found: Binding) -> str:
+def _how_made(hint: Hint, name: str, binding: Binding) -> str:
     """Say how a tensor came to its device or dtype."""
-    if found.value is None or hint.rule not in ("cast_needed", "move_tensor"):
+    if binding.value is None or hint.rule not in ("cast_needed", "move_tensor"):
         return ""
-    made = f"; {f'it is {found.name}, ' if found.name else ''}made in line {found.at.line}: "
-    made += _short(found)
-    module, _, function = (found.called or "").rpartition(".")
+    made = f"; {f'it is {binding.name}, ' if binding.name else ''}made in line {binding.at.line}: "
+    made += _short(binding)
+    module, _, function = (binding.called or "").rpartition(".")
     is_factory = f"{module}.".startswith("torch.") and function in _FACTORIES
-    if hint.rule == "move_tensor" and is_factory and not {"device", "**"} & {*found.keywords}:
+    if hint.rule == "move_tensor" and is_factory and not {"device", "**"} & {*binding.keywords}:
         made = made.replace("made", "made on the CPU") + " without device="
     return made
 
@@ -126,12 +128,12 @@ def _where_dropped(hint: Hint, trial: Trial) -> str:
     tree = parsed(hint.fix or "")
     names = {item.id for item in ast.walk(tree) if isinstance(item, ast.Name)} if tree else set()
     for name in sorted(names):
-        found = trial.binding(name)
-        made = parsed(found.value or "") if found is not None else None
+        binding = trial.binding(name)
+        made = parsed(binding.value or "") if binding is not None else None
         is_row = isinstance(made, ast.Subscript) and isinstance(made.slice, ast.Constant | ast.Name)
         is_squeezed = isinstance(made, ast.Call) and last_name(made.func) == "squeeze"
-        if found is not None and (is_row or is_squeezed):
-            return f"; line {found.at.line} took one away: {name} = {_short(found)}"
+        if binding is not None and (is_row or is_squeezed):
+            return f"; line {binding.at.line} took one away: {name} = {_short(binding)}"
     return ""
 
 
@@ -157,9 +159,9 @@ def _with_bound(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
             parts += [] if is_said else [f"{size.name} is set in {line}: {_short(size)}"]
     fact = evidence.tensor("input") if hint.rule in _OF_SIZE else None
     if fact is not None and (name := fact.expression or "").isidentifier():
-        given = trial.binding(name, of_shape=True)
-        if given is not None and given.value and not _is_failing_line(given.at, evidence):
-            parts.append(f"{name} is made in {place(given.at, evidence)}: {_short(given)}")
+        binding = trial.binding(name, of_shape=True)
+        if binding is not None and binding.value and not _is_failing_line(binding.at, evidence):
+            parts.append(f"{name} is made in {place(binding.at, evidence)}: {_short(binding)}")
     return replace(hint, text="; ".join(filter(None, parts)))
 
 
@@ -191,9 +193,9 @@ def _layer(hint: Hint, evidence: Evidence, trial: Trial) -> Binding | None:
         return None
     calls = (item.func for item in called if isinstance(item, ast.Call))
     names = {item.id for item in calls if isinstance(item, ast.Name)}
-    known = [(name, made) for name in sorted(names) if (made := trial.binding(name)) is not None]
-    found = [(name, made) for name, made in known if not (made.called or "").endswith("Loss")]
-    return replace(found[0][1], name=found[0][0]) if len(found) == 1 else None
+    bindings = [(name, made) for name in sorted(names) if (made := trial.binding(name)) is not None]
+    layers = [(name, made) for name, made in bindings if not (made.called or "").endswith("Loss")]
+    return replace(layers[0][1], name=layers[0][0]) if len(layers) == 1 else None
 
 
 def _bounding_tensor(evidence: Evidence, trial: Trial) -> Binding | None:
@@ -214,13 +216,13 @@ def _size_of(made: Binding, trial: Trial) -> Binding | None:
     """Return the variable that a size was taken from, and where that was set before."""
     tree = parsed(made.value or "") if made.name.isidentifier() else None
     names = {item.id for item in ast.walk(tree) if isinstance(item, ast.Name)} if tree else set()
-    known = [(name, trial.binding(name)) for name in sorted(names)]
-    found = [
+    bindings = [(name, trial.binding(name)) for name in sorted(names)]
+    sizes = [
         replace(item, name=name)
-        for name, item in known
+        for name, item in bindings
         if item is not None and item.value and (item.at.line or 0) < (made.at.line or 0)
     ]
-    return found[0] if len(found) == 1 else None
+    return sizes[0] if len(sizes) == 1 else None
 
 
 def _is_failing_line(at: SourceSpan, evidence: Evidence) -> bool:
@@ -228,6 +230,6 @@ def _is_failing_line(at: SourceSpan, evidence: Evidence) -> bool:
     return here is not None and (at.cell, at.file, at.line) == (here.cell, here.file, here.line)
 
 
-def _short(found: Binding) -> str:
-    value = found.value or found.at.text or ""
+def _short(binding: Binding) -> str:
+    value = binding.value or binding.at.text or ""
     return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"

@@ -21,7 +21,7 @@ RECEIVER = ""
 
 
 class Change(NamedTuple):
-    """What takes the place of an operand."""
+    """Replacement of an operand."""
 
     text: str
     """The operand, as the line spells it."""
@@ -138,10 +138,10 @@ def _in_call(evidence: Evidence, fact: TensorFact, node: ast.expr, value: str) -
         places = _by_column(evidence, fact, places, call) or direct
     if len(places) != 1:
         return None
-    found, parent = places[0]
-    if not _stands_alone(found, parent) and not isinstance(parsed(value), _ATOMS):
+    place, parent = places[0]
+    if not _stands_alone(place, parent) and not isinstance(parsed(value), _ATOMS):
         value = f"({value})"
-    return spliced(call, found, value)
+    return spliced(call, place, value)
 
 
 def _stands_alone(node: ast.expr, parent: ast.AST | None) -> bool:
@@ -157,16 +157,16 @@ _Place = tuple[ast.expr, ast.AST | None]
 
 
 def _places(tree: ast.AST, wanted: ast.expr) -> list[_Place]:
-    found: list[_Place] = []
+    places: list[_Place] = []
     key = ast.dump(wanted)
     waiting: list[tuple[ast.AST, ast.AST | None]] = [(tree, None)]
     while waiting:
         node, parent = waiting.pop()
         if isinstance(node, ast.expr) and ast.dump(node) == key:
-            found.append((node, parent))
+            places.append((node, parent))
             continue
         waiting.extend((child, node) for child in ast.iter_child_nodes(node))
-    return found
+    return places
 
 
 def _by_column(
@@ -219,8 +219,8 @@ def with_keyword(
     text: str | None
     if position is not None and len(node.args) > position:
         text = spliced(call, node.args[position], value)
-    elif given := [item.value for item in node.keywords if item.arg == keyword]:
-        text = spliced(call, given[0], value)
+    elif values := [item.value for item in node.keywords if item.arg == keyword]:
+        text = spliced(call, values[0], value)
     elif any(item.arg is None for item in node.keywords):
         return None
     else:
@@ -308,21 +308,21 @@ def renamed_keyword(evidence: Evidence, old: str, new: str, value: str | None = 
         value: the value as the line spells it, where the last argument may be it, without keyword.
     """
     tree = parsed(evidence.call_text or "")
-    found = [item for item in getattr(tree, "keywords", ()) if item.arg in (old, new)]
-    if not isinstance(tree, ast.Call) or len(found) > 1:
+    keywords = [item for item in getattr(tree, "keywords", ()) if item.arg in (old, new)]
+    if not isinstance(tree, ast.Call) or len(keywords) > 1:
         return None
-    is_bare = not found and bool(tree.args) and ast.unparse(tree.args[-1]) == value
+    is_bare = not keywords and bool(tree.args) and ast.unparse(tree.args[-1]) == value
     if is_bare:
         tree.keywords.insert(0, ast.keyword(new, tree.args.pop()))
-    elif [item.arg for item in found] == [old]:
-        found[0].arg = new
+    elif [item.arg for item in keywords] == [old]:
+        keywords[0].arg = new
     else:
         return None
 
     def put(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         rest = {key: item for key, item in kwargs.items() if key != old}
-        kept, given = (args[:-1], args[-1]) if is_bare else (args, kwargs.get(old))
-        return function, kept, {**rest, new: given}
+        leading, value = (args[:-1], args[-1]) if is_bare else (args, kwargs.get(old))
+        return function, leading, {**rest, new: value}
 
     return Fix(ast.unparse(tree), rearrange=put)
 

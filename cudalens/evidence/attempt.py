@@ -50,7 +50,7 @@ class RefusedError(Exception):
     """The code changes values, mixes devices, or breaks the bound of a guard."""
 
     violation: Violation | None = None
-    """What the guard found."""
+    """Finding of the guard."""
     arguments: Mapping[str, Any] | None = None
     """The arguments of the op that it looked at."""
 
@@ -124,19 +124,19 @@ class Attempt:
         by_identity: dict[int, Any] = {}
         by_node: dict[int, Any] = {}
         for text, template, span in changes:
-            found = [item for item in operands if item.text == text]
+            matches = [item for item in operands if item.text == text]
             if text == RECEIVER:
                 by_identity[id(api.args[0])] = self._made(template, api.args[0], values)
                 continue
-            made = self._made(template, found[0].value, values) if found else ABSENT
+            made = self._made(template, matches[0].value, values) if matches else ABSENT
             if made is ABSENT:
                 raise CannotTryError
-            if found[0].node is self._whole:
+            if matches[0].node is self._whole:
                 return made  # it takes the place of the whole call
-            if span is None or len(found) == 1:
-                by_identity[id(found[0].value)] = made
+            if span is None or len(matches) == 1:
+                by_identity[id(matches[0].value)] = made
             else:
-                by_node.update({id(item.node): made for item in found if span_of(item) == span})
+                by_node.update({id(item.node): made for item in matches if span_of(item) == span})
         put = functools.partial(self._put, by_identity, by_node)
         args = [put(item, node) for item, node in zip_longest(api.args, api.nodes)]
         kwargs = {key: put(item, api.keywords.get(key)) for key, item in api.kwargs.items()}
@@ -155,10 +155,10 @@ class Attempt:
                     self._label(item, torch.device(fix.device))
         return self._called(function, args, kwargs)
 
-    def _is_used(self, changed: Sequence[Any], given: Sequence[Any]) -> bool:
+    def _is_used(self, changed: Sequence[Any], originals: Sequence[Any]) -> bool:
         """Return whether each changed operand is among what the function is given."""
         wanted = {id(item) for item in changed}
-        waiting = list(given)
+        waiting = list(originals)
         while waiting:
             item = waiting.pop()
             wanted.discard(id(item))
@@ -226,8 +226,8 @@ class Attempt:
         made = eval(compile(tree, "<fix>", "eval"), space)
         device = self._moved
         if device is None:
-            given = tensors_in([x]) or tensors_in([space.get(name) for name in names])
-            device = self._device_of(given[0]) if given else torch.device("cpu")
+            inputs = tensors_in([x]) or tensors_in([space.get(name) for name in names])
+            device = self._device_of(inputs[0]) if inputs else torch.device("cpu")
         for item in tensors_in([made]):
             self._label(item, device)
         return made
@@ -386,9 +386,9 @@ class _Labelled(ast.NodeTransformer):
         function = "_argmax" if name == "argmax" else function
         if not function or not isinstance(node.func, ast.Attribute):
             return node
-        given = [ast.Constant(name)] if function != "_argmax" else []
+        names = [ast.Constant(name)] if function != "_argmax" else []
         return ast.Call(
-            ast.Name(function, ast.Load()), [node.func.value, *given, *node.args], node.keywords
+            ast.Name(function, ast.Load()), [node.func.value, *names, *node.args], node.keywords
         )
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
@@ -410,8 +410,8 @@ def _named(name: str, function: Any) -> Any:
     homes: tuple[Any, ...] = (functional, torch, Tensor)
     is_method = getattr(function, "__objclass__", None) is not None
     for home in reversed(homes) if is_method else homes:
-        if callable(found := getattr(home, name, None)):
-            return found
+        if callable(candidate := getattr(home, name, None)):
+            return candidate
     raise CannotTryError
 
 
@@ -443,21 +443,21 @@ def ask_guards(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     arguments = {item.name: item.default for item in slots} | kwargs
     arguments.update(zip([item.name for item in slots], args, strict=False))
     for guard in GUARDS.get(op, ()):
-        found = guard.check(*[arguments[name] for name in guard.parameters])
-        if found is not None:
+        violation = guard.check(*[arguments[name] for name in guard.parameters])
+        if violation is not None:
             error = RefusedError()
-            error.violation = replace(found, op=str(op._schema.name), overload=op._overloadname)
+            error.violation = replace(violation, op=str(op._schema.name), overload=op._overloadname)
             error.arguments = arguments
             raise error
 
 
 def tensors_in(values: Sequence[Any]) -> list[Tensor]:
     """Return the tensors among values, with those of modules and of bound methods."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for leaf in _torch.pytree.tree_leaves(list(values)):
         item = leaf.__self__ if isinstance(leaf, MethodType) else leaf
         if isinstance(item, Tensor):
-            found.append(item)
+            tensors.append(item)
         elif isinstance(item, nn.Module):
-            found += [*item.parameters(), *item.buffers()]
-    return found
+            tensors += [*item.parameters(), *item.buffers()]
+    return tensors

@@ -106,7 +106,7 @@ class _GraphWalk:
 
     @property
     def total(self) -> int | None:
-        """How many nodes the graph has, ``None`` when the walk was cut."""
+        """Number of nodes in the graph, ``None`` when the walk was cut."""
         return None if self._is_cut else self._visited + self._beside
 
     def add_argument(
@@ -130,10 +130,10 @@ class _GraphWalk:
 
     def show_values(self, values: Mapping[str, Number]) -> None:
         """Say of the arguments' own nodes what value they held."""
-        told: dict[str, set[Number]] = {}
+        by_node: dict[str, set[Number]] = {}
         for name, value in values.items():
-            told.setdefault(self._arguments[name], set()).add(value)
-        for identifier, held in told.items():
+            by_node.setdefault(self._arguments[name], set()).add(value)
+        for identifier, held in by_node.items():
             # Two results of one node, as of a split, may hold two values.
             if identifier in self.nodes and len(held) == 1:
                 self.nodes[identifier] = replace(self.nodes[identifier], value=held.pop())
@@ -165,9 +165,9 @@ class _GraphWalk:
         return (None, None, None) if self._site is None or number is None else self._site(number)
 
     def _discover(self, node: Any, role: Role | None = None, own: str | None = None) -> str:
-        known = self._ids.get(node)
-        if known is not None:
-            return known
+        number = self._ids.get(node)
+        if number is not None:
+            return number
         self._visited += 1
         self._waiting.append(node)
         identifier = f"n{len(self.nodes)}" if len(self.nodes) < LIMIT - 1 else ""
@@ -199,16 +199,16 @@ class _GraphWalk:
     def _leaf(
         self, identifier: str, tensor: Tensor, name: str, role: Role | None, own: str | None
     ) -> GraphNode:
-        known = self._names.get(id(tensor), "")
+        variable = self._names.get(id(tensor), "")
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         return GraphNode(
             id=identifier,
-            name=own or known or name,
+            name=own or variable or name,
             shape=_shape_of(tensor),
             dtype=dtype_name(tensor.dtype),
             device=str(tensor.device),
             role=role or ("parameter" if is_parameter else "leaf"),
-            module_path=known.rpartition(".")[0] or None,
+            module_path=variable.rpartition(".")[0] or None,
         )
 
     def _edge(self, source: str, target: str, position: int) -> None:
@@ -234,14 +234,14 @@ def op_of(node_name: str) -> str | None:
     stem = node_name.rstrip("0123456789")
     if stem == node_name or not stem.endswith("Backward"):
         return None
-    found = _ops_by_stem().get(stem.removesuffix("Backward").lower(), frozenset())
-    return next(iter(found)) if len(found) == 1 else None
+    ops = _ops_by_stem().get(stem.removesuffix("Backward").lower(), frozenset())
+    return next(iter(ops)) if len(ops) == 1 else None
 
 
 @functools.cache
 def _ops_by_stem() -> dict[str, frozenset[str]]:
     """Map op names without underscores to the ops of that name that have a derivative."""
-    found: dict[str, set[str]] = {}
+    ops: dict[str, set[str]] = {}
     for full in all_op_names():
         namespace, _, rest = full.partition("::")
         name = rest.partition(".")[0]
@@ -250,6 +250,6 @@ def _ops_by_stem() -> dict[str, frozenset[str]]:
             continue
         if has_kernel(full, "Autograd") and not has_kernel(full, "CompositeImplicitAutograd"):
             stem = name.replace("_", "").lower()
-            found.setdefault(stem, set()).add(f"aten::{name}")
-            found.setdefault(stem.removesuffix("forward"), set()).add(f"aten::{name}")
-    return {stem: frozenset(names) for stem, names in found.items()}
+            ops.setdefault(stem, set()).add(f"aten::{name}")
+            ops.setdefault(stem.removesuffix("forward"), set()).add(f"aten::{name}")
+    return {stem: frozenset(names) for stem, names in ops.items()}

@@ -77,8 +77,8 @@ def _tokenizer(entries: Entries) -> Any:
     base = sys.modules["transformers"].PreTrainedTokenizerBase
     frames = filter(_is_users, map(frame_of, entries))
     values = (value for frame in frames for value in mentioned(frame).values())
-    found: dict[int, Any] = {id(item): item for item in values if issubclass(type(item), base)}
-    return next(iter(found.values())) if len(found) == 1 else None
+    tokenizers: dict[int, Any] = {id(item): item for item in values if issubclass(type(item), base)}
+    return next(iter(tokenizers.values())) if len(tokenizers) == 1 else None
 
 
 # --- how many positions a model of transformers has -----------------------------------------------
@@ -99,24 +99,24 @@ def table_of_positions(entries: Sequence[TracebackType]) -> PositionTable | None
     names = frame.f_locals
     table = registered(names.get("self"), "_buffers").get("position_ids")
     positions = names.get("position_ids")
-    given = next((name for name in _INPUTS if isinstance(names.get(name), Tensor)), None)
-    if not isinstance(table, Tensor) or not isinstance(positions, Tensor) or given is None:
+    input_name = next((name for name in _INPUTS if isinstance(names.get(name), Tensor)), None)
+    if not isinstance(table, Tensor) or not isinstance(positions, Tensor) or input_name is None:
         return None
-    tokens: Tensor = names[given]
+    tokens: Tensor = names[input_name]
     if positions.shape != table.shape or positions.data_ptr() != table.data_ptr():
         return None  # positions that the user gave, or some of the table's
     if table.ndim != 2 or tokens.ndim < 2 or tokens.shape[1] <= table.shape[1]:
         return None
-    return PositionTable(input=given, rows=int(table.shape[1]), tokens=int(tokens.shape[1]))
+    return PositionTable(input=input_name, rows=int(table.shape[1]), tokens=int(tokens.shape[1]))
 
 
 def problem_type(entries: Sequence[TracebackType]) -> str | None:
     """Return as what the innermost running model takes its labels, where its config says it."""
     for entry in reversed(entries):
         config = instance_dict(entry.tb_frame.f_locals.get("self")).get("config")
-        found = instance_dict(config).get("problem_type")
-        if isinstance(found, str):
-            return found
+        value = instance_dict(config).get("problem_type")
+        if isinstance(value, str):
+            return value
     return None
 
 

@@ -34,11 +34,11 @@ def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
     seen = [(item.sample, item.value) for item in first if item.sample is not None]
     if dataset is None or not seen or bounds.min is None or bounds.max is None:
         return None
-    kept: Sequence[int] | None = None
+    subset: Sequence[int] | None = None
     if type(dataset) is Subset:
-        kept, dataset = dataset.indices, dataset.dataset
-        seen = [(kept[at], value) for at, value in seen]
-    said, classes = name or "the dataset", _classes(dataset)
+        subset, dataset = dataset.indices, dataset.dataset
+        seen = [(subset[at], value) for at, value in seen]
+    label, classes = name or "the dataset", _classes(dataset)
     columns = _columns(dataset)
     if batch.keys[batch.at] in columns:
         columns = {None: columns[batch.keys[batch.at]]}
@@ -54,15 +54,15 @@ def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
         marks = torch.tensor(bounds.also_allowed, dtype=torch.long)
         is_used = ~torch.isin(column, marks)
         numbers = torch.arange(int(places.max()) + 1)
-        if kept is not None:
-            numbers.fill_(-1)[list(kept)] = torch.arange(len(kept))
+        if subset is not None:
+            numbers.fill_(-1)[list(subset)] = torch.arange(len(subset))
             is_used &= numbers[places] >= 0
         rows, values = numbers[places][is_used], column[is_used]
         distinct = values.unique()
         bad = (values < float(bounds.min)) | (values > float(bounds.max))
         good = distinct[(distinct >= float(bounds.min)) & (distinct <= float(bounds.max))]
         return DatasetColumn(
-            name=said,
+            name=label,
             count=len(values),
             low=int(distinct[0]),
             high=int(distinct[-1]),
@@ -73,7 +73,7 @@ def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
             others=f"{int(good[0])} … {int(good[-1])}" if len(good) else None,
             classes=classes,
         )
-    return None if classes is None else DatasetColumn(name=said, classes=classes)
+    return None if classes is None else DatasetColumn(name=label, classes=classes)
 
 
 def _columns(dataset: object) -> dict[Any, tuple[Tensor, Tensor] | None]:

@@ -23,7 +23,7 @@ from cudalens.source.stack import frames_of
 
 @dataclass(frozen=True, kw_only=True)
 class FailedOp:
-    """What the recorder knows of the op that an exception came out of."""
+    """The recorder's facts on the op that raised an exception."""
 
     name: OpName = field(default_factory=OpName)
     phase: Phase | None = None

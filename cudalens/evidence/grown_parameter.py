@@ -29,10 +29,10 @@ def grown_parameter(
     """Return the largest parameter behind tensors that a step left with huge values."""
     snapshot = recorder.snapshot()
     with no_dispatch_modes(), plain_torch(), torch.no_grad():
-        found = _huge(values, snapshot)
-    if not found:
+        huge = _huge(values, snapshot)
+    if not huge:
         return None
-    largest, leaf, call = max(found, key=lambda item: item[0])
+    largest, leaf, call = max(huge, key=lambda item: item[0])
     return GrownParameter(
         name=names.get(id(leaf)), largest=largest, step=snapshot.reader.line(call.site)
     )
@@ -40,15 +40,15 @@ def grown_parameter(
 
 def _huge(values: Iterable[Tensor], snapshot: Any) -> list[tuple[float, Tensor, Any]]:
     """Return the parameters with huge values that a step wrote last, each with both."""
-    found = []
+    huge = []
     for leaf in _leaves(values):
         call = snapshot.newest(ref(leaf))
         if call is None or phase_of(call.site) != "optimizer":
             continue
         largest = float(leaf.detach().abs().max()) if leaf.numel() else 0.0
         if _HUGE < largest < float("inf"):
-            found.append((largest, leaf, call))
-    return found
+            huge.append((largest, leaf, call))
+    return huge
 
 
 def _leaves(values: Iterable[Tensor]) -> Iterator[Tensor]:

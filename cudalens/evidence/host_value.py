@@ -41,7 +41,7 @@ _VALUE_ERROR = re.compile(
     r"|index out of range|target out of range"
     r"|Expected p_in >= 0 && p_in <= 1"
 )
-"""What CPU kernels say of a bad value, and of nothing else."""
+"""Messages of CPU kernels on a bad value, and on nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +76,14 @@ def observed_value(
         return refused
     if not _VALUE_ERROR.search(message):
         return None
-    found = _ask_again(call)
-    if found is None:
+    answer = _ask_again(call)
+    if answer is None:
         return None
-    violation, given = found
+    violation, op_values = answer
     unread = tensor_values(named_arguments(call.func, call.args, call.kwargs))
-    return ObservedValue(violation=violation, tensors=_named(tensors, unread | dict(values), given))
+    return ObservedValue(
+        violation=violation, tensors=_named(tensors, unread | dict(values), op_values)
+    )
 
 
 class _EnoughError(Exception):
@@ -118,13 +120,13 @@ def _ask_again(call: ApiCall) -> tuple[Violation, Mapping[str, Any]] | None:
 
 
 def _named(
-    tensors: tuple[TensorFact, ...], values: Mapping[str, Tensor], given: Mapping[str, Any]
+    tensors: tuple[TensorFact, ...], values: Mapping[str, Tensor], arguments: Mapping[str, Any]
 ) -> tuple[TensorFact, ...]:
     """Let the tensors go by the names of the op's arguments, which the finding speaks of.
 
     One of the same name that the op was not given keeps none: ``x`` of ``x[0, i]``, for ``self``.
     """
-    op_tensors = tensor_values(given)
+    op_tensors = tensor_values(arguments)
     keys = {
         key: name
         for key, value in values.items()
@@ -135,7 +137,7 @@ def _named(
     def name_of(argument: str | None) -> str | None:
         if argument in keys or argument is None:
             return keys.get(argument or "")
-        return None if argument.partition("[")[0] in given else argument
+        return None if argument.partition("[")[0] in arguments else argument
 
     return tuple(replace(fact, argument=name_of(fact.argument)) for fact in tensors)
 
@@ -163,13 +165,13 @@ def refused_parameter(message: str, entries: Sequence[TracebackType]) -> Observe
     value = names["value"]
     owner, tensor = _outermost(entries, owner, name, value)
     with _torch.plain_torch(), _torch.no_dispatch_modes():
-        found = _finding(tensor, value, constraint, name, type(owner).__name__)
-    if found is None:
+        violation = _finding(tensor, value, constraint, name, type(owner).__name__)
+    if violation is None:
         return None
     site = locate(entries, {name: tensor})
     is_torchs = type(owner).__module__.startswith("torch.")
     return ObservedValue(
-        violation=found,
+        violation=violation,
         api=f"torch.distributions.{type(owner).__name__}" if is_torchs else "",
         tensors=tensor_facts({name: tensor}, site, name),
         has_run_kernels=True,
@@ -185,10 +187,10 @@ def _outermost(
     """
     for entry in entries:
         variables = entry.tb_frame.f_locals
-        made, given = variables.get("self"), variables.get(name)
+        made, passed = variables.get("self"), variables.get(name)
         is_torchs = type(made).__module__.startswith("torch.distributions.")
-        if isinstance(given, Tensor) and (made is owner or is_torchs):
-            return made, given
+        if isinstance(passed, Tensor) and (made is owner or is_torchs):
+            return made, passed
     return owner, value
 
 

@@ -119,9 +119,9 @@ def hidden_fault(error: ErrorFacts) -> DeviceFault:
 
     cuBLAS, cuDNN and others fail with a status of theirs when an assert came before.
     """
-    found = None if _names_lost_context(error) else probe()
-    if found is None:
+    fault = None if _names_lost_context(error) else probe()
+    if fault is None:
         return DeviceFault()
     return DeviceFault(
-        hidden_error=found.message.split("\n", 1)[0], is_assert=is_device_assert(found)
+        hidden_error=fault.message.split("\n", 1)[0], is_assert=is_device_assert(fault)
     )

@@ -31,13 +31,13 @@ def largest(frames: Sequence[FrameType]) -> tuple[str, ...]:
         texts such as ``logits: 2.00 GiB, float32 (8, 512)``, the largest first.
     """
     seen: set[int] = set()
-    found: list[tuple[int, str]] = []
+    tensors: list[tuple[int, str]] = []
     for names in namespaces(frames):
         for name, value in list(names.items()):
             if not name.startswith("_") and (entry := _holder(name, value, seen)) is not None:
-                found.append(entry)
-    found.sort(key=lambda item: -item[0])
-    return tuple(text for _, text in found[:MAX_LISTED])
+                tensors.append(entry)
+    tensors.sort(key=lambda item: -item[0])
+    return tuple(text for _, text in tensors[:MAX_LISTED])
 
 
 def _holder(name: str, value: object, seen: set[int]) -> tuple[int, str] | None:

@@ -48,12 +48,12 @@ def module_names(
     variables = _variables(
         list(map(frame_of, entries)), {root for held in roots.values() for root in held}
     )
-    found = {}
+    names = {}
     for path in filter(None, (module_path, *others)):
         held = {variables.get(root) for root in roots.get(path, ())}
         if len(held) == 1 and (name := held.pop()):
-            found[path] = f"{name}.{path}"
-    return tuple(found.items())
+            names[path] = f"{name}.{path}"
+    return tuple(names.items())
 
 
 def owner_modules(
@@ -67,7 +67,7 @@ def owner_modules(
     """
     stack = running_modules([place_of(item) for item in entries])
     named = {item.key for item in site.names}
-    found = []
+    owners = []
     for key, tensor in values.items():
         for module in reversed(stack) if key not in named else ():
             stored = {**registered(module, "_parameters"), **registered(module, "_buffers")}
@@ -75,13 +75,13 @@ def owner_modules(
             text = name and _text_of(module, entries, stack[0])
             if name and text:
                 kind = class_name(type(module)) or type(module).__name__
-                found.append(
+                owners.append(
                     OwnerModule(
                         argument=key, text=text, kind=kind.removeprefix("torch."), attribute=name
                     )
                 )
                 break
-    return tuple(found)
+    return tuple(owners)
 
 
 def _text_of(
@@ -103,12 +103,12 @@ def _text_of(
 
 def _variables(frames: Sequence[FrameType], wanted: Set[int]) -> Mapping[int, str]:
     """Return by ``id`` those of some modules that the user's variables of one name hold."""
-    found: dict[int, set[str]] = {}
+    variables: dict[int, set[str]] = {}
     for scope in namespaces(frames) if wanted else ():
         for name, value in list(scope.items()):
             # By its type: an object of the user's may answer anything to isinstance.  A shell
             # keeps its results under names with an underscore.
             is_own = id(value) in wanted and name != "self" and not name.startswith("_")
             if is_own and issubclass(type(value), torch.nn.Module):
-                found.setdefault(id(value), set()).add(name)
-    return {key: names.pop() for key, names in found.items() if len(names) == 1}
+                variables.setdefault(id(value), set()).add(name)
+    return {key: names.pop() for key, names in variables.items() if len(names) == 1}

@@ -70,12 +70,12 @@ def tensor_facts(
         _fact(key, tensor, *named.get(key, (None, None)), read=read)
         for key, tensor in shown.items()
     ]
-    given = values.get(bad or "")
+    bad_tensor = values.get(bad or "")
     for item, tensor in rest:
         name = next((name for name, value in api if value is tensor), None)
         fact = _fact(name, tensor, item.expression, item.span, read=read)
-        if given is not None and first_bad is not None and read:
-            fact = replace(fact, bad_at=same_spot(tensor, given, first_bad))
+        if bad_tensor is not None and first_bad is not None and read:
+            fact = replace(fact, bad_at=same_spot(tensor, bad_tensor, first_bad))
         facts.append(fact)
     return tuple(facts)
 
@@ -100,33 +100,33 @@ def facts_of(
     )
 
 
-def same_spot(tensor: Tensor, given: Tensor, position: tuple[int, ...]) -> tuple[int, ...] | None:
+def same_spot(tensor: Tensor, operand: Tensor, position: tuple[int, ...]) -> tuple[int, ...] | None:
     """Translate a position of the op's tensor to one that holds the same values in another shape.
 
     A loss gives its op ``[N, 1, L]`` for the user's ``[N, L]``: known when all values agree.
     """
-    if tensor.shape == given.shape or tensor.numel() != given.numel():
+    if tensor.shape == operand.shape or tensor.numel() != operand.numel():
         return None
-    if tensor.dtype != given.dtype or tensor.device != given.device:
+    if tensor.dtype != operand.dtype or tensor.device != operand.device:
         return None
     with _torch.plain_torch(), _torch.no_dispatch_modes():
-        if not tensor.reshape(-1).equal(given.reshape(-1)):
+        if not tensor.reshape(-1).equal(operand.reshape(-1)):
             return None
-    return unravel(ravel(position, given.shape), tuple(tensor.shape))
+    return unravel(ravel(position, operand.shape), tuple(tensor.shape))
 
 
 def _summary(tensor: Tensor, name: str | None) -> TensorSummary:
     """Read the values of a tensor; what cannot be read leaves a line in the report."""
     try:
         with _torch.plain_torch(), _torch.no_dispatch_modes():
-            found: object = summarise(tensor)
+            summary: object = summarise(tensor)
     except RuntimeError as failure:
         PROCESS.internal_error(failure_line(f"values of {name or 'a tensor'}", failure))
         return TensorSummary()
-    if not isinstance(found, TensorSummary):
-        msg = f"a summary is {type(found).__name__}"
+    if not isinstance(summary, TensorSummary):
+        msg = f"a summary is {type(summary).__name__}"
         raise TypeError(msg)
-    return found
+    return summary
 
 
 def _fact(

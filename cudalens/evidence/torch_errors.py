@@ -81,8 +81,8 @@ def is_torch_error(error: BaseException) -> bool:
     innermost = entries[-1]
     if isinstance(error, AttributeError):
         frames = [item.tb_frame for item in entries]
-        asked = next((item for item in frames[::-1] if item.f_code.co_name not in _LOOKUPS), None)
-        return _is_torch_attribute(error, innermost, asked)
+        caller = next((item for item in frames[::-1] if item.f_code.co_name not in _LOOKUPS), None)
+        return _is_torch_attribute(error, innermost, caller)
     if _is_raised_in_ours(innermost):
         return True  # of the line itself it needs nothing: torch called us for the op
     if is_user_file(innermost.tb_frame.f_code.co_filename):
@@ -133,7 +133,7 @@ def _is_of_tensor(call: RunningCall, node: ast.expr) -> bool:
 
 
 def _is_torch_attribute(
-    error: AttributeError, entry: TracebackType, asked: FrameType | None
+    error: AttributeError, entry: TracebackType, caller: FrameType | None
 ) -> bool:
     """Return whether torch itself says that something lacks an attribute, or may not have it yet.
 
@@ -144,8 +144,8 @@ def _is_torch_attribute(
         return _lacks_tensor(entry)
     if _NOT_A_TENSOR.match(str(error)):
         return uses_torch(frame)
-    if asked is not None and hasattr(Tensor, error.name or ""):
-        return package_of(asked) == "torch"  # torch asked an argument for what a tensor has
+    if caller is not None and hasattr(Tensor, error.name or ""):
+        return package_of(caller) == "torch"  # torch asked an argument for what a tensor has
     is_raise = place_of(entry).operation == _RAISE and frame.f_code.co_name not in _LOOKUPS
     return package_of(frame) == "torch" and is_raise
 

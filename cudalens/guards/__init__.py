@@ -99,10 +99,10 @@ def _take_out(overload: Any, entry: Guard) -> None:
 
 def catalogue_rows() -> list[dict[str, Any]]:
     """Return the catalogue as plain rows, one a guard: what ``cudalens guards`` prints."""
-    found: dict[Any, tuple[Guard, list[str]]] = {}
+    rows: dict[Any, tuple[Guard, list[str]]] = {}
     for op, entries in _table.items():
         for entry in entries:
-            found.setdefault(entry.requires, (entry, []))[1].append(full_name(op))
+            rows.setdefault(entry.requires, (entry, []))[1].append(full_name(op))
     return [
         {
             "guard": entry.name,
@@ -116,5 +116,5 @@ def catalogue_rows() -> list[dict[str, Any]]:
             "silent": entry.is_silent,
             "waits": entry.waits,
         }
-        for entry, names in found.values()
+        for entry, names in rows.values()
     ]

@@ -118,8 +118,8 @@ def make_guard(
 
 
 def _section(doc: str, name: str) -> str:
-    found = re.search(rf"^{name}:[ \t]*(.*(?:\n[ \t]+.*)*)", doc, flags=re.MULTILINE)
-    return " ".join(found.group(1).split()) if found else ""
+    match = re.search(rf"^{name}:[ \t]*(.*(?:\n[ \t]+.*)*)", doc, flags=re.MULTILINE)
+    return " ".join(match.group(1).split()) if match else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,11 +174,11 @@ def resolve(entry: Guard) -> tuple[Any, ...]:
     values; a composite guard acts on these alone.
     """
     wanted = {*entry.parameters[: entry.required]}
-    found = (op for op_name in entry.ops for op in _overloads(op_name))
+    overloads = (op for op_name in entry.ops for op in _overloads(op_name))
     return tuple(
         dict.fromkeys(
             op
-            for op in found
+            for op in overloads
             if wanted <= {argument.name for argument in op._schema.arguments}
             and _decomposes(op) == entry.is_composite
         )

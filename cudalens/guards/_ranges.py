@@ -19,9 +19,9 @@ from cudalens.core.report_types import (
 from cudalens.core.tensor_values import find_offenders, outside
 
 FEW = 256
-"""So many elements are copied to the host and reduced there, which saves a launch and a buffer."""
+"""Elements up to this number are copied to the host and reduced there, without a launch."""
 HANDFUL = 32
-"""So many are compared by Python, which is faster than any op of torch's."""
+"""Elements up to this number are compared by Python, which is faster than any op of torch's."""
 _UNREDUCED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
 
@@ -177,14 +177,14 @@ def exact_offenders(tensor: Tensor, bad: Tensor) -> Offenders:
 
     Each is the shortest decimal number that is the element again in the tensor's dtype.
     """
-    found = find_offenders(tensor, bad)
+    offenders = find_offenders(tensor, bad)
     if not tensor.is_floating_point():
-        return found
+        return offenders
     first = tuple(
         replace(item, value=_shortest(item, tensor)) if isinstance(item.value, float) else item
-        for item in found.first
+        for item in offenders.first
     )
-    return replace(found, first=first)
+    return replace(offenders, first=first)
 
 
 def _shortest(offender: Offender, tensor: Tensor) -> Number:

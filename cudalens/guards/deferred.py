@@ -101,7 +101,7 @@ class Noted:
 
 
 def remembering_draws(
-    go_on: Callable[..., Any], known: KnownExtremes, is_deferred: Callable[[], bool]
+    go_on: Callable[..., Any], extremes: KnownExtremes, is_deferred: Callable[[], bool]
 ) -> Callable[..., Any]:
     """Return multinomial with its result remembered: categories, which are in bounds.
 
@@ -112,7 +112,7 @@ def remembering_draws(
         result = go_on(keyset, weights, *args, **kwargs)
         # Each replay of a captured graph draws anew, and counts no version.
         is_kept = is_deferred() and type(result) is Tensor and not _torch.is_capturing()
-        checks = known.of(result) if is_kept else None
+        checks = extremes.of(result) if is_kept else None
         if checks is not None:
             last = weights.size(-1) - 1
             checks[None] = Check(0, last, _nothing, is_pending=False, smallest=0, largest=last)
@@ -139,13 +139,13 @@ class DeferredOp:
     def __init__(
         self,
         op: Any,
-        known: KnownExtremes,
+        extremes: KnownExtremes,
         tell: Tell,
         complain: Callable[[str], None],
         waits: HostWaits,
         is_users: IsUsers,
     ) -> None:
-        self._op, self._known, self._tell, self._complain = op, known, tell, complain
+        self._op, self._extremes, self._tell, self._complain = op, extremes, tell, complain
         self._waits, self._is_users = waits, is_users
         slots = zip(schema_parameters(op), op._schema.arguments, strict=True)
         self._written = [
@@ -170,7 +170,7 @@ class DeferredOp:
         for one in required.deferred:
             try:
                 tensor = one.tensor_of(args, kwargs)
-                checks = None if is_captured else self._known.of(tensor)
+                checks = None if is_captured else self._extremes.of(tensor)
                 check = None if checks is None else checks.get(one.exception)
                 if check is not None and not check.is_pending and check.implies(one.low, one.high):
                     continue

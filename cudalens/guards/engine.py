@@ -223,13 +223,13 @@ def _all_extremes(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for number, tensor in enumerate(tensors):
         groups.setdefault((tensor.device, tensor.dtype), []).append(number)
-    found: dict[int, tuple[int, int]] = {}
+    extremes: dict[int, tuple[int, int]] = {}
     for members in groups.values():
         buffer = tensors[members[0]].new_empty(len(members), 2)
         for number, row in zip(members, buffer.unbind(), strict=True):
             torch.aminmax(unexpanded(tensors[number]), out=row.unbind())
-        found.update(zip(members, buffer.tolist(), strict=True))
-    return [found[number] for number in range(len(tensors))]
+        extremes.update(zip(members, buffer.tolist(), strict=True))
+    return [extremes[number] for number in range(len(tensors))]
 
 
 def _outside(
@@ -270,13 +270,13 @@ def _outside(
 
 def violation(need: Within | Between, tensor: Tensor, *, is_silent: bool) -> Violation:
     """Describe a tensor of which something is outside, to what resolved requirement it may be."""
-    found = (
+    violation = (
         _not_between(need, tensor)
         if isinstance(need, Between)
         else _outside(need, tensor, (), is_silent)
     )
-    assert found is not None
-    return found
+    assert violation is not None
+    return violation
 
 
 def _bad_elements(need: Within, tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where deferred guards are waited for: values reach the host, a parameter, a file, another rank.
+"""Calls that wait for deferred guards: values reach the host, a parameter, a file, another rank.
 
 In these places the host waits anyway, or a result of a bad call would leave.  What is pending is
 looked at first, and a finding is raised before anything is read, written or sent.
@@ -32,7 +32,7 @@ _READS = (
 _COPY = "aten::copy_"
 """``cpu``, ``tolist``, ``to``, ``host[...] = x``, ``torch.save``: all of them copy."""
 _ALWAYS = ("c10d::", "_c10d_functional::", "aten::_amp_foreach_non_finite_check_and_unscale_")
-"""What is sent; and the first that a gradient scaler does in a step.  Were a finding raised behind
+"""Sends; and the first call of a gradient scaler in a step.  Were a finding raised behind
 it, the scaler would take the gradients of the next step for unscaled ones."""
 _NOTHING_SENT = ("barrier", "recv", "wait_tensor", "monitored")
 _NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update")

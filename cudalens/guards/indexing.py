@@ -26,7 +26,7 @@ def _selectors(source: Tensor, indices: Indices) -> list[tuple[int, int]]:
 
     Nor where torch refuses.  ``None`` passes one dimension by, a mask of k dimensions passes k by.
     """
-    found: list[tuple[int, int]] = []
+    selectors: list[tuple[int, int]] = []
     untouched = list(source.shape)
     dim = 0
     for place, index in enumerate(indices):
@@ -39,12 +39,12 @@ def _selectors(source: Tensor, indices: Indices) -> list[tuple[int, int]]:
         else:
             if dim >= source.dim() or index.dtype not in INDEX_DTYPES or index.numel() == 0:
                 return []
-            found.append((place, dim))
+            selectors.append((place, dim))
             untouched[dim] = 1 if untouched[dim] else 0
             dim += 1
     is_launched = dim <= source.dim() and 0 not in untouched
-    fits = len(found) < 2 or _common_shape(indices, ()) is not None
-    return found if is_launched and fits else []
+    fits = len(selectors) < 2 or _common_shape(indices, ()) is not None
+    return selectors if is_launched and fits else []
 
 
 def _masks(indices: Indices) -> list[Tensor]:
@@ -69,11 +69,11 @@ def _fits_selection(values: Tensor, source: Tensor, indices: Indices) -> bool:
     picked = _common_shape(indices, _masks(indices))
     if picked is None:
         return False
-    kept = [size for size, is_index in zip(source.shape, used, strict=True) if not is_index]
+    sizes = [size for size, is_index in zip(source.shape, used, strict=True) if not is_index]
     first, count = used.index(True), sum(used)
     # The result of indices with a gap between them comes first.
     front = first if all(used[first : first + count]) else 0
-    selected = (*kept[:front], *picked, *kept[front:])
+    selected = (*sizes[:front], *picked, *sizes[front:])
     return broadcast((selected, values.shape)) == selected
 
 

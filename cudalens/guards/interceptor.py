@@ -73,7 +73,7 @@ class Interceptor:
         self._on_failed_call = on_failed_call
         self._on_violation = on_violation
         self._on_past_violation: Any = on_past_violation
-        self._is_users, self._known = is_users, KnownExtremes()
+        self._is_users, self._extremes = is_users, KnownExtremes()
         self._on_internal_error = on_internal_error
         self._devices = frozenset(devices) if devices is not None else _torch.ACCELERATORS
         self._bits = _torch.backend_bits(self._devices)
@@ -126,10 +126,10 @@ class Interceptor:
         covers = any(entry.covers_inner for entry in GUARDS[op])
         go_on, below = _torch.redispatcher(op, key)
         if full_name(op) == "aten::multinomial":
-            go_on = remembering_draws(go_on, self._known, lambda: self.is_deferred)
+            go_on = remembering_draws(go_on, self._extremes, lambda: self.is_deferred)
         plans, inside = plans_of(op), self._inside
         deferred = DeferredOp(
-            op, self._known, self._tell_past, self._complain, self._waits, self._is_users
+            op, self._extremes, self._tell_past, self._complain, self._waits, self._is_users
         )
         ask, acts_on, later = self._asker(op, plans), _acting(self), self._later(op, deferred)
         ask_without_modes = partial(_torch.without_modes, ask)
@@ -142,7 +142,7 @@ class Interceptor:
         # Every call of a guarded op passes here, so speed comes before form.
         def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            found: BaseException | None = None
+            violation: BaseException | None = None
             noted: Noted | None = None
             try:
                 keys = keyset.raw_repr()
@@ -165,21 +165,23 @@ class Interceptor:
                             look = later_unseen if required is None else later
                             noted = look(args, kwargs, required)
                             if noted is not None:
-                                args, kwargs, found = noted.args, noted.kwargs, noted.error
+                                args, kwargs, violation = noted.args, noted.kwargs, noted.error
                         elif required is None or not required.are_good(args):
-                            found = (ask_without_modes if required is None else ask)(args, kwargs)
-                        if found is not None:
-                            raise found
+                            violation = (ask_without_modes if required is None else ask)(
+                                args, kwargs
+                            )
+                        if violation is not None:
+                            raise violation
                     inside.busy = acts and covers
                     return go_on(rest, *args, **kwargs)
                 finally:
                     inside.busy = False
             except BaseException as error:
-                if found is None:
+                if violation is None:
                     failed(error)
                     if noted is not None:
                         noted.withdraw()
-                args, kwargs, found, noted = (), {}, None, None  # a traceback keeps this frame
+                args, kwargs, violation, noted = (), {}, None, None  # a traceback keeps this frame
                 raise
 
         return guarded
@@ -266,12 +268,12 @@ class Interceptor:
         return first
 
     def _tell_past(
-        self, op: Any, guard: Guard, found: Violation, past: PastCall
+        self, op: Any, guard: Guard, violation: Violation, past: PastCall
     ) -> BaseException | None:
         def report() -> object:
-            return self._on_past_violation(self._completed(op, guard, found), past)
+            return self._on_past_violation(self._completed(op, guard, violation), past)
 
-        return self._answer(Limits(), found, report)
+        return self._answer(Limits(), violation, report)
 
     # --- looking at once --------------------------------------------------------------------------
 
@@ -284,13 +286,13 @@ class Interceptor:
                 try:
                     values = plan.pick(args) if is_whole else plan.find(args, kwargs)
                     try:
-                        found: object = plan.check(*values)
+                        violation: object = plan.check(*values)
                     except Exception as failure:
-                        found = _look_again(plan, values, failure)
-                    if found is None:
+                        violation = _look_again(plan, values, failure)
+                    if violation is None:
                         continue
-                    if not isinstance(found, Violation):
-                        msg = f"it gave {type(found).__name__}"
+                    if not isinstance(violation, Violation):
+                        msg = f"it gave {type(violation).__name__}"
                         raise TypeError(msg)
                 except Exception as failure:  # a guard that fails must never stop a good call
                     raise_if_outside(failure)
@@ -300,7 +302,7 @@ class Interceptor:
                     self._complain(f"guard {plan.guard.name} failed: {kind}: {failure}")
                     continue
                 with MoreStack():
-                    error = self._handle(op, plan.guard, found, args, kwargs)
+                    error = self._handle(op, plan.guard, violation, args, kwargs)
                 if error is not None:
                     return error
             return None
@@ -308,7 +310,12 @@ class Interceptor:
         return ask
 
     def _handle(
-        self, op: Any, guard: Guard, found: Violation, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        op: Any,
+        guard: Guard,
+        violation: Violation,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> BaseException | None:
         """Have a finding reported, and return what is to be raised in place of the call.
 
@@ -325,29 +332,29 @@ class Interceptor:
                 args=args,
                 kwargs=kwargs,
             )
-            return self._on_violation(call, self._completed(op, guard, found))
+            return self._on_violation(call, self._completed(op, guard, violation))
 
-        return self._answer(limits, found, report)
+        return self._answer(limits, violation, report)
 
     @staticmethod
-    def _completed(op: Any, guard: Guard, found: Violation) -> Violation:
+    def _completed(op: Any, guard: Guard, violation: Violation) -> Violation:
         """Return a finding with the names of its guard and its op."""
         return replace(
-            found,
+            violation,
             guard=guard.name,
             op=str(op._schema.name),
             overload=str(op._overloadname),
         )
 
     def _answer(
-        self, limits: Limits, found: Violation, report: Callable[[], object]
+        self, limits: Limits, violation: Violation, report: Callable[[], object]
     ) -> BaseException | None:
         """Return what is to be raised, without a report where none can be made."""
 
         def reported() -> BaseException | None:
             with Uninterrupted(), _torch.plain_torch():
                 error = report()
-            if isinstance(error, BaseException) or (error is None and found.is_silent):
+            if isinstance(error, BaseException) or (error is None and violation.is_silent):
                 return error
             msg = f"it gave {type(error).__name__}"
             raise TypeError(msg)
@@ -355,9 +362,9 @@ class Interceptor:
         error = limits.attempt("report", reported)
         for line in limits.lines:
             self._complain(line)
-        if error is not None or found.is_silent:
+        if error is not None or violation.is_silent:
             return error
-        return (DeviceIndexError if found.is_index else DeviceValueError)(found.sentence())
+        return (DeviceIndexError if violation.is_index else DeviceValueError)(violation.sentence())
 
     def _complain(self, line: str) -> None:
         with suppress(Exception):  # who listens must not stop a call either

@@ -42,22 +42,22 @@ def plans_of(op: Any) -> tuple[Plan, ...]:
     parameters = {item.name: item for item in schema_parameters(op)}
     plans = []
     for entry in GUARDS[op]:
-        asked = tuple(parameters[name] for name in entry.parameters)
+        slots = tuple(parameters[name] for name in entry.parameters)
         plans.append(
             Plan(
                 guard=entry,
                 check=entry.check,
-                parameters=asked,
-                pick=_picker(asked),
-                last=max((item.position for item in asked), default=0),
-                places={item.name: place for place, item in enumerate(asked)},
+                parameters=slots,
+                pick=_picker(slots),
+                last=max((item.position for item in slots), default=0),
+                places={item.name: place for place, item in enumerate(slots)},
             )
         )
     return tuple(plans)
 
 
-def _picker(asked: Sequence[ArgumentSlot]) -> Callable[[tuple[Any, ...]], Sequence[Any]]:
-    positions = [item.position for item in asked]
+def _picker(slots: Sequence[ArgumentSlot]) -> Callable[[tuple[Any, ...]], Sequence[Any]]:
+    positions = [item.position for item in slots]
     if len(positions) > 1:
         return itemgetter(*positions)
     return itemgetter(slice(positions[0], positions[0] + 1) if positions else slice(0, 0))
@@ -70,7 +70,7 @@ PLAIN: Final = frozenset({int, float, bool, str, type(None)})
 """Types of arguments that are no tensor and no list."""
 _MASKS = (torch.bool, torch.uint8)
 _DTYPES: dict[type, Any] = {Within: frozenset({*INDEX_DTYPES, torch.uint8}), Between: FLOATS}
-"""What deferred guards look at without a wait: intervals, of these dtypes; an odd dtype waits."""
+"""Dtypes whose intervals deferred guards check without a wait; an odd dtype waits."""
 _MOST_FORMS = 256
 """A dataset may be cut into any number of batches."""
 _is_deterministic = torch.are_deterministic_algorithms_enabled
@@ -101,12 +101,12 @@ class Requirement:
 
 @dataclass(slots=True)
 class Required:
-    """What the guards of an op require of calls of one form."""
+    """Requirements of an op's guards on calls of one form."""
 
     intervals: list[tuple[int, int | None, Within | Between]] | None
     """Places and intervals of tensors; ``None`` where the guards have to be asked at each call."""
     deferred: list[Requirement]
-    """What deferred guards look at without a wait."""
+    """Requirements that deferred guards check without a wait."""
     at_once: list[Guard]
     """The guards that look at once in any case: theirs is no interval."""
 
@@ -128,7 +128,7 @@ class Required:
 
 
 class Forms:
-    """What guards require of the calls of an op, by the form of a call.
+    """Requirements of guards on the calls of an op, by the form of a call.
 
     They require something by the shapes and dtypes of tensors, by numbers and by the dispatch keys,
     so calls of one form differ in nothing but the values.

@@ -18,7 +18,7 @@ from cudalens.core.report import Report
 
 
 class Listener(Protocol):
-    """What a session offers to the guards while it is open."""
+    """Interface of a session to the guards while it is open."""
 
     recorder: Any
 
@@ -52,7 +52,7 @@ class Guarding:
         """Lines that have been printed, where no session was open."""
         self.last: Report | None = None
         self.lost: tuple[Report, object | None] | None = None
-        """What ended the device's context; :mod:`cudalens.evidence.lost_context` looks after it."""
+        """End of the device's context; :mod:`cudalens.evidence.lost_context` looks after it."""
 
     @property
     def is_installed(self) -> bool:

@@ -31,12 +31,12 @@ def _devices(op: Any, arguments: dict[str, Any]) -> set[torch.device]:
     A number in a tensor without dimensions may stay on the CPU, and so may the indices of
     ``x[index]`` and the targets and lengths of a CTC loss.
     """
-    found: set[torch.device] = set()
+    devices: set[torch.device] = set()
     for value in arguments.values():
         is_list = isinstance(value, (list, tuple))
         for tensor in value if is_list else (value,):
             if isinstance(tensor, Tensor):
                 is_host = tensor.device.type == "cpu"
                 if not (is_host and (is_list or not tensor.dim() or "ctc" in op._schema.name)):
-                    found.add(tensor.device)
-    return found
+                    devices.add(tensor.device)
+    return devices

@@ -20,9 +20,9 @@ from cudalens.core.device_asserts import AssertLine, fold
 
 STDERR = 2
 _PATIENCE_S = 0.25
-"""As long the end of tee is waited for: a program of the user's may have the stream open."""
+"""Seconds to wait for the end of tee: a program of the user's may have the stream open."""
 _ARRIVAL_S = 2.0
-"""As long bytes on their way to tee are waited for, and an assertion that is expected."""
+"""Seconds to wait for bytes on their way to tee, and for an assertion that is expected."""
 _POLL_S = 0.002
 _START = (
     'trap "" HUP INT QUIT TERM TSTP TTOU; '

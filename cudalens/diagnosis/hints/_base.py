@@ -54,11 +54,11 @@ def find_hints(evidence: Evidence, limits: Limits) -> tuple[Hint, ...]:
 
     A rule that fails leaves one line in ``limits``, and the others are asked all the same.
     """
-    found: list[Hint] = []
+    hints: list[Hint] = []
     for entry in table():
-        if entry.priority == LAST and found:
+        if entry.priority == LAST and hints:
             break
         hint = limits.attempt(f"hint {entry.name}", partial(entry.apply, evidence))
         if hint is not None:
-            found.append(replace(hint, rule=hint.rule or entry.name))
-    return tuple(found[:MAX_HINTS])
+            hints.append(replace(hint, rule=hint.rule or entry.name))
+    return tuple(hints[:MAX_HINTS])

@@ -18,7 +18,7 @@ from cudalens.diagnosis.hints._roles import INTEGERS, Role, bad_values, fault, o
 from cudalens.diagnosis.user_code import parsed, place
 
 LOST_NUMBERS = frozenset({-(1 << 63), (1 << 63) - 1, -(1 << 31)})
-"""What NaN and the infinities become when they are cast to an integer type."""
+"""Integers that NaN and the infinities become when they are cast."""
 BY_CHANCE = 0.05
 _MANY = 5
 """When each of so many numbers but 0 occurs, it is no chance that 0 is the one left out."""
@@ -26,9 +26,9 @@ _NEARLY_ALL = 0.9
 _RARE = 0.1
 """A number that is less frequent than so many times an equal share is a stray one."""
 MARKS = frozenset({-1, -100})
-"""What usually marks labels to leave out."""
+"""Usual marks of labels to leave out."""
 WRAPPED = frozenset(mark + 256 for mark in MARKS)
-"""What they become in uint8, which has no negative numbers."""
+"""The same marks in uint8, which has no negative numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,9 @@ class Ids:
     distinct: tuple[int, ...] | None
     """The distinct values when they are few, less those allowed besides the bound."""
     kinds: int | None
-    """How many there are of them, ``None`` where only their ends are known."""
+    """Number of distinct values, ``None`` where only their ends are known."""
     count: int | None
-    """How many values there are, ``None`` where some are allowed besides the bound."""
+    """Number of values, ``None`` where some are allowed besides the bound."""
     bad: frozenset[int]
     """The bad values of this call; the listed ones where it has too many different ones."""
     bad_share: float
@@ -150,9 +150,9 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
     ``None`` for values that were garbled, cast or shifted on the line itself: they have rules of
     their own, and no counting mistake is to be sought in them.
     """
-    found = fault(evidence)
+    at_fault = fault(evidence)
     role = role_of(evidence)
-    if found is None or role is None or role not in roles:
+    if at_fault is None or role is None or role not in roles:
         return None
     bad = bad_values(evidence)
     if bad & LOST_NUMBERS:
@@ -161,12 +161,12 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
         return None
     if role != "position" and shifted_source(evidence):
         return None
-    violation, fact = found
+    violation, fact = at_fault
     named, share = origin(evidence, role), violation.offenders
-    known = _all_values(evidence, violation, fact)
-    if known is None or not bad:
+    values = _all_values(evidence, violation, fact)
+    if values is None or not bad:
         return None
-    low, high, distinct, kinds, count = known
+    low, high, distinct, kinds, count = values
     column, earlier = evidence.dataset_column, evidence.seen_before
     ends = () if earlier is None else (earlier.min, earlier.max)
     is_whole = column is not None and bool(column.count)
@@ -249,10 +249,10 @@ def wrapped_bits(evidence: Evidence) -> int | None:
     Negative ones of int8 or int16, or -1 and -100 in uint8: in the tensor at fault, in one on the
     line that its expression reads, or in a recorded step that cast to such a type.
     """
-    found, bad = fault(evidence), bad_values(evidence)
-    if found is None or not bad:
+    at_fault, bad = fault(evidence), bad_values(evidence)
+    if at_fault is None or not bad:
         return None
-    fact, unique = found[1], found[1].summary.unique
+    fact, unique = at_fault[1], at_fault[1].summary.unique
     if bad <= WRAPPED:
         if evidence.op.name == "aten::nll_loss_forward" and fact.dtype == "uint8":
             return None if unique == (0, 255) else 8
@@ -284,14 +284,18 @@ def cast_source(evidence: Evidence) -> TensorFact | None:
 
     Only where the call says so: ``ids`` in ``emb(ids.long())``.
     """
-    found = fault(evidence)
-    node = parsed(found[1].expression or "") if found else None
-    if found is None or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+    at_fault = fault(evidence)
+    node = parsed(at_fault[1].expression or "") if at_fault else None
+    if (
+        at_fault is None
+        or not isinstance(node, ast.Call)
+        or not isinstance(node.func, ast.Attribute)
+    ):
         return None
     item = next(iter(_on_line(evidence, [node.func.value])), None)
     if item is None or node.func.attr not in ("long", "int", "to", "type"):
         return None
-    is_cast = "float" in item.dtype and item.shape == found[1].shape
+    is_cast = "float" in item.dtype and item.shape == at_fault[1].shape
     return item if is_cast and _holds_no_ids(item) else None
 
 
@@ -315,13 +319,13 @@ def _holds_no_ids(fact: TensorFact) -> bool:
 
 def shifted_source(evidence: Evidence) -> TensorFact | None:
     """Return the tensor that is within the bound itself, when the line adds to it: ``y + 1``."""
-    found = fault(evidence)
-    if found is None or found[1].expression is None:
+    at_fault = fault(evidence)
+    if at_fault is None or at_fault[1].expression is None:
         return None
-    node = parsed(found[1].expression)
+    node = parsed(at_fault[1].expression)
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add | ast.Sub):
         return None
-    item, high = next(iter(_on_line(evidence, [node.left])), None), found[0].bounds.max
+    item, high = next(iter(_on_line(evidence, [node.left])), None), at_fault[0].bounds.max
     if item is None or not isinstance(high, int) or "float" in item.dtype:
         return None
     ends = (item.summary.min, item.summary.max)
@@ -340,8 +344,8 @@ def shifting_step(evidence: Evidence) -> LineRef | None:
 
 def is_computed(evidence: Evidence) -> bool:
     """Return whether the line computes the numbers, as in ``row * width + col``."""
-    found = fault(evidence)
-    return found is not None and isinstance(parsed(found[1].expression or ""), ast.BinOp)
+    at_fault = fault(evidence)
+    return at_fault is not None and isinstance(parsed(at_fault[1].expression or ""), ast.BinOp)
 
 
 def numel(fact: TensorFact) -> int:
@@ -380,8 +384,8 @@ def _cut_from(evidence: Evidence, fact: TensorFact) -> Iterable[TensorFact]:
 def _on_line(evidence: Evidence, nodes: Iterable[ast.AST]) -> list[TensorFact]:
     """Return the tensors of the line that one of these expressions reads."""
     read = {ast.dump(item) for item in nodes}
-    known = ((item, parsed(item.expression or "")) for item in evidence.tensors)
-    return [item for item, node in known if node is not None and ast.dump(node) in read]
+    expressions = ((item, parsed(item.expression or "")) for item in evidence.tensors)
+    return [item for item, node in expressions if node is not None and ast.dump(node) in read]
 
 
 # --- where values come from -----------------------------------------------------------------------
@@ -414,8 +418,8 @@ def came_from(evidence: Evidence) -> str:
     steps = [step for step in evidence.provenance if step.op and step.source is not None]
     first = next((step.source for step in steps if step.note == FIRST_BAD), None)
     made = [step.source for step in steps if stem_of(step.op or "") not in COPIES]
-    given = [step.source for step in steps if stem_of(step.op or "") == "tensor"]
-    line = first or next(iter(made or given), None)
+    lines = [step.source for step in steps if stem_of(step.op or "") == "tensor"]
+    line = first or next(iter(made or lines), None)
     here = None if evidence.source is None else evidence.source.ref
     if line is None or (here and (line.line, line.where) == (here.line, here.where)):
         return ""

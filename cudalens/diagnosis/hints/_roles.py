@@ -1,4 +1,4 @@
-"""What the bad integers index: classes, tokens, positions, nodes; exactly one role each.
+"""Role of the bad integers: indices of classes, tokens, positions or nodes; exactly one each.
 
 One role for each finding keeps the rules of two causes from speaking about the same values.
 """
@@ -51,10 +51,10 @@ def fault(evidence: Evidence) -> tuple[Violation, TensorFact] | None:
 
 def bad_values(evidence: Evidence) -> frozenset[int]:
     """Return the bad integers: all where the distinct values are known, else the listed ones."""
-    found = fault(evidence)
-    if found is None:
+    at_fault = fault(evidence)
+    if at_fault is None:
         return frozenset()
-    violation, fact = found
+    violation, fact = at_fault
     low, high = violation.bounds.min, violation.bounds.max
     unique = fact.summary.unique
     if unique is not None and isinstance(low, int) and isinstance(high, int):
@@ -66,10 +66,10 @@ def bad_values(evidence: Evidence) -> frozenset[int]:
 
 def role_of(evidence: Evidence) -> Role | None:
     """Say what the integers at fault number, ``None`` when they are no index."""
-    found = fault(evidence)
-    if found is None or found[1].dtype not in INTEGERS:
+    at_fault = fault(evidence)
+    if at_fault is None or at_fault[1].dtype not in INTEGERS:
         return None
-    violation, fact = found
+    violation, fact = at_fault
     if violation.size is None or not isinstance(violation.bounds.max, int):
         return None
     name = evidence.op.name or ""
@@ -148,8 +148,8 @@ def table_name(evidence: Evidence) -> str:
 
 def is_vocabulary(evidence: Evidence) -> bool:
     """Return whether the table is one of a language model's tokens."""
-    found = fault(evidence)
-    expression = (found[1].expression or "").lower() if found else ""
+    at_fault = fault(evidence)
+    expression = (at_fault[1].expression or "").lower() if at_fault else ""
     texts = (table_name(evidence), expression)
     return any(_VOCABULARY.search(text) for text in texts) or in_library(evidence, "transformers")
 
@@ -174,10 +174,10 @@ def origin(evidence: Evidence, role: Role, *, by_word: bool = False) -> TensorFa
     Args:
         by_word: only a tensor whose expression names the role.
     """
-    found = fault(evidence)
-    if found is None:
+    at_fault = fault(evidence)
+    if at_fault is None:
         return None
-    fact, word = found[1], _WORDS.get(role)
+    fact, word = at_fault[1], _WORDS.get(role)
     if fact.expression is not None and (not by_word or _says(fact, word)):
         return fact
     others = [

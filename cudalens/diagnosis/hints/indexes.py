@@ -66,16 +66,16 @@ def float_ids(evidence: Evidence) -> Hint | None:
 @rule(priority=8)
 def shift_on_the_line(evidence: Evidence) -> Hint | None:
     """The line itself adds to ids that lie within the bound."""
-    source, found = shifted_source(evidence), fault(evidence)
-    if found is None or source is None or role_of(evidence) in (None, "position"):
+    source, at_fault = shifted_source(evidence), fault(evidence)
+    if at_fault is None or source is None or role_of(evidence) in (None, "position"):
         return None
-    node = parsed(found[1].expression or "")
+    node = parsed(at_fault[1].expression or "")
     # What a variable adds was meant, by another amount perhaps.
     by_number = isinstance(node, ast.BinOp) and isinstance(node.right, ast.Constant)
     return Hint(
         text=f"{source.expression} runs from {source.summary.min} to {source.summary.max} and "
-        f"fits; {found[1].expression} does not",
-        fix=rewritten(evidence, found[1], source.expression or "") if by_number else None,
+        f"fits; {at_fault[1].expression} does not",
+        fix=rewritten(evidence, at_fault[1], source.expression or "") if by_number else None,
     )
 
 
@@ -106,10 +106,10 @@ def wrapped(evidence: Evidence) -> Hint | None:
 @rule(priority=4)
 def quantile_levels(evidence: Evidence) -> Hint | None:
     """A level of a quantile is outside 0 … 1; CUDA reads the sorted values at its rank."""
-    found = fault(evidence)
-    if found is None or (evidence.op.api or "").rpartition(".")[2] not in _QUANTILES:
+    at_fault = fault(evidence)
+    if at_fault is None or (evidence.op.api or "").rpartition(".")[2] not in _QUANTILES:
         return None
-    last = (found[0].size or 0) - 1
+    last = (at_fault[0].size or 0) - 1
     ranks = sorted(bad_values(evidence))
     if last < 1 or not ranks:
         return None

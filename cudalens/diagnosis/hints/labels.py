@@ -17,7 +17,7 @@ from cudalens.diagnosis.user_code import in_library, list_of, rewritten, with_ke
 
 LOSSES = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss")
 _ONES = 4
-"""So many labels are seldom all 1 where 0 is a class too."""
+"""Number of labels that are seldom all 1 where 0 is a class too."""
 _TOKEN_HEAD = re.compile(
     r"(LMHead(Model)?|EncoderDecoderModel"
     r"|For(CausalLM|MaskedLM|ConditionalGeneration|SpeechSeq2Seq|ImageTextToText|Vision2Seq))$"

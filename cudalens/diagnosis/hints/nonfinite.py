@@ -45,7 +45,7 @@ _OTHER_NAMES = {"rtruediv": "rdiv", "true_divide": "div"}
 _SPREADS = frozenset({"std", "var", "std_mean", "var_mean"})
 _EXPONENTIALS = frozenset({"exp", "expm1", "exp2"})
 _STEEP = ("sqrt", "norm(", "pow(", "**", "log", "std(", "cdist")
-"""What has an infinite slope at 0, as it is written."""
+"""Functions with an infinite slope at 0, as they are written."""
 _HIDDEN = (
     "where() hides the value in forward, but in backward the branch that is not taken still "
     "multiplies its infinite gradient by 0: replace the bad inputs before the op"
@@ -90,24 +90,24 @@ def grown_parameter(evidence: Evidence) -> Hint | None:
 @rule(priority=10)
 def outside_domain(evidence: Evidence) -> Hint | None:
     """A function was given a number for which it has no finite result."""
-    op, given = _made(evidence), _input(evidence, "self")
+    op, value = _made(evidence), _input(evidence, "self")
     if evidence.phase == "backward" or op not in (*_DOMAINS, *_WITH_POLE):
         return None
     text = None
     if op in _DOMAINS:
         holds, needs = _DOMAINS[op]
-        if not math.isnan(given) and not holds(given):
-            text = f"{op}({given:g}) is not finite: {op} takes {needs}"
+        if not math.isnan(value) and not holds(value):
+            text = f"{op}({value:g}) is not finite: {op} takes {needs}"
             if "softmax(" in _line(evidence) and op == "log":
-                text = f"{op}({given:g}) is not finite: log_softmax computes it without the 0"
+                text = f"{op}({value:g}) is not finite: log_softmax computes it without the 0"
             elif op.startswith("log") and op != "log1p":
                 text += _above_zero(evidence)
     elif op == "pow":
-        text = _of_power(given, _input(evidence, "exponent"))
+        text = _of_power(value, _input(evidence, "exponent"))
     elif op == "rdiv":  # of a number by a tensor
-        text = _of_division(evidence, _input(evidence, "other"), given)
+        text = _of_division(evidence, _input(evidence, "other"), value)
     else:
-        text = _of_division(evidence, given, _input(evidence, "other"))
+        text = _of_division(evidence, value, _input(evidence, "other"))
     if text is None:
         return None
     is_hidden = "where(" in _line(evidence) and any(item.requires_grad for item in evidence.tensors)
@@ -186,8 +186,8 @@ def overflow(evidence: Evidence) -> Hint | None:
         return None
     if op in _WITH_POLE and (evidence.phase == "backward" or (violation and violation.overwritten)):
         return None  # what was divided by is not known
-    given = [item for item in evidence.tensors if item.argument] or evidence.tensors
-    kind = next((name for name in _LARGEST if any(item.dtype == name for item in given)), None)
+    operands = [item for item in evidence.tensors if item.argument] or evidence.tensors
+    kind = next((name for name in _LARGEST if any(item.dtype == name for item in operands)), None)
     if kind is None:
         return None
     if op in _EXPONENTIALS and not math.isnan(power := _input(evidence, "self")):
@@ -236,16 +236,16 @@ def all_labels_ignored(evidence: Evidence) -> Hint | None:
 @rule(priority=29)
 def nan_came_in(evidence: Evidence) -> Hint | None:
     """All results were looked at, and the first NaN was in a tensor or in the code already."""
-    first, found = evidence.nan_watch and evidence.nan_watch.arrival, fault(evidence)
-    if not first or found is None or evidence.violation is None:
+    first, at_fault = evidence.nan_watch and evidence.nan_watch.arrival, fault(evidence)
+    if not first or at_fault is None or evidence.violation is None:
         return None
-    if not found[1].summary.nan and not bad_values(evidence) & LOST_NUMBERS:
+    if not at_fault[1].summary.nan and not bad_values(evidence) & LOST_NUMBERS:
         return None
     op, name = first.op, first.name
     where = f" in line {first.line}" if first.line else ""
-    given = f"{op}{where} was called with it"
+    arrival = f"{op}{where} was called with it"
     if name is not None:
-        given = f"{op}{where} read it from {name} ({first.values})"
+        arrival = f"{op}{where} read it from {name} ({first.values})"
     elif stem_of(op) in ("tensor", "as_tensor", "from_numpy"):
-        given = f"a tensor was made{where} from numbers that contained it"
-    return Hint(text=f"the first NaN in this block was not computed in it: {given}")
+        arrival = f"a tensor was made{where} from numbers that contained it"
+    return Hint(text=f"the first NaN in this block was not computed in it: {arrival}")

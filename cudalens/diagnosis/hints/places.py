@@ -1,4 +1,4 @@
-"""What is said where no rule knows a cause: which values are there, and where both sides are from.
+"""Hints where no rule knows a cause: which values are there, and where both sides are from.
 
 A size is asked for only where the values are a count without gaps over everything that was seen.
 """
@@ -30,7 +30,7 @@ _NOUNS: dict[Role, str] = {"label": "labels", "token": "ids"}
 _ALONG = ("aten::gather", "aten::index_select", "aten::take_along_dim")
 """Ops that are told along which dimension the numbers count."""
 _EVEN = 0.5
-"""As likely as not."""
+"""Probability of one half."""
 _PLACES: dict[Role, str] = {"label": "outputs", "one_hot": "columns", "token": "rows"}
 _ALL: tuple[Role, ...] = ("label", "one_hot", "token", "position", "index", "edge")
 
@@ -56,12 +56,17 @@ def too_few_places(evidence: Evidence, ids: Ids) -> Hint | None:
 @rule(priority=LAST)
 def what_is_there(evidence: Evidence) -> Hint | None:
     """The bad values among the others, those of earlier calls, and where they came from."""
-    found, ids = fault(evidence), ids_of(evidence, *_ALL)
-    if found is None or found[1].summary.nan or found[0].is_nonfinite or found[0].is_silent:
+    at_fault, ids = fault(evidence), ids_of(evidence, *_ALL)
+    if (
+        at_fault is None
+        or at_fault[1].summary.nan
+        or at_fault[0].is_nonfinite
+        or at_fault[0].is_silent
+    ):
         return None
-    if ids is None and "float" not in found[1].dtype:
+    if ids is None and "float" not in at_fault[1].dtype:
         return None
-    violation = found[0]
+    violation = at_fault[0]
     # Of a parameter that a distribution refused the report's own lines say all of it.
     is_said = ids is None and evidence.has_run_kernels
     parts = [_shifted(ids) or ("" if is_said else _values(evidence, violation, ids))]
@@ -95,7 +100,7 @@ def _named_classes(evidence: Evidence, ids: Ids | None, before: str = "") -> str
 
 def _values(evidence: Evidence, violation: Violation, ids: Ids | None) -> str:
     """Say how many values are bad, and what the others are: ``255 in 64 of 256 values``."""
-    column, found = evidence.dataset_column, violation.offenders
+    column, offenders = evidence.dataset_column, violation.offenders
     noun = _NOUNS.get(ids.role, "values") if ids is not None else "values"
     if ids is not None and column is not None and column.count:
         values = sorted(v for v in column.distinct or ids.bad if not 0 <= v < ids.size)
@@ -103,20 +108,20 @@ def _values(evidence: Evidence, violation: Violation, ids: Ids | None) -> str:
         bad = _numbers(values) if column.distinct else f"outside, such as {list_of(values[:3])}"
         of, bad = f"{column.count} {noun} of {column.name}", f"{bad}{rows}"
         return _share(column.bad_count, of, bad, column.others)
-    if found.total < 2:
+    if offenders.total < 2:
         return ""
     if ids is not None:
-        is_listed = ids.distinct is not None or found.count == len(found.first)
+        is_listed = ids.distinct is not None or offenders.count == len(offenders.first)
         bad = _numbers(ids.bad) if is_listed else f"such as {list_of(sorted(ids.bad)[:3])}"
     else:
-        ends = [str(item.value) for item in (found.first[:1] + found.first[-1:])]
+        ends = [str(item.value) for item in (offenders.first[:1] + offenders.first[-1:])]
         bad = " and ".join(dict.fromkeys(ends))
-        bad = bad if found.count <= 2 else f"such as {bad}"
+        bad = bad if offenders.count <= 2 else f"such as {bad}"
     bad += ", only at the ends of the rows" if ids is not None and fills_row_ends(ids) else ""
-    if found.others is None:
-        return f"all {found.total} {noun} are outside: {bad}"
+    if offenders.others is None:
+        return f"all {offenders.total} {noun} are outside: {bad}"
     bad = f"outside, {bad}" if bad.startswith("such") else bad
-    return _share(found.count, f"{found.total} {noun}", bad, found.others)
+    return _share(offenders.count, f"{offenders.total} {noun}", bad, offenders.others)
 
 
 def _numbers(values: Iterable[int]) -> str:

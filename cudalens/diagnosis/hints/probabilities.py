@@ -36,26 +36,26 @@ def _numbers(evidence: Evidence, *ops: str) -> tuple[str, TensorFact, float, flo
     ``None`` where earlier calls of the line had numbers of all kinds within the bound: what a batch
     has besides is no other scale.
     """
-    found, seen = fault(evidence), evidence.seen_before
+    at_fault, seen = fault(evidence), evidence.seen_before
     if seen is not None and seen.min != seen.max:
         return None
-    if found is None or evidence.op.name not in ops or "float" not in found[1].dtype:
+    if at_fault is None or evidence.op.name not in ops or "float" not in at_fault[1].dtype:
         return None
-    fact = found[1]
+    fact = at_fault[1]
     low, high = fact.summary.min, fact.summary.max
     if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
         return None
     if fact.summary.nan or fact.summary.inf:
         return None
-    return found[0].argument, fact, float(low), float(high)
+    return at_fault[0].argument, fact, float(low), float(high)
 
 
 def _probabilities(evidence: Evidence) -> tuple[TensorFact, float, float] | None:
     """Return a finite argument that should be probabilities, with its ends."""
-    found = _numbers(evidence, _BCE, *_DRAWS)
-    if found is None or (found[0] == "target" and evidence.op.name == _BCE):
+    numbers = _numbers(evidence, _BCE, *_DRAWS)
+    if numbers is None or (numbers[0] == "target" and evidence.op.name == _BCE):
         return None
-    return found[1:]
+    return numbers[1:]
 
 
 def name_of(fact: TensorFact) -> str:
@@ -78,10 +78,10 @@ def _is_rounded(low: float, high: float) -> bool:
 @rule(priority=12)
 def not_probabilities(evidence: Evidence) -> Hint | None:
     """Scores of a network, or results of another activation, stand for probabilities."""
-    found = _probabilities(evidence)
-    if found is None or _is_rounded(*found[1:]) or _scale(evidence, *found[1:]):
+    numbers = _probabilities(evidence)
+    if numbers is None or _is_rounded(*numbers[1:]) or _scale(evidence, *numbers[1:]):
         return None
-    fact, low, high = found
+    fact, low, high = numbers
     text = f"{name_of(fact)} runs from {low:.4g} to {high:.4g}, "
     made, line = next(way_of(evidence), ("", ""))
     if made in _ACTIVATIONS or _is_difference(fact, made):
@@ -109,8 +109,8 @@ def not_probabilities(evidence: Evidence) -> Hint | None:
 @rule(priority=12)
 def rounded_out_of_interval(evidence: Evidence) -> Hint | None:
     """Probabilities leave [0, 1] by a rounding error of the arithmetic that made them."""
-    found = _probabilities(evidence)
-    if found is None or evidence.violation is None or not _is_rounded(*found[1:]):
+    numbers = _probabilities(evidence)
+    if numbers is None or evidence.violation is None or not _is_rounded(*numbers[1:]):
         return None
     listed = (item.value for item in evidence.violation.offenders.first)
     values = [float(value) for value in listed if isinstance(value, (int, float))]
@@ -118,9 +118,9 @@ def rounded_out_of_interval(evidence: Evidence) -> Hint | None:
     if worst is None:
         return None
     return Hint(
-        text=f"{name_of(found[0])} is outside 0 … 1 by only {max(-worst, worst - 1):.1e} "
-        f"({worst!r}), as rounding in {found[0].dtype} can make it",
-        fix=rewritten(evidence, found[0], "{x}.clamp(0, 1)"),
+        text=f"{name_of(numbers[0])} is outside 0 … 1 by only {max(-worst, worst - 1):.1e} "
+        f"({worst!r}), as rounding in {numbers[0].dtype} can make it",
+        fix=rewritten(evidence, numbers[0], "{x}.clamp(0, 1)"),
     )
 
 
@@ -141,11 +141,11 @@ def _are_whole(evidence: Evidence, low: float, high: float) -> bool:
 @rule(priority=12)
 def image_not_divided(evidence: Evidence) -> Hint | None:
     """Bytes of an image, or percentages, are used as probabilities without dividing them."""
-    found = _numbers(evidence, _BCE, *_DRAWS)
-    scale = _scale(evidence, *found[2:]) if found else None
-    if found is None or scale is None:
+    numbers = _numbers(evidence, _BCE, *_DRAWS)
+    scale = _scale(evidence, *numbers[2:]) if numbers else None
+    if numbers is None or scale is None:
         return None
-    _, fact, low, high = found
+    _, fact, low, high = numbers
     whole, what = scale
     return Hint(
         text=f"{name_of(fact)} runs from {low:g} to {high:g}, like {what}: divide by {whole}",
@@ -161,13 +161,13 @@ what makes 0 and 1 of them."""
 @rule(priority=14)
 def labels_as_binary_target(evidence: Evidence) -> Hint | None:
     """Labels such as -1 and 1, 1 and 2, or of three classes, are the target of a binary loss."""
-    found = _numbers(evidence, _BCE)
+    numbers = _numbers(evidence, _BCE)
     violation = evidence.violation
-    if found is None or violation is None or found[0] != "target":
+    if numbers is None or violation is None or numbers[0] != "target":
         return None
-    if _scale(evidence, *found[2:]):
+    if _scale(evidence, *numbers[2:]):
         return None
-    _, fact, low, high = found
+    _, fact, low, high = numbers
     bad = violation.offenders
     is_rare = bad.count <= _RARE * bad.total or (bad.count == 1 < bad.total - 1 and high > 2)
     if is_rare and low >= 0:
@@ -202,12 +202,12 @@ def labels_as_binary_target(evidence: Evidence) -> Hint | None:
 @rule(priority=30)
 def nan_before(evidence: Evidence) -> Hint | None:
     """NaN was in the input already: its cause is an earlier op, not this one."""
-    found = fault(evidence)
+    at_fault = fault(evidence)
     watch = evidence.nan_watch
-    if found is None or not found[1].summary.nan or (watch and watch.arrival):
+    if at_fault is None or not at_fault[1].summary.nan or (watch and watch.arrival):
         return None
-    fact = found[1]
-    count = f"{fact.summary.nan} of {found[0].offenders.total or fact.summary.nan} values"
+    fact = at_fault[1]
+    count = f"{fact.summary.nan} of {at_fault[0].offenders.total or fact.summary.nan} values"
     where, is_open = _where_from(evidence, fact)
     more = f"; {evidence.steps.nan} at the first one" if is_open and not watch else ""
     return Hint(text=f"{count} are NaN already in the input of this op{where}{more}")
@@ -243,10 +243,10 @@ def _written_nan(evidence: Evidence) -> LineRef | None:
 @rule(priority=12)
 def scores_as_probabilities(evidence: Evidence) -> Hint | None:
     """Scores are given to a distribution as ``probs``, which takes them as ``logits``."""
-    found, kind = fault(evidence), (evidence.op.api or "").removeprefix("torch.distributions.")
-    if found is None or found[0].argument != "probs" or kind == evidence.op.api:
+    at_fault, kind = fault(evidence), (evidence.op.api or "").removeprefix("torch.distributions.")
+    if at_fault is None or at_fault[0].argument != "probs" or kind == evidence.op.api:
         return None
-    violation, fact = found
+    violation, fact = at_fault
     low, high, mean = fact.summary.min, fact.summary.max, fact.summary.mean
     if isinstance(low, (str, type(None))) or isinstance(high, (str, type(None))):
         return None
@@ -277,16 +277,16 @@ _FREEZING = 1e-30
 
 
 def _weights(evidence: Evidence) -> TensorFact | None:
-    found = fault(evidence)
-    if found is None or evidence.op.name != "aten::multinomial" or found[0].is_silent:
+    at_fault = fault(evidence)
+    if at_fault is None or evidence.op.name != "aten::multinomial" or at_fault[0].is_silent:
         return None
-    return found[1] if "float" in found[1].dtype else None
+    return at_fault[1] if "float" in at_fault[1].dtype else None
 
 
 @rule(priority=12)
 def bad_weights(evidence: Evidence) -> Hint | None:
     """Weights are negative as scores are, infinite, or all 0 in a row."""
-    weights, found = _weights(evidence), _numbers(evidence, "aten::multinomial")
+    weights, numbers = _weights(evidence), _numbers(evidence, "aten::multinomial")
     if weights is None or weights.summary.nan:
         return None
     if weights.summary.inf:
@@ -297,9 +297,9 @@ def bad_weights(evidence: Evidence) -> Hint | None:
             text=f"{weights.summary.inf} weights are infinite{why}; softmax, which subtracts the "
             "largest score first, does not overflow"
         )
-    if found is None:
+    if numbers is None:
         return None
-    low, high = found[2:]
+    low, high = numbers[2:]
     if low >= 0:
         return _nothing_to_draw(evidence, weights)
     if _is_rounded(low, high):
@@ -334,17 +334,17 @@ def _nothing_to_draw(evidence: Evidence, weights: TensorFact) -> Hint | None:
 
 def _masking_op(evidence: Evidence) -> str | None:
     """Return the op that left candidates out on the way of the weights, and its line."""
-    found = ((name, line) for name, line in way_of(evidence) if name.rstrip("_") in _MASKS)
-    return next((f"{name}{line}" for name, line in found), None)
+    ops = ((name, line) for name, line in way_of(evidence) if name.rstrip("_") in _MASKS)
+    return next((f"{name}{line}" for name, line in ops), None)
 
 
 @rule(priority=11)
 def temperature_of_zero(evidence: Evidence) -> Hint | None:
     """The scores are divided by a temperature of 0, and softmax gives NaN."""
-    weights, found = _weights(evidence), _temperature(evidence)
-    if weights is None or not weights.summary.nan or found is None:
+    weights, temperature = _weights(evidence), _temperature(evidence)
+    if weights is None or not weights.summary.nan or temperature is None:
         return None
-    name, value = found
+    name, value = temperature
     if abs(value) > _COLD.get(weights.dtype, _FREEZING):
         return None
     return Hint(
@@ -357,8 +357,8 @@ def _temperature(evidence: Evidence) -> tuple[str, float] | None:
     """Return the temperature of the draw as it is written, and its value; ``None`` if not known."""
     values = dict(evidence.call_context.temperatures)
     tree = parsed(evidence.call_text or "")
-    given = tree.keywords if isinstance(tree, ast.Call) else []
-    for item in given:
+    keywords = tree.keywords if isinstance(tree, ast.Call) else []
+    for item in keywords:
         if item.arg in _TEMPERATURES:
             text = ast.unparse(item.value)
             value = item.value.value if isinstance(item.value, ast.Constant) else values.get(text)

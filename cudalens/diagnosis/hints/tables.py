@@ -56,10 +56,14 @@ def _made_of_labels(evidence: Evidence, ids: Ids) -> bool:
     name = ids.named.expression if ids.named is not None else None
     if name is None or ids.fact.expression or "decoder" not in (evidence.module_path or ""):
         return False
-    tree, given = parsed(evidence.call_text or ""), parsed(name)
-    if not isinstance(tree, ast.Call) or given is None or not in_library(evidence, "transformers"):
+    tree, argument = parsed(evidence.call_text or ""), parsed(name)
+    if (
+        not isinstance(tree, ast.Call)
+        or argument is None
+        or not in_library(evidence, "transformers")
+    ):
         return False
-    names = {item.arg for item in tree.keywords if ast.dump(item.value) == ast.dump(given)}
+    names = {item.arg for item in tree.keywords if ast.dump(item.value) == ast.dump(argument)}
     # A batch that is spread in the call names it by its key.
     return names == {"labels"} or (not names and bool(_LABELS_KEY.search(name)))
 
@@ -75,11 +79,11 @@ def _replaced(evidence: Evidence, ids: Ids, number: str | None) -> str | None:
 @ids_rule("token", priority=14)
 def unknown_tokens(evidence: Evidence, ids: Ids) -> Hint | None:
     """Ids beyond the table of a library's model, or of a tokenizer that the code reads."""
-    known, pad = evidence.call_context.tokenizer_length, evidence.call_context.pad_token_id
+    tokens, pad = evidence.call_context.tokenizer_length, evidence.call_context.pad_token_id
     is_library, is_near = in_library(evidence, "transformers"), ids.high - ids.size < _JUST_BEYOND
-    if not ids.is_above or not (is_library or known) or not is_vocabulary(evidence):
+    if not ids.is_above or not (is_library or tokens) or not is_vocabulary(evidence):
         return None
-    length = f" (the tokenizer has {known})" if known else ""
+    length = f" (the tokenizer has {tokens})" if tokens else ""
     if ids.bad == {pad or -1} or fills_row_ends(ids):
         text = f"{ids.high} is only at the ends of the rows: it is a padding id, and the table "
         text += f"of {ids.size} rows has no row for it"

@@ -1,4 +1,4 @@
-"""What a message of torch's means: its own words with the user's names, or those of a pattern.
+"""Meaning of a message of torch's: its own words with the user's names, or those of a pattern.
 
 A pattern is a row of texts (:func:`row`), or a function (:func:`pattern`) that yields a verdict,
 hints, or both.  Without a verdict torch's words stand; one that yields nothing leaves the message
@@ -167,7 +167,7 @@ class _Text(str):
 
 
 class _Fields(dict[str, str]):
-    """What templates may name: the groups of the match, and a few words of the evidence.
+    """Names for templates: the groups of the match, and a few words of the evidence.
 
     ``{tensor}`` is the user's expression for the tensor, ``{is_lost}`` what to do when the device
     is lost.
@@ -186,8 +186,8 @@ class _Fields(dict[str, str]):
 
 def groups(match: re.Match[str]) -> dict[str, str]:
     """Return the groups that matched; of ``got`` and ``got2``, of which one does, as ``got``."""
-    found = match.groupdict()
-    return {key.rstrip("0123456789"): found[key] for key in found if found[key] is not None}
+    texts = match.groupdict()
+    return {key.rstrip("0123456789"): texts[key] for key in texts if texts[key] is not None}
 
 
 # --- what a message means ------------------------------------------------------------------------
@@ -221,16 +221,16 @@ def explain_host_error(evidence: Evidence, error: ErrorFacts) -> Verdict:
     in_torchs_words = _repeated(evidence, error, message)
     for item in _patterns:
         match = item.regex.search(message)
-        found = None if match is None else _read(item, item.explain(evidence, match))
-        if found is not None:
-            verdict, hints, troubles = found
-            known = replace(verdict or in_torchs_words, pattern=item.name)
-            return _placed(replace(known, hints=hints, troubles=troubles), error, evidence)
+        answer = None if match is None else _read(item, item.explain(evidence, match))
+        if answer is not None:
+            verdict, hints, troubles = answer
+            named = replace(verdict or in_torchs_words, pattern=item.name)
+            return _placed(replace(named, hints=hints, troubles=troubles), error, evidence)
     return _placed(in_torchs_words, error, evidence)
 
 
 def _read(
-    known: MessagePattern, answer: Answer
+    pattern: MessagePattern, answer: Answer
 ) -> tuple[Verdict | None, tuple[Hint, ...], tuple[str, ...]] | None:
     """Return verdict and hints; hints that fail leave a line, and the verdict stands."""
     verdict, hints, troubles = None, [], []
@@ -241,7 +241,7 @@ def _read(
             else:
                 hints.append(item)
     except Exception as trouble:
-        troubles.append(f"hints of {known.name} failed: {type(trouble).__name__}: {trouble}")
+        troubles.append(f"hints of {pattern.name} failed: {type(trouble).__name__}: {trouble}")
     is_empty = verdict is None and not hints and not troubles
     return None if is_empty else (verdict, tuple(hints), tuple(troubles))
 

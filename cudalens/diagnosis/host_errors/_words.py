@@ -60,7 +60,7 @@ _SIZE = re.compile(r"(\()?torch\.Size\(\[([\d, ]*)\]\)(?(1)\))")
 _REST = re.compile(
     r" \((?:when|while) checking arguments? .*|, but (?:expected one of:|found invalid values:).*"
 )
-"""What follows a message of torch's: the C++ function, its overloads, all values."""
+"""Text after a message of torch's: the C++ function, its overloads, all values."""
 
 
 def is_sticky(message: str) -> bool:
@@ -105,7 +105,7 @@ def _type(match: re.Match[str]) -> str:
 # --- the user's names ----------------------------------------------------------------------------
 
 _OPERANDS = (("tensor a", "tensor b"), ("mat1", "mat2"), ("batch1", "batch2"), ("m1", "m2"))
-"""What torch calls the two operands of a call."""
+"""Torch's names for the two operands of a call."""
 _PRODUCTS = frozenset({"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm"})
 _ATTRIBUTES: tuple[tuple[str, Callable[[TensorFact], str]], ...] = (
     (r"\bdevice\b", lambda fact: f"on {fact.device}"),
@@ -213,17 +213,17 @@ _NAMED = re.compile(
 
 def argument_at_fault(evidence: Evidence, message: str) -> str | None:
     """Return the argument that torch names, or the input of a layer where it is given no other."""
-    known = {item.argument: item.expression for item in evidence.tensors if item.argument}
+    expressions = {item.argument: item.expression for item in evidence.tensors if item.argument}
     if (match := _NAMED.search(message.partition("\n")[0].rstrip("."))) is not None:
-        found = match.groupdict()
-        name = found["a"] or found["b"] or found["c"] or f"tensors[{found['at']}]"
-        name = f"hx{found['item'] or ''}" if found["hx"] else name
-        sure = found["sure"] or found["type"] or found["key"]
-        sure = "key_padding_mask" if found["mask"] else sure
-        if sure or name in known or not known:
+        texts = match.groupdict()
+        name = texts["a"] or texts["b"] or texts["c"] or f"tensors[{texts['at']}]"
+        name = f"hx{texts['item'] or ''}" if texts["hx"] else name
+        sure = texts["sure"] or texts["type"] or texts["key"]
+        sure = "key_padding_mask" if texts["mask"] else sure
+        if sure or name in expressions or not expressions:
             return sure or name
-    given = [name for name in known if known[name] or not _is_parameter(name)]
-    named = [name for name in given if re.search(rf"\b{re.escape(name)}\b", message)]
+    operands = [name for name in expressions if expressions[name] or not _is_parameter(name)]
+    named = [name for name in operands if re.search(rf"\b{re.escape(name)}\b", message)]
     named = [name for name in named if name not in ("self", "input", "other")]
     if len(named) == 1:
         return named[0]
@@ -231,9 +231,9 @@ def argument_at_fault(evidence: Evidence, message: str) -> str | None:
         stray = [item.argument for item in evidence.tensors if item.argument and item.shape]
         stray = [name for name in stray if (fact := evidence.tensor(name)) and fact.device == "cpu"]
         return stray[0] if len(stray) == 1 and not _is_parameter(stray[0]) else None
-    given = [name for name in known if not _is_parameter(name)]
-    is_layer = len(given) < len(known) or evidence.module_type is not None
-    return "input" if given == ["input"] and is_layer else None
+    operands = [name for name in expressions if not _is_parameter(name)]
+    is_layer = len(operands) < len(expressions) or evidence.module_type is not None
+    return "input" if operands == ["input"] and is_layer else None
 
 
 # --- what the evidence holds ---------------------------------------------------------------------

@@ -169,16 +169,16 @@ def _cut(name: str, before: Sequence[CodeLine], called: str) -> _Cause | None:
         for cause, regex, words in _DETACHES:
             if re.search(regex, assigned["value"]):
                 return f"Line {number} detached {called}: {words}.", cause, number
-        found = _under_no_grad([item.text for item in before[: at + 1]], number)
-        if found is not None:
-            return found
+        cut = _under_no_grad([item.text for item in before[: at + 1]], number)
+        if cut is not None:
+            return cut
         parts = set(_NAME.findall(assigned["value"])) - _LIBRARIES
         if len(parts) > 1 and assigned["value"].count("(") != 1:
             return None  # another call in it may lead to the parameters
         cuts = {part: _cut(part, before[:at], part) for part in parts}
         # What no line makes is data, which has no graph that could have been cut.
         unknown = [part for part in parts if not cuts[part] and _is_made(part, before[:at])]
-        named = [found for found in cuts.values() if found]
+        named = [cut for cut in cuts.values() if cut]
         return named[0] if len(named) == 1 and not unknown else None
     return None
 

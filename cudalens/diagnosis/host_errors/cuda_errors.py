@@ -14,7 +14,7 @@ from cudalens.diagnosis.host_errors._base import NO_ASSERT, Answer, cuda, groups
 
 _WAITED = "The check waited after each op before this call, and none of them had failed."
 _NCCL_ERROR = re.compile(r"Last error:\s*\n([^\n]+)")
-"""What NCCL itself met, in the errors that quote it."""
+"""NCCL's own error, in the errors that quote it."""
 cuda_row = partial(row, kind="cuda_error")
 
 cuda_row(
@@ -213,9 +213,11 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 )
 def memory_fraction(evidence: Evidence, match: re.Match[str]) -> Answer:
     """The limit that the process has set itself is reached, not that of the device."""
-    asked = match["asked"]
+    requested = match["asked"]
     yield cuda(
-        "the process has no room" + (f" for {asked}" if asked else "") + " below its own limit",
+        "the process has no room"
+        + (f" for {requested}" if requested else "")
+        + " below its own limit",
         "The context is intact. torch.cuda.set_per_process_memory_fraction or "
         "per_process_memory_fraction has set the limit; the GPU itself may have room. Next step: "
         "raise it.",
@@ -244,15 +246,15 @@ _OUT_OF_MEMORY_ASYNC = (
 @pattern(f"{_OUT_OF_MEMORY}|{_OUT_OF_MEMORY_ASYNC}")
 def out_of_memory(evidence: Evidence, match: re.Match[str]) -> Answer:
     """The device has no room for a tensor."""
-    found = groups(match)
-    asked, free, total = (found.get(name) for name in ("asked", "free", "total"))
-    used, reserved = found.get("used"), found.get("reserved")
-    headline = "the GPU has no room" + (f" for {asked}" if asked else "")
+    texts = groups(match)
+    requested, free, total = (texts.get(name) for name in ("asked", "free", "total"))
+    used, reserved = texts.get("used"), texts.get("reserved")
+    headline = "the GPU has no room" + (f" for {requested}" if requested else "")
     if free and total:
         headline += f": {free} of {total} is free"
     unused = f", another {reserved} is reserved and unused" if reserved else ""
     held = "; ".join(evidence.memory_holders)
-    fixes = _memory_fixes(_bytes(asked), _bytes(total), _bytes(reserved), match.string)
+    fixes = _memory_fixes(_bytes(requested), _bytes(total), _bytes(reserved), match.string)
     parts = [
         f"PyTorch's tensors take {used}{unused}." if used else "",
         f"The largest tensors in your variables: {held}." if held else "",
@@ -264,7 +266,7 @@ def out_of_memory(evidence: Evidence, match: re.Match[str]) -> Answer:
 
 
 def _memory_fixes(
-    asked: float | None, total: float | None, reserved: float | None, message: str
+    requested: float | None, total: float | None, reserved: float | None, message: str
 ) -> list[str]:
     """Return what helps against full memory, in the order of its effect on these numbers."""
     fixes = [
@@ -273,9 +275,9 @@ def _memory_fixes(
         "del tensors that you no longer need (in a notebook, Out and _ keep results too)",
         "train in bfloat16 or with gradient checkpointing",
     ]
-    if asked and asked > (total or _LARGEST_GPU):
+    if requested and requested > (total or _LARGEST_GPU):
         return ["look at the shape: this one tensor is larger than the whole GPU", *fixes[:2]]
-    if asked and reserved and reserved >= asked:
+    if requested and reserved and reserved >= requested:
         # There is room in sum, in pieces that are too small.
         # Releases call the variable by one of two names, and their message by the one they read.
         setting = _SETTING.search(message)
