@@ -29,8 +29,10 @@ def shown_frames(trace: TracebackType | None) -> list[TracebackType]:
     for is_between, run in groupby(entries_from_traceback(trace), _is_between):
         entries = list(run)
         if not (is_between and any(is_own_file(_file(entry)) for entry in entries)):
-            if shown and _is_once_more(shown[-1], entries[0]):
-                shown.pop()
+            outer = (item for item in reversed(shown) if not is_machinery(_file(item)))
+            call = next(outer, None)
+            if call is not None and _is_once_more(call, entries[0]):
+                del shown[shown.index(call) :]
             shown += entries
     return shown
 
