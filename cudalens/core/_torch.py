@@ -7,7 +7,6 @@ inferred from a version number.
 from __future__ import annotations
 
 import inspect
-import keyword
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -164,37 +163,6 @@ def op_of(name: str) -> Any:
 def all_op_names() -> list[str]:
     """Return the full names of all ops that the dispatcher knows."""
     return list(torch._C._dispatch_get_all_op_names())
-
-
-def signature_of(name: str, overload: str | None) -> inspect.Signature:
-    """Return what an op takes, by its name and overload.
-
-    Raises:
-        RuntimeError: there is no such op.
-    """
-    called = "" if overload in (None, "default") else overload
-    return signature_of_schema(torch._C._get_schema(name, called))
-
-
-def signature_of_schema(schema: Any) -> inspect.Signature:
-    """Return a schema in the form in which Python binds arguments to parameters."""
-    made: list[inspect.Parameter] = []
-    for item in reversed(schema.arguments):
-        # Python wants no parameter without a default behind one that has it.
-        is_last = not made or made[-1].kind is inspect.Parameter.KEYWORD_ONLY
-        has_default = item.has_default_value() and (
-            item.kwarg_only or is_last or made[-1].default is None
-        )
-        made.append(
-            inspect.Parameter(
-                f"{item.name}_" if keyword.iskeyword(item.name) else item.name,
-                inspect.Parameter.KEYWORD_ONLY
-                if item.kwarg_only
-                else inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=None if has_default else inspect.Parameter.empty,
-            )
-        )
-    return inspect.Signature(made[::-1])
 
 
 def is_plain(tensor: Tensor) -> bool:

@@ -98,6 +98,8 @@ class OpCall:
 
     op: Any
     arguments: Mapping[str, Any]
+    name: str = ""
+    """The function's name, where there is no op: of the first NaN."""
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 

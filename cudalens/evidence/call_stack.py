@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import CodeType, FrameType, TracebackType
 from typing import TypeVar, cast
@@ -15,10 +14,9 @@ from torch import Tensor
 
 from cudalens.core import _torch
 from cudalens.core._python import entries_from_traceback
-from cudalens.core.report_types import LineRef, Phase, Violation
+from cudalens.core.report_types import LineRef, Phase
 from cudalens.guards.past_calls import StackLine
 from cudalens.recorder import PASSING_FILES, eager
-from cudalens.source.argument_names import OpSignature
 from cudalens.source.files import (
     cell_number,
     is_own_file,
@@ -28,6 +26,7 @@ from cudalens.source.files import (
 )
 from cudalens.source.locate import CallSite
 from cudalens.source.locate import locate as locate_call
+from cudalens.source.running_call import RunningCall
 from cudalens.source.running_node import line_text, mentioned
 from cudalens.source.stack import Entry, StackEntry, frame_of, line_of, stack_of
 
@@ -84,25 +83,11 @@ def _stack(frame: FrameType | None) -> list[FrameType]:
 
 
 def locate(
-    frames: Sequence[Entry], values: Mapping[str, Tensor], signature: OpSignature | None = None
+    frames: Sequence[Entry], values: Mapping[str, Tensor], call: RunningCall | None = None
 ) -> CallSite:
     """Find the user's line, their expressions for the tensors, the API and the module."""
-    site = locate_call(frames, values, _torch.same_tensor, signature=signature)
+    site = locate_call(frames, values, _torch.same_tensor, call)
     return replace(site, limits=(*site.limits, *eager.limit_of(map(_code_of, frames))))
-
-
-def op_signature(violation: Violation, arguments: Iterable[str]) -> OpSignature:
-    """Return what the op of a finding takes, in the order of its schema.
-
-    Args:
-        arguments: the names of what it was given, in their order; of an API function nothing else
-            is known.
-    """
-    if "::" not in violation.op:
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        taken = [inspect.Parameter(name, kind) for name in arguments if name.isidentifier()]
-        return OpSignature(violation.op.rpartition(".")[2], inspect.Signature(taken))
-    return OpSignature(violation.op, _torch.signature_of(violation.op, violation.overload))
 
 
 def entries_of(lines: Sequence[StackLine]) -> list[Entry]:

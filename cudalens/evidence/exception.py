@@ -54,9 +54,7 @@ from cudalens.evidence.tensors import tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
 from cudalens.evidence.trial import ApiTrial, trial_of_error
 from cudalens.recorder.tensor_refs import tensor_values
-from cudalens.source.argument_names import Name
 from cudalens.source.locate import CallSite, locate_entries
-from cudalens.source.running_node import span_of
 
 MAX_TENSORS = 40
 
@@ -107,7 +105,8 @@ def evidence_of_error(
     if was_handled_inside:
         site = attempt("source", lambda: site_of_record(record), CallSite)
     else:
-        site = attempt("source", lambda: _site(entries, values, trial), CallSite)
+        reader = None if trial is None else trial.line.call
+        site = attempt("source", lambda: locate(entries, values, reader), CallSite)
     of_line = attempt("tensors", lambda: _tensors(values, site, read=not is_lost), tuple)
     failed = FailedOp(tensors=of_line)
     if record is not None:
@@ -195,23 +194,6 @@ def evidence_of_error(
         timing=attempt("timing", lambda: finding.timing_since(started), Timing),
         limits=(*site.limits, *limits.lines),
     )
-
-
-def _site(
-    entries: Sequence[TracebackType], values: Mapping[str, Tensor], trial: ApiTrial | None
-) -> CallSite:
-    """Return the user's line; what only the failed call contains is named by its text."""
-    site = locate(entries, values)
-    if trial is None:
-        return site
-    names = {
-        key: Name(key, item.text, span_of(item.node, trial.line.running.lines))
-        for key, value in values.items()
-        for item in trial.call.operands
-        if item.value is value
-    }
-    rest = [item for item in site.names if item.key not in names]
-    return replace(site, names=(*names.values(), *rest)) if names else site
 
 
 def _of_autograd(

@@ -11,7 +11,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType, MappingProxyType, MethodType, TracebackType
+from types import FrameType, MethodType, TracebackType
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from cudalens.evidence.context import problem_type, table_of_positions
 from cudalens.evidence.variables import RunningLine
 from cudalens.recorder.failure import named_arguments
 from cudalens.source.files import is_torch_file, torch_path
-from cudalens.source.running_call import ABSENT, RunningCall, method_of
+from cudalens.source.running_call import ABSENT, MODULE_CALLS, RunningCall, method_of
 from cudalens.source.safe_eval import is_module, is_tensor
 from cudalens.source.stack import place_of
 
@@ -45,7 +45,6 @@ _VIEWS = frozenset(
     {"__getitem__", "unsqueeze", "squeeze", "view", "t", "transpose", "permute", "expand", "select"}
     | {"size", "dim", "numel", "stride"}
 )
-_WRAPPERS = ("_wrapped_call_impl", "_call_impl")
 
 
 def call_of(
@@ -53,7 +52,6 @@ def call_of(
     line: RunningLine,
     api: ApiCall | None = None,
     op: OpCall | None = None,
-    named: Mapping[str, Any] = MappingProxyType({}),
 ) -> Call:
     """Return the call that failed.
 
@@ -64,14 +62,19 @@ def call_of(
         line: the user's running line on it.
         api: the call as the recorder has seen it.
         op: the op that a guard looked at.
-        named: values by the expressions that are proven to be them.
     """
-    read = api_call_of_stack(entries)
+    if op is not None and not line.below:
+        slots = () if op.op is None else op.op._schema.arguments
+        name = op.name if op.op is None else op.op._schema.name
+        named = {item.name for item in slots if item.kwarg_only}
+        line.call.learn_from_op(name, op.arguments, named)
+    read = api_call_of_stack(entries, line.call)
     api = read or api if api is None or api.func is None else api
     is_whole = api is not None and is_known([*api.args, *api.kwargs.values()])
     if not is_whole and op is not None and op.op is not None:
         api = ApiCall(func=op.op, args=op.args, kwargs=op.kwargs)
-    operands = tuple(_operands(line, api, named))
+    _learn_from_api(line.call, api)
+    operands = tuple(_operands(line.call))
     outer = (_of_module(line, operands), None if read is api else read)
     enclosing = tuple(item for item in outer if item is not None)
     return Call(api=api, enclosing=enclosing, op=op, operands=operands)
@@ -80,8 +83,12 @@ def call_of(
 # --- the function and its arguments ---------------------------------------------------------------
 
 
-def api_call_of_stack(entries: Entries) -> ApiCall | None:
-    """Read the innermost call of torch from the frames, ``None`` where a part cannot be read."""
+def api_call_of_stack(entries: Entries, line: RunningCall | None = None) -> ApiCall | None:
+    """Read the innermost call of torch from the frames, ``None`` where a part cannot be read.
+
+    Args:
+        line: what is known of the user's line.
+    """
     places = [place_of(item) for item in entries]
     group = []
     for place in reversed(places):
@@ -97,7 +104,9 @@ def api_call_of_stack(entries: Entries) -> ApiCall | None:
         return None
     is_made = bool(group) and group[-1].code.co_name == "__init__"
     at = len(places) - 1 - len(group) * is_made  # a layer that refuses its settings
-    found = _of_running(RunningCall.at(places[at])) if at >= 0 else None
+    is_line = line is not None and places[at].frame is line.place.frame
+    call = line if is_line else RunningCall.at(places[at]) if at >= 0 else None
+    found = None if call is None else _of_running(call)
     if group and (frame := group[0].frame) is not None and not arguments_of(found):
         found = _of_forward(frame) or found
     return found
@@ -146,7 +155,7 @@ def _of_function(frame: FrameType, home: Any) -> ApiCall | None:
 
 def _of_forward(frame: FrameType) -> ApiCall | None:
     """Read the forward of one of torch's modules, which refused its arguments in Python."""
-    while frame.f_back is not None and frame.f_code.co_name not in ("forward", *_WRAPPERS):
+    while frame.f_back is not None and frame.f_code.co_name not in ("forward", *MODULE_CALLS):
         frame = frame.f_back
     module = frame.f_locals.get("self")
     if frame.f_code.co_name != "forward" or not isinstance(module, nn.Module):
@@ -210,15 +219,14 @@ def value_of(call: RunningCall, node: ast.expr | None) -> Any:
     """Return the value of an expression, ``ABSENT`` where it is not known; of displays by parts."""
     if node is None:
         return None
+    if (value := call.value(node)) is not ABSENT:
+        return value
     if isinstance(node, ast.Tuple | ast.List):
         parts = [value_of(call, item) for item in node.elts]
         return tuple(parts) if isinstance(node, ast.Tuple) else parts
     if isinstance(node, ast.Slice):
         ends = [value_of(call, item) for item in (node.lower, node.upper, node.step)]
         return ABSENT if any(item is ABSENT for item in ends) else slice(*ends)
-    value = call.value(node)
-    if value is not ABSENT:
-        return value
     if isinstance(node, ast.BinOp):
         numbers = [value_of(call, item) for item in (node.left, node.right)]
         function = getattr(operator, f"__{method_of(node.op)}__", None)
@@ -283,17 +291,6 @@ def arguments_of(api: ApiCall | None) -> dict[str, object]:
         for key, item in named.items()
         if item is not None and item is not ABSENT and not key.isdigit()
     }
-
-
-def object_without_attribute(error: BaseException, line: RunningLine) -> dict[str, object]:
-    """Return what lacks an attribute on the user's line, by its expression; empty if nothing.
-
-    The exception has it where the variable has ended, as that of a comprehension.
-    """
-    node = line.running.node
-    if not isinstance(error, AttributeError) or not isinstance(node, ast.Attribute) or line.below:
-        return {}
-    return {_text(node.value): error.obj} if error.name == node.attr else {}
 
 
 # --- arguments of the wrong kind or size ---------------------------------------------------------
@@ -366,33 +363,19 @@ def _callee_parameters(entries: Sequence[TracebackType]) -> tuple[str, ...]:
 # --- the user's operands --------------------------------------------------------------------------
 
 
-def _operands(
-    line: RunningLine, api: ApiCall | None, named: Mapping[str, Any]
-) -> Iterator[Operand]:
+def _operands(call: RunningCall) -> Iterator[Operand]:
     """Return what the user's line spells as operands of its call, each with its value."""
-    run = line.running
-    call = RunningCall(run)
-    known = dict(_passed(run.node, line.below)) | dict(_operand_nodes(line, api))
     for node in _nodes(call):
-        value = known.get(id(node), ABSENT)
-        if value is ABSENT:
-            value = value_of(call, node)
-        yield _operand(node, value, named)
+        value = value_of(call, node)
+        yield Operand(text=_text(node), node=node, value=value)
         parts = node.elts if isinstance(node, ast.List | ast.Tuple) else ()
         items = value if isinstance(value, (list, tuple)) else ()
         for at, part in enumerate(parts):
             item = items[at] if len(items) == len(parts) else value_of(call, part)
-            yield _operand(part, item, named)
-    if isinstance(run.node, ast.Call):  # in place of which a layer may be meant
-        yield Operand(text=_text(run.node), node=run.node, value=ABSENT)
+            yield Operand(text=_text(part), node=part, value=item)
+    if isinstance(call.node, ast.Call):  # in place of which a layer may be meant
+        yield Operand(text=_text(call.node), node=call.node, value=ABSENT)
     yield from _unpacked(call)
-
-
-def _operand(node: ast.expr, value: Any, named: Mapping[str, Any]) -> Operand:
-    text = _text(node)
-    return Operand(
-        text=text, node=node, value=named.get(text, ABSENT) if value is ABSENT else value
-    )
 
 
 def _text(node: ast.expr) -> str:
@@ -433,40 +416,36 @@ def _unpacked(call: RunningCall) -> Iterator[Operand]:
                     yield Operand(text=text, node=node, value=entry)
 
 
-def _passed(node: ast.AST | None, below: Sequence[FrameType]) -> Iterator[tuple[int, object]]:
-    """Return what a running call passed, by its syntax, read from the frame that it called."""
-    if not isinstance(node, ast.Call) or not below:
-        return
-    code, variables = below[0].f_code, below[0].f_locals
-    args: Sequence[object]
-    if code.co_name in _WRAPPERS:
-        args, kwargs = variables.get("args", ()), variables.get("kwargs", {})
-    else:
-        names = code.co_varnames[: code.co_argcount]
-        # The line spells it as an argument where the class is asked for the function.
-        has_self = names[:1] == ("self",) and len(node.args) < len(names)
-        args = [variables.get(name, ABSENT) for name in names[has_self:]]
-        kwargs = {name: variables[name] for name in code.co_varnames if name in variables}
-    yield from zip(map(id, node.args), args, strict=False)
-    yield from ((id(item.value), kwargs[item.arg]) for item in node.keywords if item.arg in kwargs)
-
-
-def _operand_nodes(line: RunningLine, api: ApiCall | None) -> Iterator[tuple[int, object]]:
-    """Return the arguments of an API call that the user's line made itself, by their syntax."""
-    place, node = line.running.place, line.running.node
+def _learn_from_api(call: RunningCall, api: ApiCall | None) -> None:
+    """Read the arguments from an API call that the user's line made itself, by their syntax."""
+    place, node = call.place, call.node
     if api is None or api.code is not place.code or api.lasti != place.lasti:
         return
-    call = RunningCall(line.running)
     if isinstance(node, ast.Call):
-        given = list(node.args)
-        if call.receiver is not None and len(api.args) == len(given) + 1:
-            given.insert(0, call.receiver)
+        nodes = list(node.args)
+        if call.receiver is not None and len(api.args) == len(nodes) + 1:
+            nodes.insert(0, call.receiver)
         api.keywords = {
             item.arg: item.value for item in node.keywords if item.arg and item.arg in api.kwargs
         }
     else:
-        given = _of_operator(call) or list(call.operands().values())
-    if len(given) == len(api.args):
-        api.nodes = tuple(given)
-        yield from zip(map(id, given), api.args, strict=True)
-    yield from ((id(item), api.kwargs[key]) for key, item in api.keywords.items())
+        nodes = _of_operator(call) or list(call.operands().values())
+    pairs = [(item, api.kwargs[key]) for key, item in api.keywords.items()]
+    if len(nodes) == len(api.args):
+        api.nodes = tuple(nodes)
+        pairs += zip(nodes, api.args, strict=True)
+    for item, value in pairs.copy():
+        parts = item.elts if isinstance(item, ast.List | ast.Tuple) else []
+        if isinstance(value, (list, tuple)) and len(parts) == len(value):
+            pairs += zip(parts, value, strict=True)
+    # Some functions of torch's put a single tensor into a tuple before they are seen.
+    call.learn(pair for pair in pairs if type(pair[1]) is not tuple or len(pair[1]) != 1)
+    call.spelled |= {id(node) for node, _ in pairs}
+
+
+def learn_from_error(line: RunningLine, error: BaseException) -> None:
+    """Read what lacks an attribute from the exception: a comprehension's variable has ended."""
+    node = line.running.node
+    if isinstance(error, AttributeError) and isinstance(node, ast.Attribute):
+        is_here = error.name == node.attr and not line.below
+        line.call.learn([(node.value, error.obj)] * is_here)

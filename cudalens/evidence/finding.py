@@ -55,7 +55,6 @@ from cudalens.evidence.call_stack import (
     calling_frames,
     entries_of,
     locate,
-    op_signature,
     parameter_names,
     phase_of,
 )
@@ -164,7 +163,9 @@ def on_nonfinite(arguments: Mapping[str, Any], violation: Violation) -> BaseExce
     error = limits.attempt(
         "report",
         lambda: NonFiniteError(
-            *_text_and_report(violation, OpCall(op=None, arguments=arguments), Replay)
+            *_text_and_report(
+                violation, OpCall(op=None, arguments=arguments, name=violation.op), Replay
+            )
         ),
         lambda: NonFiniteError(violation.sentence()),
     )
@@ -180,15 +181,8 @@ def _text_and_report(
     started, limits = time.perf_counter(), Limits()
 
     def full() -> Report:
-        context = FailureContext(violation, call.arguments)
-        evidence = evidence_of(context, replayed, started)
-        named = {
-            item.expression: context.values[item.argument]
-            for item in evidence.tensors
-            if item.expression and item.argument in context.values
-        }
-        trial = limits.attempt("trial", partial(trial_of_finding, context.frames, call, named))
-        return diagnose(evidence, trial)
+        context = FailureContext(violation, call)
+        return diagnose(evidence_of(context, replayed, started), context.trial)
 
     return _reported(violation, limits, full)
 
@@ -249,13 +243,14 @@ def _recorder() -> Any:
 class FailureContext:
     """The live objects around a finding; it exists only while the report is made."""
 
-    def __init__(self, violation: Violation, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, violation: Violation, call: OpCall) -> None:
         self.violation = violation
-        self.arguments, self.values = arguments, tensor_values(arguments)
+        self.arguments, self.values = call.arguments, tensor_values(call.arguments)
         self.bad, self.recorder, self.limits = bad_key(violation), _recorder(), Limits()
         self.node = _torch.current_node()
         running = partial(calling_frames, in_backward=self.node is not None)
         self.frames: Sequence[FrameType] = self.limits.attempt("frames", running, list)
+        self.trial = self.limits.attempt("trial", partial(trial_of_finding, self.frames, call))
 
 
 def evidence_of(
@@ -327,9 +322,9 @@ def evidence_of(
 
 def _site(context: FailureContext) -> CallSite:
     """Find the user's line, and what is proven to be each tensor on it."""
-    attempt = context.limits.attempt
-    signature = attempt("signature", lambda: op_signature(context.violation, context.arguments))
-    return attempt("source", lambda: locate(context.frames, context.values, signature), CallSite)
+    reader = None if context.trial is None else context.trial.line.call
+    find = partial(locate, context.frames, context.values, reader)
+    return context.limits.attempt("source", find, CallSite)
 
 
 def _forward(context: FailureContext) -> tuple[SourceSpan | None, str | None]:

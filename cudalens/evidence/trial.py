@@ -10,7 +10,7 @@ import functools
 import re
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import FrameType, TracebackType
@@ -34,7 +34,7 @@ from cudalens.evidence.attempt import (
     is_torchs,
     tensors_in,
 )
-from cudalens.evidence.failing_call import call_of, is_known, object_without_attribute
+from cudalens.evidence.failing_call import call_of, is_known, learn_from_error
 from cudalens.evidence.tensors import bad_key, of_meta, scalars_of
 from cudalens.evidence.variables import RunningLine, Variables, line_of
 from cudalens.recorder.tensor_refs import tensor_values
@@ -221,24 +221,14 @@ def trial_of_error(error: BaseException, entries: Sequence[TracebackType]) -> Ap
     line = line_of(entries)
     if line is None:
         return None
-    named = object_without_attribute(error, line)
-    call = call_of(entries, line, api_call_of(error), named=named)
-    trial = ApiTrial(call, line, has_autograd=True)
+    learn_from_error(line, error)
+    trial = ApiTrial(call_of(entries, line, api_call_of(error)), line, has_autograd=True)
     trial.is_possible = "autocast" not in str(error)
     return trial
 
 
-def trial_of_finding(
-    frames: Sequence[FrameType], op: OpCall, named: Mapping[str, Tensor]
-) -> ApiTrial | None:
-    """Return the trial of the call in which a guard found a value.
-
-    Args:
-        named: the op's tensors by the user's expressions.
-    """
+def trial_of_finding(frames: Sequence[FrameType], op: OpCall) -> ApiTrial | None:
+    """Return the trial of the call in which a guard found a value."""
     line = line_of(frames)
-    return (
-        None
-        if line is None
-        else ApiTrial(call_of(frames, line, op=op, named=named), line, has_autograd=False)
-    )
+    call = None if line is None else call_of(frames, line, op=op)
+    return None if line is None or call is None else ApiTrial(call, line, has_autograd=False)

@@ -27,7 +27,7 @@ from cudalens.evidence.tensors import of_meta, tensors_of_output
 from cudalens.source.bindings import attribute_binding, binding_of
 from cudalens.source.files import is_user_file
 from cudalens.source.readers import other_readers
-from cudalens.source.running_call import ABSENT
+from cudalens.source.running_call import ABSENT, MODULE_CALLS, RunningCall
 from cudalens.source.running_node import Running, running
 from cudalens.source.safe_eval import (
     instance_dict,
@@ -47,6 +47,8 @@ class RunningLine:
     """The user's running line on the stack."""
 
     running: Running
+    call: RunningCall
+    """The reader of its expressions."""
     frame: FrameType
     below: Sequence[FrameType]
     """The frames that it called."""
@@ -57,9 +59,9 @@ class RunningLine:
     def module(self) -> nn.Module | None:
         """The module that the line calls."""
         function = getattr(self.running.node, "func", None)
-        value = function and value_or(self.running.evaluator, function, ABSENT)
+        value = function and self.call.value(function)
         if value is ABSENT and self.below:
-            is_call = self.below[0].f_code.co_name in ("_wrapped_call_impl", "_call_impl")
+            is_call = self.below[0].f_code.co_name in MODULE_CALLS
             value = self.below[0].f_locals.get("self") if is_call else None
         return value if isinstance(value, nn.Module) else None
 
@@ -75,7 +77,10 @@ def line_of(entries: Sequence[FrameType | TracebackType]) -> RunningLine | None:
     callers = [entries[i] for i in reversed(outer)]
     if run.node is None:
         return None
-    return RunningLine(running=run, frame=frames[at], below=frames[at + 1 :], callers=callers)
+    call = RunningCall(run)
+    call.learn_from_callee(next(map(place_of, entries[at + 1 : at + 2]), None))
+    below = frames[at + 1 :]
+    return RunningLine(running=run, call=call, frame=frames[at], below=below, callers=callers)
 
 
 class Variables(candidates.Trial):

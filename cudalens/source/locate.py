@@ -16,9 +16,7 @@ from cudalens.source.api_name import api_name
 from cudalens.source.argument_names import (
     LineTensor,
     Name,
-    OpSignature,
     Same,
-    direct_names,
     library_names,
     name_values,
     other_tensors,
@@ -60,7 +58,7 @@ def locate(
     entries: Sequence[Entry],
     values: Mapping[str, object],
     same: Same,
-    signature: OpSignature | None = None,
+    call: RunningCall | None = None,
 ) -> CallSite:
     """Find the user's line for a call and name the tensors on it.
 
@@ -68,7 +66,8 @@ def locate(
         entries: frames, links of a traceback or recorded entries, outermost first.
         values: the op's tensor arguments by schema name; keys such as ``indices[1]`` are fine.
         same: whether two values are the same tensor; only such an expression names an argument.
-        signature: what the op takes, where the innermost entry is known to be running it.
+        call: what the user's deepest entry is calling, where more of it is known than the source
+            and the variables tell.
     """
     limits = Limits()
     attempt = limits.attempt
@@ -77,16 +76,12 @@ def locate(
     modules = attempt("module path", lambda: module_path(places), ModulePath)
     api = attempt("api", lambda: api_name(places, values.keys()))
     tensors: tuple[LineTensor, ...] = ()
-    placed: tuple[Name, ...] = ()
-    if run is not None and run.place.frame is not None:
+    if call is None and run is not None and run.place.frame is not None:
         call = RunningCall(run)
-        callee = library[0] if library else None
-        tensors = attempt("names", lambda: tensors_on(run, call, callee), tuple)
-        if signature is not None and not library:
-            names_by_place = partial(direct_names, run, call, api, signature, values.keys())
-            placed = attempt("names", names_by_place, tuple)
+        attempt("names", partial(call.learn_from_callee, library[0] if library else None))
+    if call is not None:
+        tensors = attempt("names", partial(tensors_on, call), tuple)
     names = attempt("names", lambda: name_values(tensors, values, same), tuple)
-    keys = {item.key for item in names}
     return CallSite(
         source=None if run is None else attempt("source", lambda: _span_of(run)),
         call_text=None if run is None else attempt("call text", lambda: run.call_text),
@@ -94,7 +89,7 @@ def locate(
         module_path=modules.path,
         module_type=modules.type_name,
         frames=attempt("frames", lambda: frames_of(entries), tuple),
-        names=names + tuple(item for item in placed if item.key not in keys),
+        names=names,
         others=attempt("names", lambda: other_tensors(tensors, values, same), tuple),
         library_names=attempt("names", lambda: library_names(library, values, same), tuple),
         limits=tuple(limits.lines),

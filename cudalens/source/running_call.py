@@ -10,19 +10,17 @@ expression is (``argument_names``).
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
+import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from cudalens.source.running_node import Running, kind_sources, running
-from cudalens.source.safe_eval import (
-    instance_dict,
-    is_tensor,
-    value_or,
-)
+from cudalens.source.safe_eval import instance_dict, is_array, is_module, is_tensor, value_or
 from cudalens.source.stack import Place
 
 ABSENT = object()
@@ -73,6 +71,11 @@ class RunningCall:
         self.place = run.place
         self.node = run.node
         self.statement = run.statement
+        self.run = run
+        self.known: dict[int, object] = {}
+        """Values of expressions, by the ``id`` of their syntax, as the call was given them."""
+        self.spelled: set[int] = set()
+        """The ``id`` of the operands' syntax, by which a value is named before other ways."""
         self._evaluator = run.evaluator
 
     @classmethod
@@ -84,6 +87,8 @@ class RunningCall:
 
     def value(self, node: ast.expr) -> object:
         """Return the value of an expression, ``ABSENT`` where it cannot be read."""
+        if id(node) in self.known:
+            return self.known[id(node)]
         return value_or(self._evaluator, node, ABSENT)
 
     @property
@@ -92,47 +97,123 @@ class RunningCall:
         is_method = isinstance(self.node, ast.Call) and isinstance(self.node.func, ast.Attribute)
         return self.node.func.value if is_method else None  # type: ignore[union-attr]
 
-    def bind(
-        self,
-        signature: inspect.Signature,
-        *,
-        is_method: bool = False,
-        skipped: int = 0,
-        is_whole: bool = False,
-    ) -> dict[str, ast.expr] | None:
-        """Return the arguments of the running call by the parameters that take them.
+    def learn(self, pairs: Iterable[tuple[ast.expr, object]]) -> None:
+        """Take in the values of expressions that are not read as tensors."""
+        for node, value in pairs:
+            if value is not ABSENT and not is_tensor(self.value(node)):
+                self.known[id(node)] = value
 
-        Args:
-            signature: what the called function takes.
-            is_method: the receiver is the parameter ``self``, wherever that one stands.
-            skipped: so many of the first parameters are bound already.
-            is_whole: each parameter without a default must be given.
+    def learn_from_callee(self, callee: Place | None) -> None:
+        """Read the arguments from the function that was called: what its parameters contain.
 
-        Returns:
-            ``None`` where the function does not take these arguments, or ``*`` hides which is
-            which, as ``**`` does where all must be given.
+        Only where it is proven to be the one that runs, of parameters that it never rebinds.
         """
         node = self.node
-        if not isinstance(node, ast.Call):
+        if not isinstance(node, ast.Call) or callee is None or callee.frame is None:
+            return
+        function, code = self.value(node.func), callee.code
+        variables: Mapping[str, Any] = callee.variables
+        called, skipped = _code_of(function)
+        if function is ABSENT and code.co_name in MODULE_CALLS:
+            is_whole = len(variables.get("args", ())) == len(node.args)  # not of a partial
+            called, skipped = code if is_whole else None, 1
+        if called is not code or any(isinstance(item, ast.Starred) for item in node.args):
+            return
+        rebound = {step.argval for step in dis.get_instructions(code) if step.opname in _REBINDS}
+        names = code.co_varnames
+        count = code.co_argcount + code.co_kwonlyargcount
+        contents = {n: variables[n] for n in names[:count] if n in variables and n not in rebound}
+        positional = [contents.get(name, ABSENT) for name in names[: code.co_argcount]]
+        has_rest = bool(code.co_flags & inspect.CO_VARARGS)
+        if has_rest and type(rest := variables.get(names[count])) is tuple:
+            positional += rest
+        if code.co_flags & inspect.CO_VARKEYWORDS:
+            contents = {**variables.get(names[count + has_rest], {}), **contents}
+        self.learn(zip(node.args, positional[skipped:], strict=False))
+        named = (item for item in node.keywords if item.arg in contents)
+        self.learn((item.value, contents[item.arg or ""]) for item in named)
+
+    def learn_from_op(
+        self, op: str, arguments: Mapping[str, object], keyword_only: Collection[str]
+    ) -> None:
+        """Read the arguments from the op that this very call runs, by their places.
+
+        Only where the call gives what the op takes: composite functions pass other tensors on
+        under the same name.
+
+        Args:
+            op: its name, as in ``aten::gather``.
+            arguments: what it was given, in the order of its schema.
+            keyword_only: the names of those that are no positional ones.
+        """
+        stem = re.split(r"::|\.", op)[-1].rstrip("_")
+        pairs: list[tuple[ast.expr, object]] = []
+        if isinstance(self.node, ast.Subscript) and stem in _INDEXING:
+            pairs = self._of_subscript(arguments)
+        elif isinstance(self.node, ast.Call):
+            home, _, function = (self.api(arguments) or "").rpartition(".")
+            is_method = home == "torch.Tensor"
+            if function.rstrip("_") == stem and (is_method or home == "torch"):
+                names = [name for name in arguments if name not in keyword_only]
+                bound = self._bound(self.node, names, arguments, is_method=is_method)
+                pairs = [(node, arguments[name]) for name, node in bound.items()]
+        self.learn(pairs)
+
+    def _bound(
+        self, node: ast.Call, names: list[str], arguments: Mapping[str, object], *, is_method: bool
+    ) -> dict[str, ast.expr]:
+        """Return the arguments of a call by an op's names; the receiver alone where others fail."""
+        bound: dict[str, ast.expr] = {}
+        if is_method and "self" in names and self.receiver is not None:
+            bound["self"] = self.receiver
+            names = [name for name in names if name != "self"]
+        elif is_method:
+            return {}  # ``take = table.take; take(ids)``: the receiver is not on the line
+        whole = bound | dict(zip(names, node.args, strict=False))
+        for item in node.keywords:
+            known = (key for key in _ALIASES.get(item.arg or "", (item.arg,)) if key in arguments)
+            whole[next(known, None) or ""] = item.value
+        tensors = {name for name, value in arguments.items() if is_tensor(value)}
+        is_spread = any(isinstance(item, ast.Starred) for item in node.args)
+        if is_spread or "" in whole or len(node.args) > len(names) or not tensors <= whole.keys():
+            return bound
+        return whole
+
+    def _of_subscript(self, arguments: Mapping[str, object]) -> list[tuple[ast.expr, object]]:
+        """Pair the parts of ``x[a, :, b]`` with indices where it is certain which part is which."""
+        assert isinstance(self.node, ast.Subscript)
+        part = self.node.slice
+        parts = part.elts if isinstance(part, ast.Tuple) else [part]
+        indices = next((v for k, v in arguments.items() if k in ("indices", "index", "mask")), None)
+        items = indices if isinstance(indices, (list, tuple)) else [indices]
+        tensors = [item for item in items if is_tensor(item)]
+        if any(isinstance(item, ast.Starred) for item in parts):
+            return []
+        kinds = [(self._is_index(node), node) for node in parts]
+        for accepted in ((True, None), (True,)):
+            chosen = [node for kind, node in kinds if kind in accepted]
+            if len(chosen) == len(tensors):
+                pairs = list(zip(chosen, tensors, strict=True))
+                # Beside a slice or a number the op gets a view of what is indexed.
+                is_whole = len(chosen) == len(parts)
+                return [*pairs, *([(self.node.value, arguments.get("self"))] * is_whole)]
+        return []
+
+    def _is_index(self, node: ast.expr) -> bool | None:
+        """Return whether a part of a subscript becomes an index of the op; ``None`` when unknown.
+
+        Numbers, slices and ``None`` do not; nor does a tensor of one number, which counts as it.
+        """
+        if isinstance(node, ast.Slice):
+            return False
+        value = self.value(node)
+        if value is ABSENT:
             return None
-        if any(isinstance(item, ast.Starred) for item in node.args):
-            return None
-        keywords = dict(_keywords(node, signature))
-        if is_whole and len(keywords) < len(node.keywords):
-            return None
-        parameters = list(signature.parameters.values())[skipped:]
-        if is_method:
-            if self.receiver is None:
-                return None  # ``take = table.take; take(ids)``: the receiver is not on the line
-            parameters = [item for item in parameters if item.name != "self"]
-        signature = signature.replace(parameters=parameters)
-        bind = signature.bind if is_whole else signature.bind_partial
-        try:
-            bound = bind(*node.args, **keywords).arguments
-        except TypeError:
-            return None
-        operands = dict(_flat(bound, signature))
-        return {"self": self.receiver, **operands} if is_method and self.receiver else operands
+        if is_tensor(value):
+            return True if getattr(value, "ndim", 0) else None
+        if is_array(value):
+            return bool(getattr(value, "ndim", 0))
+        return None if isinstance(value, list) else False
 
     def operands(self) -> dict[str, ast.expr]:
         """Return what a running operator or subscript works on, as a tensor's method calls it."""
@@ -151,13 +232,6 @@ class RunningCall:
             return {"self": node.value, "indices": node.slice}
         indices = {f"indices[{at}]": part for at, part in enumerate(node.slice.elts)}
         return {"self": node.value, **indices}
-
-    def indices(self) -> tuple[ast.expr, ...]:
-        """Return the parts of a running subscript, empty where it is none."""
-        if not isinstance(self.node, ast.Subscript):
-            return ()
-        part = self.node.slice
-        return tuple(part.elts) if isinstance(part, ast.Tuple) else (part,)
 
     # --- its public name -------------------------------------------------------------------------
 
@@ -309,43 +383,27 @@ class RunningCall:
         return None
 
 
-# --- binding arguments to parameters --------------------------------------------------------------
+_ALIASES = {
+    **dict.fromkeys(("input", "a", "x", "x1"), ("self",)),
+    **{"x2": ("other",), "axis": ("dim",), "keepdims": ("keepdim",)},
+}
+"""What torch's functions call parameters of an op's, NumPy's names among them."""
+# From torch 2.15 on a number is written by index_fill_ and masked_fill_.
+_INDEXING = ("index", "index_put", "_index_put_impl", "index_fill", "masked_fill")
+_REBINDS = ("STORE_FAST", "DELETE_FAST", "STORE_DEREF", "DELETE_DEREF")
+MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
+"""What calling a module runs first."""
 
 
-# What torch's functions take under names of NumPy's as well.
-_ALIASES = {"self": ("input", "a", "x", "x1"), "other": ("x2",), "dim": ("axis",)}
-_ALIASES["keepdim"] = ("keepdims",)
-_KIND = inspect.Parameter
-
-
-def signature_of(code: CodeType) -> inspect.Signature:
-    """Return what a function of Python takes, as its code says: nothing of it can lie or run."""
-    cells = tuple(CellType() for _ in code.co_freevars)
-    return inspect.signature(FunctionType(code, {}, closure=cells))
-
-
-def _keywords(node: ast.Call, signature: inspect.Signature) -> Iterator[tuple[str, ast.expr]]:
-    """Return the named arguments of a call by the names of the signature."""
-    parameters = signature.parameters
-    is_open = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
-    for keyword in node.keywords:
-        name = keyword.arg
-        if name is not None and name not in parameters and not is_open:
-            name = next((item for item, names in _ALIASES.items() if name in names), name)
-        if name is not None:
-            yield name, keyword.value
-
-
-def _flat(bound: Mapping[str, Any], signature: inspect.Signature) -> Iterator[tuple[str, ast.expr]]:
-    """Return bound arguments one by one, those of ``*rest`` as ``rest[0]``."""
-    for name, value in bound.items():
-        kind = signature.parameters[name].kind
-        if kind is _KIND.VAR_POSITIONAL:
-            yield from ((f"{name}[{at}]", item) for at, item in enumerate(value))
-        elif kind is _KIND.VAR_KEYWORD:
-            yield from value.items()
-        else:
-            yield name, value
+def _code_of(function: object) -> tuple[object, int]:
+    """Return the code that calling ``function`` runs, and how many parameters are bound already."""
+    if type(function) is FunctionType:
+        return function.__code__, 0
+    if type(function) is MethodType:
+        return _code_of(function.__func__)[0], 1
+    name = "__init__" if issubclass(type(function), type) else "__call__"
+    kind = function if name == "__init__" else type(function) if is_module(function) else None
+    return (None, 0) if kind is None else (_code_of(inspect.getattr_static(kind, name, None))[0], 1)
 
 
 def method_of(operator: ast.AST) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import cudalens
-from cudalens.core._torch import signature_of
 from cudalens.core.report import Report
-from cudalens.source.running_call import RunningCall
-from cudalens.source.running_node import Running
-from cudalens.source.stack import Place
 from tests.blocks import report_of
 from tests.probes import Probe, named, run_cell, site_of
 
@@ -267,32 +262,3 @@ def test_what_is_indexed_is_named_by_its_place(
 ) -> None:
     """Where the op gets all of it."""
     assert report_on(call).headline_own.endswith(f" of {name}" if name else ")")
-
-
-@pytest.mark.parametrize(
-    ("text", "op", "overload", "expected"),
-    [
-        # The op inside takes the repeats alone: the first of two arguments is not they.
-        ("torch.repeat_interleave(x, r)", "repeat_interleave", "Tensor", {}),
-        ("torch.repeat_interleave(x, repeats=r)", "repeat_interleave", "Tensor", {}),
-        ("torch.repeat_interleave(x, **more)", "repeat_interleave", "Tensor", {}),
-        ("torch.repeat_interleave(r)", "repeat_interleave", "Tensor", {"repeats": "r"}),
-        # The receiver of a method is not always the first of the schema.
-        ("x.where(c, y)", "where", "self", {"self": "x", "condition": "c", "other": "y"}),
-        ("torch.where(c, x, y)", "where", "self", {"condition": "c", "self": "x", "other": "y"}),
-        # The neighbour: in the order of the schema.
-        ("torch.gather(x, 1, i)", "gather", "default", {"self": "x", "dim": "1", "index": "i"}),
-        ("x.gather(axis=1, index=i)", "gather", "", {"self": "x", "dim": "1", "index": "i"}),
-    ],
-)
-def test_places_are_those_of_the_op_only_where_it_takes_this_call(
-    text: str, op: str, overload: str, expected: dict[str, str]
-) -> None:
-    """The order of the API is that of the op only where it is proven."""
-    code = compile(text, "<test>", "eval")
-    node = ast.parse(text, mode="eval").body
-    call = RunningCall(Running(place=Place(code, 1, 0, None), node=node))
-    is_method = not text.startswith("torch.")
-    signature = signature_of(f"aten::{op}", overload)
-    bound = call.bind(signature, is_method=is_method, is_whole=True)
-    assert {name: ast.unparse(node) for name, node in (bound or {}).items()} == expected

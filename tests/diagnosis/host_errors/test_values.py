@@ -234,8 +234,8 @@ def test_what_an_item_is_made_of_is_not_the_item() -> None:
     ("code", "headline", "argument", "fixes", "is_listed"),
     [
         # ``p`` is on the line, and is not what Bernoulli was given.
-        ("p = t(0.5, 1.0)\nBernoulli(p + 1)", "probs[0] = 1.5 does not satisfy Interval", "probs",
-         [], True),
+        ("p = t(0.5, 1.0)\nBernoulli(*(p + 1,))", "probs[0] = 1.5 does not satisfy Interval",
+         "probs", [], True),
         # Every element of the row is fine; only their sum is not 1.
         ("d = Dirichlet(t(1.0, 1.0))\nd.log_prob(t(0.5, 0.75))",
          "Expected value argument (Tensor of shape (2,)) to be within the support (Simplex())",
