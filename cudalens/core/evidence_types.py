@@ -102,8 +102,8 @@ class FreedGraph:
     made: LineRef | None = None
     freed: LineRef | None = None
     read: LineRef | None = None
-    """The line that read, after the backward, what ``kept`` had made before it."""
-    kept: LineRef | None = None
+    """The line that read, after the backward, what ``holder`` had made before it."""
+    holder: LineRef | None = None
     name: str | None = None
     """The variable that the line read."""
     has_stepped: bool = False

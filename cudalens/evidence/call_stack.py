@@ -32,7 +32,7 @@ from cudalens.source.stack import Entry, StackEntry, frame_of, line_of, stack_of
 
 _SENT_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
 _MAX_MODULES = 64
-"""So many modules of a cell's namespace are asked for the names of their parameters."""
+"""Number of modules of a cell's namespace that are asked for the names of their parameters."""
 _AnyEntry = TypeVar("_AnyEntry", bound=Entry)
 
 
@@ -59,27 +59,27 @@ def without_detours(entries: Sequence[_AnyEntry]) -> list[_AnyEntry]:
 
     A function of torch's that is written in Python is there twice; the second one runs.
     """
-    kept: list[_AnyEntry] = []
+    rest: list[_AnyEntry] = []
     is_passing = False
     for entry in entries:
         code = _code_of(entry)
         if code.co_filename in PASSING_FILES:
             is_passing = True
             continue
-        if is_passing and kept and torch_path(_code_of(kept[-1]).co_filename) == "overrides.py":
-            kept.pop()
-            if kept and _code_of(kept[-1]).co_name == code.co_name:
-                kept.pop()
+        if is_passing and rest and torch_path(_code_of(rest[-1]).co_filename) == "overrides.py":
+            rest.pop()
+            if rest and _code_of(rest[-1]).co_name == code.co_name:
+                rest.pop()
         is_passing = False
-        kept.append(entry)
-    return kept
+        rest.append(entry)
+    return rest
 
 
 def _stack(frame: FrameType | None) -> list[FrameType]:
-    found = without_detours(stack_of(frame))
-    while found and is_own_file(found[-1].f_code.co_filename):
-        found.pop()
-    return found
+    frames = without_detours(stack_of(frame))
+    while frames and is_own_file(frames[-1].f_code.co_filename):
+        frames.pop()
+    return frames
 
 
 def locate(
@@ -181,11 +181,11 @@ def buffer_names(frames: Sequence[FrameType], buffers: Sequence[Tensor]) -> list
     for namespace in namespaces(frames):
         for variable, value in list(namespace.items())[:_MAX_MODULES]:
             if issubclass(type(value), torch.nn.Module):
-                found = cast("torch.nn.Module", value).named_buffers(variable)
-                names |= {id(item): name for name, item in found if id(item) not in names}
-    known = [names[id(item)] for item in buffers if id(item) in names]
-    others = len(buffers) - len(known)
-    return [*known, f"{others} other buffer{'s' * (others != 1)}"] if others else known
+                named = cast("torch.nn.Module", value).named_buffers(variable)
+                names |= {id(item): name for name, item in named if id(item) not in names}
+    written = [names[id(item)] for item in buffers if id(item) in names]
+    others = len(buffers) - len(written)
+    return [*written, f"{others} other buffer{'s' * (others != 1)}"] if others else written
 
 
 def _add_names(

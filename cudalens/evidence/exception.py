@@ -239,16 +239,16 @@ def report_of_another(error: BaseException) -> Report:
     """Report an exception that tells of the end of a context which is not this process's."""
     evidence = evidence_of_error(error, None, None, started=time.perf_counter(), is_checked=False)
     first = str(error).strip().split("\n", 1)[0]
-    known = "The CUDA devices of this process still work after this exception"
+    state = "The CUDA devices of this process still work after this exception"
     if evidence.context_usable is None:
-        known = "torch has not used CUDA in this process"
+        state = "torch has not used CUDA in this process"
     return Report(
         kind="cuda_error",
         certainty="unknown",
         context_usable=evidence.context_usable,
         phase=evidence.phase,
         headline=f"no device of this process has failed, but the exception reads: {first}",
-        explanation=f"{known}. The text was raised by hand or came from another process: look for "
+        explanation=f"{state}. The text was raised by hand or came from another process: look for "
         "the failure there.",
         source=evidence.source,
         frames=evidence.frames,

@@ -196,8 +196,8 @@ def _reported(
     """
 
     def bare() -> Report:
-        known = tuple(limits.lines)
-        return bare_report_of_violation(violation, is_deferred=is_deferred, limits=known)
+        lines = tuple(limits.lines)
+        return bare_report_of_violation(violation, is_deferred=is_deferred, limits=lines)
 
     report = limits.attempt("diagnosis", full, bare, kind=Report)
     limits.attempt("variables", _python.forget)
@@ -277,8 +277,8 @@ def evidence_of(
         watch = getattr(recorder, "watch", None)
         history = attempt("history", recorder.history, tuple)
         if violation.is_nonfinite:
-            given = list(values.values())
-            grown = attempt("parameters", lambda: grown_parameter(given, recorder, names))
+            inputs = list(values.values())
+            grown = attempt("parameters", lambda: grown_parameter(inputs, recorder, names))
     way = _provenance(context)
     if way.samples:
         violation = attempt("dataset", partial(_with_samples, violation, way), lambda: violation)
@@ -331,10 +331,10 @@ def _forward(context: FailureContext) -> tuple[SourceSpan | None, str | None]:
     """Return the place and the module of the forward call of an op that runs in backward."""
     node, recorder = context.node, context.recorder
     number = _torch.node_sequence_nr(node)
-    found = forward_place(recorder, number, type(node).__name__)
-    if recorder is not None and number is not None and found[0] is None:
+    place = forward_place(recorder, number, type(node).__name__)
+    if recorder is not None and number is not None and place[0] is None:
         context.limits.add(recorder.beyond_ring(FORWARD_CALL, number))
-    return found
+    return place
 
 
 def graph_of(
@@ -363,15 +363,15 @@ def _provenance(context: FailureContext) -> Provenance:
         return Provenance()
     positions = [item.position for item in context.violation.offenders.first]
     look = partial(recorder.provenance, bad, breaks(context.violation), positions)
-    found = context.limits.attempt("provenance", look, Provenance)
+    provenance = context.limits.attempt("provenance", look, Provenance)
     if positions and context.violation.offenders.first[0].value == "nan":
-        found.steps = [
+        provenance.steps = [
             replace(item, note=FIRST_NAN) if item.note == FIRST_BAD else item
-            for item in found.steps
+            for item in provenance.steps
         ]
-    if found.is_open:
+    if provenance.is_open:
         context.limits.add(recorder.beyond_ring("the op that made the bad values, or wrote them,"))
-    return found
+    return provenance
 
 
 def _seen_before(context: FailureContext) -> SeenBefore | None:
@@ -379,8 +379,8 @@ def _seen_before(context: FailureContext) -> SeenBefore | None:
     read = getattr(context.recorder, "seen_before", None)
     violation = context.violation
     place = "" if violation.list_position is None else f"[{violation.list_position}]"
-    found = None if read is None else read(f"{violation.argument}{place}")
-    return None if found is None else SeenBefore(**found)
+    earlier = None if read is None else read(f"{violation.argument}{place}")
+    return None if earlier is None else SeenBefore(**earlier)
 
 
 def _with_samples(violation: Violation, way: Provenance) -> Violation:
@@ -392,8 +392,8 @@ def _with_samples(violation: Violation, way: Provenance) -> Violation:
 
 def libraries() -> tuple[str, ...]:
     """Name the imported libraries that some hints speak of."""
-    known = ("transformers", "torch_geometric", "torchvision", "accelerate", "datasets")
-    return tuple(name for name in known if name in sys.modules)
+    names = ("transformers", "torch_geometric", "torchvision", "accelerate", "datasets")
+    return tuple(name for name in names if name in sys.modules)
 
 
 def error_facts(error: BaseException) -> ErrorFacts:
@@ -411,21 +411,21 @@ def forward_place(
     recorder: Any, sequence_nr: int | None, node_name: str | None = None
 ) -> tuple[SourceSpan | None, str | None]:
     """Return the place and the module of the forward call behind an autograd node."""
-    found = None
+    site = None
     if recorder is not None and sequence_nr is not None:
-        found = recorder.forward_site(sequence_nr)
-    if found is None:
+        site = recorder.forward_site(sequence_nr)
+    if site is None:
         return None, None
-    entries, module_path, _ = found
+    entries, module_path, _ = site
     return locate_entries(entries), module_path
 
 
 def forward_line(recorder: Any, sequence_nr: int) -> tuple[LineRef | None, str | None, str | None]:
     """Return line, module and name of the forward call behind an autograd node."""
-    found = None if recorder is None else recorder.forward_site(sequence_nr)
-    if found is None:
+    site = None if recorder is None else recorder.forward_site(sequence_nr)
+    if site is None:
         return None, None, None
-    entries, module_path, name = found
+    entries, module_path, name = site
     span = locate_entries(entries)
     return None if span is None else span.ref, module_path, name
 
@@ -447,11 +447,11 @@ def is_repeated(violation: Violation, line: StackLine | None) -> bool:
     if line is None:
         return False  # a thread of autograd's own: no line of the user's is known
     places = _reported_silently.setdefault(PROCESS.dedup_scope, WeakKeyDictionary())
-    met = places.setdefault(line[0], set())
+    seen = places.setdefault(line[0], set())
     here = line[1], violation.guard, violation.argument
-    if here in met:
+    if here in seen:
         return True
-    met.add(here)
+    seen.add(here)
     return False
 
 

@@ -1,4 +1,4 @@
-"""Where a second backward leads into a graph that an earlier one has freed, and through what.
+"""The tensor through which a second backward reaches a graph that an earlier one has freed.
 
 A node of autograd's tells whether what it saved is gone.  No value is read, and what hooks of the
 user's have packed is not unpacked.
@@ -58,19 +58,19 @@ def freed_graph(
         if name.partition("[")[0] in _ROOTS and tensor.grad_fn is not None
     ]
     with plain_torch(), no_dispatch_modes():
-        known = _known(roots, recorder, raising)
-        if not known:
+        parts = _freed_parts(roots, recorder, raising)
+        if not parts:
             return None, None
-        way, part = next((item for item in known if item[1].read), known[0])
-        name = _kept(way, part, recorder, entries)
+        way, part = next((item for item in parts if item[1].read), parts[0])
+        name = _holder_name(way, part, recorder, entries)
     lines = (part.made, part.freed, part.read, part.source)
-    made, freed, read, kept = (_line(stack, here) for stack in lines)
+    made, freed, read, holder = (_line(stack, here) for stack in lines)
     graph = FreedGraph(
         node=name_of(way[-1]),
         made=made,
         freed=freed,
         read=read,
-        kept=kept,
+        holder=holder,
         name=name,
         has_stepped=part.has_stepped,
         is_made_again=part.is_made_again,
@@ -78,13 +78,13 @@ def freed_graph(
     return graph, locate_entries(part.made)
 
 
-def _known(
+def _freed_parts(
     roots: Iterable[Any], recorder: Any, raising: NodeMark | None
 ) -> list[tuple[tuple[Any, ...], Any]]:
     """Return the ways to the freed parts of which the recorder knows, each with the part."""
     snapshot = recorder.snapshot()
-    found = [(way, find_freed(snapshot, way)) for way in _ways(roots, snapshot, raising)]
-    return [(way, part) for way, part in found if part is not None]
+    parts = [(way, find_freed(snapshot, way)) for way in _ways(roots, snapshot, raising)]
+    return [(way, part) for way, part in parts if part is not None]
 
 
 def _ways(
@@ -92,18 +92,18 @@ def _ways(
 ) -> list[tuple[Any, ...]]:
     """Return the shortest ways from where backward began to the first nodes freed earlier."""
     before: dict[Any, Any] = dict.fromkeys(roots)
-    waiting, found = deque(before), list[tuple[Any, ...]]()
-    while waiting and len(before) < MAX_VISITED and len(found) < _MAX_WAYS:
+    waiting, ways = deque(before), list[tuple[Any, ...]]()
+    while waiting and len(before) < MAX_VISITED and len(ways) < _MAX_WAYS:
         node = waiting.popleft()
         is_it = raising is None or node._sequence_nr() == raising.sequence_nr
         if is_it and is_freed(node) and is_of_earlier_graph(snapshot, node):
-            found.append(_way_to(node, before))
+            ways.append(_way_to(node, before))
             continue
         for following, _ in node.next_functions:
             if following is not None and following not in before:
                 before[following] = node
                 waiting.append(following)
-    return found
+    return ways
 
 
 def _way_to(node: Any, before: Mapping[Any, Any]) -> tuple[Any, ...]:
@@ -149,7 +149,7 @@ def _line(entries: Sequence[StackEntry], here: SourceSpan | None) -> LineRef | N
     return replace(line, cell=None, file=None) if is_here else line
 
 
-def _kept(
+def _holder_name(
     way: Sequence[Any], part: FreedPart, recorder: Any, entries: Sequence[TracebackType]
 ) -> str | None:
     """Name the variable that the line read which leads back."""

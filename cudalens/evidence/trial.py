@@ -104,8 +104,8 @@ class ApiTrial(Variables):
                     return TrialResult()
                 except RefusedError as error:
                     if error.violation is not None and fix is not None:
-                        found = _refusal(fix, error, error.violation)
-                        self.refusals += [found] if found is not None else []
+                        refusal = _refusal(fix, error, error.violation)
+                        self.refusals += [refusal] if refusal is not None else []
                     return TrialResult(succeeds=False)
                 except Exception as error:  # whatever torch says of it
                     raise_if_outside(error)
@@ -136,8 +136,8 @@ class ApiTrial(Variables):
         api = self._succeeded
         if api is None:
             return False
-        given = tensors_in([*api.args, *api.kwargs.values()])
-        shapes = [tuple(item.shape) for item in given if item.ndim and self._is_data(item)]
+        tensors = tensors_in([*api.args, *api.kwargs.values()])
+        shapes = [tuple(item.shape) for item in tensors if item.ndim and self._is_data(item)]
         if not shapes or not self._is_possible(api, fix, Resize(0, -1, self._is_data)):
             return True
         batches = [shape[0] for shape in shapes if shape[0] > 1 and shapes[0][0] % shape[0] == 0]
@@ -172,15 +172,15 @@ class ApiTrial(Variables):
         """The memory of all that modules on the stack contain."""
         frames = [self.line.frame, *self.line.below]
         values = [value for frame in frames for value in list(frame.f_locals.values())]
-        found: list[object] = []
+        objects: list[object] = []
         for module in [*values, self.line.module]:
             if isinstance(module, nn.Module):
                 for part in module.modules():
-                    found += [*instance_dict(part).values(), *part.parameters(False)]
-                    found += part.buffers(False)
+                    objects += [*instance_dict(part).values(), *part.parameters(False)]
+                    objects += part.buffers(False)
         return frozenset(
             item.untyped_storage().data_ptr()
-            for item in found
+            for item in objects
             if isinstance(item, Tensor) and _torch.is_plain(item)
         )
 

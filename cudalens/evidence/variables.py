@@ -102,26 +102,26 @@ class Variables(candidates.Trial):
     @functools.cached_property
     def operands(self) -> tuple[TensorFact, ...]:  # type: ignore[override]
         """The tensors that the running call works on, each by its text in the call."""
-        found = []
+        facts = []
         for item in self.call.operands:
             if isinstance(item.value, Tensor) and _torch.is_plain(item.value):
                 fact = of_meta(None, _torch.meta_of(item.value), item.text)
                 node = item.node
                 span = (node.lineno, node.col_offset, node.end_col_offset or 0)
-                found.append(replace(fact, span=span))
-        return tuple(found)
+                facts.append(replace(fact, span=span))
+        return tuple(facts)
 
     @functools.cached_property
     def others(self) -> tuple[tuple[str, str, tuple[str, ...]], ...]:  # type: ignore[override]
         """Arguments that are no tensors: the text, the kind, and the names of what is in them."""
-        found = []
+        facts = []
         for item in self.call.operands:
             kind, parts = self._kind_of(item.node, item.value)
             # Of what ``**batch`` unpacks each entry is an operand of its own.
             is_unpacked = any(o.text.startswith(f"{item.text}[") for o in self.call.operands)
             if kind is not None and not (kind == "mapping" and is_unpacked):
-                found.append((item.text, kind, parts))
-        return tuple(found)
+                facts.append((item.text, kind, parts))
+        return tuple(facts)
 
     def _kind_of(self, node: ast.expr, value: object) -> tuple[str | None, tuple[str, ...]]:
         called = self._read(node.func) if isinstance(node, ast.Call) else None
@@ -140,8 +140,8 @@ class Variables(candidates.Trial):
     def _tensor_names(self) -> tuple[str, ...]:
         """Name the tensors among the variables of the running code, those of a cell included."""
         names = self.line.frame.f_locals
-        found = [key for key, item in list(names.items()) if isinstance(item, Tensor)]
-        return tuple(key for key in found if not key.startswith("_"))[:_MAX_PARTS]
+        tensors = [key for key, item in list(names.items()) if isinstance(item, Tensor)]
+        return tuple(key for key in tensors if not key.startswith("_"))[:_MAX_PARTS]
 
     def binding(self, expression: str, *, of_shape: bool = False) -> Binding | None:
         """Return where a name, or an attribute of a user's module, got its value.
@@ -185,13 +185,13 @@ class Variables(candidates.Trial):
         for entry in () if is_cell else self.line.callers:
             run = running(place_of(entry))
             nodes = getattr(run.node, "args", []), getattr(run.node, "keywords", [])
-            given = (*nodes[0], *(item.value for item in nodes[1]))
-            same = [item for item in given if value_or(run.evaluator, item, ABSENT) is value]
+            arguments = (*nodes[0], *(item.value for item in nodes[1]))
+            same = [item for item in arguments if value_or(run.evaluator, item, ABSENT) is value]
             if len(same) != 1 or not isinstance(same[0], ast.Name):
                 return None
-            found = binding_of(run, same[0].id)
-            if found is not None:
-                return replace(found, name=same[0].id, dropped=None)
+            binding = binding_of(run, same[0].id)
+            if binding is not None:
+                return replace(binding, name=same[0].id, dropped=None)
         return None
 
     def layer(self, path: str) -> Binding | None:
@@ -199,16 +199,16 @@ class Variables(candidates.Trial):
 
         ``None`` unless the running code sees one module only with such a part.
         """
-        found: dict[int, tuple[str, nn.Module, nn.Module]] = {}
+        layers: dict[int, tuple[str, nn.Module, nn.Module]] = {}
         for variables in (self.line.frame.f_locals, self.line.frame.f_globals):
             for name, value in list(variables.items()):
                 if isinstance(value, nn.Module) and not name.startswith("_"):
                     part = dict(_parts(value)).get(path)
                     if part is not None:
-                        found.setdefault(id(value), (name, value, part))
-        if len(found) != 1:
+                        layers.setdefault(id(value), (name, value, part))
+        if len(layers) != 1:
             return None
-        root, model, part = next(iter(found.values()))
+        root, model, part = next(iter(layers.values()))
         names = [root]
         for key in path.split("."):
             names.append(names[-1] + (f"[{key}]" if key.isdecimal() else f".{key}"))
@@ -254,7 +254,7 @@ class Variables(candidates.Trial):
         values = [value for scope in scopes for _, value in scope]
         modules = [item for item in (self.line.module, *values) if isinstance(item, nn.Module)]
         ids = {id(self.line.module)} | {id(frame.f_locals.get("self")) for frame in frames}
-        known = {id(part) for item in modules for _, part in _parts(item)}
+        registered = {id(part) for item in modules for _, part in _parts(item)}
         spaces = {id(frame.f_globals) for frame in frames}
         for frame, scope in zip(frames, scopes, strict=True):
             owner = frame.f_locals.get("self")
@@ -266,13 +266,13 @@ class Variables(candidates.Trial):
                 if type(value) in (list, tuple, dict) and "_" not in (name[:1], name[5:6]):
                     items = value.values() if type(value) is dict else value
                     parts = {id(item) for item in items if isinstance(item, nn.Module)}
-                    if (parts & ids) - known:
+                    if (parts & ids) - registered:
                         return name, type(value).__name__
         return None
 
     @functools.cached_property
     def called(self) -> Called:  # type: ignore[override]
-        """What the moves ask of the called module."""
+        """Facts on the called module that the moves need."""
         module = self.line.module
         if module is None:
             return Called()
@@ -287,14 +287,14 @@ class Variables(candidates.Trial):
 
     @functools.cached_property
     def collate(self) -> Collate | None:  # type: ignore[override]
-        """How the samples that a loader could not join make a batch."""
+        """Batch function for the samples that a loader could not join."""
         made = collate_fn(self.line.frame, self.line.below)
         if made is None:
             return None
         over = self._node.iter if isinstance(self._node, ast.For) else self._node
         names = [item for item in ast.walk(over or ast.Pass()) if isinstance(item, ast.expr)]
-        found = [item for item in names if isinstance(self._read(item), DataLoader)]
-        loader = ast.unparse(found[0]) if found else None
+        loaders = [item for item in names if isinstance(self._read(item), DataLoader)]
+        loader = ast.unparse(loaders[0]) if loaders else None
         return Collate(code=made[0], words=made[1], loader=loader)
 
 

@@ -1,4 +1,4 @@
-"""What to do where no change of the call is one: sizes of layers, data sets, checkpoints.
+"""Advice where no change of the call is one: sizes of layers, datasets, checkpoints.
 
 The words of the message are torch's.
 """
@@ -194,14 +194,14 @@ def labels_of_head(evidence: Evidence, match: re.Match[str]) -> Answer:
 def positions(evidence: Evidence, match: re.Match[str]) -> Answer:
     """The sequence is longer than a table of positions."""
     few, many = sorted(int(item) for item in match.groups() if item is not None)
-    found = evidence.refused_call.position_table
-    if found is not None and (found.rows, found.tokens) == (few, many):
+    table = evidence.refused_call.position_table
+    if table is not None and (table.rows, table.tokens) == (few, many):
         yield host(
-            f"{found.input} has {many} tokens, {evidence.module_type or 'the model'} has "
+            f"{table.input} has {many} tokens, {evidence.module_type or 'the model'} has "
             f"positions for {few}",
             "max_position_embeddings sets how many tokens a row may have: each takes its own "
             "position.",
-            found.input,
+            table.input,
         )
         yield Hint(
             rule="input_beyond_positions",

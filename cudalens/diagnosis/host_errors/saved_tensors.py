@@ -51,7 +51,7 @@ def second_backward(evidence: Evidence, match: re.Match[str]) -> Answer:
 
 def _explanation(freed: FreedGraph) -> str:
     """Say what freed the graph, and what led back into it."""
-    by, made, read, kept = _with_code(freed.freed, freed.made, freed.read, freed.kept)
+    by, made, read, holder = _with_code(freed.freed, freed.made, freed.read, freed.holder)
     if not made or not by:
         return ""
     text = "backward frees the tensors that the forward pass saved: "
@@ -59,18 +59,18 @@ def _explanation(freed: FreedGraph) -> str:
     if not read:
         return text
     return (
-        f"{text} After that, {read} read {freed.name or 'a tensor'} as {kept} had made it before."
+        f"{text} After that, {read} read {freed.name or 'a tensor'} as {holder} had made it before."
     )
 
 
 def _with_code(*lines: LineRef | None) -> list[str]:
     """Return places with their texts, each text once: ``line 7 (h = rnn(x, h))``."""
-    found: list[str] = []
+    places: list[str] = []
     for line in lines:
         where = _where(line)
         text = f"{where} ({line.text})" if line and line.text else where
-        found.append(where if text in found else text)
-    return found
+        places.append(where if text in places else text)
+    return places
 
 
 def _where(line: LineRef | None) -> str:
@@ -84,7 +84,7 @@ def _carried_state(evidence: Evidence, freed: FreedGraph) -> Hint:
     """A state or a running sum goes from step to step with the graph of all steps before."""
     text = f"{freed.name} goes on to the next step with the graph of this one: detach it"
     if freed.name is None:
-        text = f"{_where(freed.read)} reads what {_where(freed.kept)} made in an earlier step: "
+        text = f"{_where(freed.read)} reads what {_where(freed.holder)} made in an earlier step: "
         text += "detach it"
     is_here = freed.freed and evidence.source and freed.freed.line == evidence.source.line
     by = "" if is_here else f" in {_where(freed.freed)}"
@@ -93,7 +93,7 @@ def _carried_state(evidence: Evidence, freed: FreedGraph) -> Hint:
 
 def _attribute_kept(freed: FreedGraph) -> str | None:
     """Return the attribute in which one pass left what a line of the next one read."""
-    stored, _ = _names(freed.kept.text if freed.kept else None)
+    stored, _ = _names(freed.holder.text if freed.holder else None)
     _, read = _names(freed.read.text if freed.read else None)
     return next((name for name in sorted(stored & read) if "." in name), None)
 
@@ -101,7 +101,7 @@ def _attribute_kept(freed: FreedGraph) -> str | None:
 def _made_once(freed: FreedGraph) -> Hint:
     """A result is read on both sides of a backward that frees its graph."""
     # What a line in between made of it is another result: to detach that is no help.
-    is_it = _where(freed.made) == _where(freed.kept)
+    is_it = _where(freed.made) == _where(freed.holder)
     name, read = freed.name if is_it else None, _where(freed.read)
     text = f"{name or 'the result'} of {_where(freed.made)} serves one backward: "
     if not freed.has_stepped:
@@ -125,10 +125,10 @@ def _carried_names(evidence: Evidence, freed: FreedGraph) -> Hint | None:
     if not depths or depths[0] == 0 or min(depths) < depths[0]:
         return None  # no loop holds both lines
     stored, read = _names(made.text)
-    kept = sorted(stored & read)
-    if len(kept) != 1:
+    carried = sorted(stored & read)
+    if len(carried) != 1:
         return None
-    return _carried_state(evidence, replace(freed, name=kept[0]))
+    return _carried_state(evidence, replace(freed, name=carried[0]))
 
 
 def _names(code: str | None) -> tuple[set[str], set[str]]:
@@ -244,31 +244,33 @@ def _changed(ref: LineRef | None) -> str:
         (statement,) = parse((ref.text if ref else None) or "").body
     except (SyntaxError, ValueError):
         return ""
-    found: ast.AST = statement
+    node: ast.AST = statement
     if isinstance(statement, ast.AugAssign):
-        found = statement.target
+        node = statement.target
     elif isinstance(statement, ast.Assign):
-        found = statement.targets[0]
-        if not isinstance(found, ast.Subscript):
-            found = statement.value
+        node = statement.targets[0]
+        if not isinstance(node, ast.Subscript):
+            node = statement.value
     elif isinstance(statement, ast.Expr):
-        found = statement.value
-    if isinstance(found, ast.Call) and isinstance(found.func, ast.Attribute):
-        is_in_place = _IN_PLACE.fullmatch(found.func.attr)
-        found = found.func.value if is_in_place else ast.Pass()
-    while isinstance(found, ast.Subscript):
-        found = found.value
-    name = ast.unparse(found) if isinstance(found, ast.Name | ast.Attribute) else ""
+        node = statement.value
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        is_in_place = _IN_PLACE.fullmatch(node.func.attr)
+        node = node.func.value if is_in_place else ast.Pass()
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    name = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""
     return name if len(name) <= _MAX_NAME else ""
 
 
 def _savers(evidence: Evidence) -> str:
     """Say which op saved the tensor, or what is known of it besides."""
-    known = evidence.modified
-    savers = list(map(_format_step, known.savers)) if known else []
+    modified = evidence.modified
+    savers = list(map(_format_step, modified.savers)) if modified else []
     if 0 < len(savers) <= _MAX_SAVERS:
         return f"saved for backward by {' or by '.join(savers)} "
-    made, read = (_format_step(known.made), _format_step(known.read)) if known else ("", "")
+    made, read = (
+        (_format_step(modified.made), _format_step(modified.read)) if modified else ("", "")
+    )
     if made and read and made != read:
         return f"made by {made} and last read by {read}, was saved for backward "
     if made or read:
@@ -287,18 +289,20 @@ def _format_step(step: ProvenanceStep | None) -> str:
 
 def _out_of_place(evidence: Evidence) -> Hint | None:
     """Say where a new tensor has to be made instead."""
-    known = evidence.modified
-    if known is None or known.modified is None or known.modified.source is None:
+    modified = evidence.modified
+    if modified is None or modified.modified is None or modified.modified.source is None:
         return None
-    code = known.modified.source.text or ""
-    text = f"{known.modified.source.where}: make a new tensor instead of changing the one that "
+    code = modified.modified.source.text or ""
+    text = f"{modified.modified.source.where}: make a new tensor instead of changing the one that "
     text += f"backward needs{_as_new_tensor(code)}"
     if _only_steps(code):
-        return _after_step(evidence, known.modified.source, known.savers)
-    if known.is_parameter:
+        return _after_step(evidence, modified.modified.source, modified.savers)
+    if modified.is_parameter:
         text = f"a parameter is changed between forward and backward: {_IN_ORDER}"
-    elif known.module:
-        text = f"{known.module} was made with inplace=True and writes over its input: let it make "
+    elif modified.module:
+        text = (
+            f"{modified.module} was made with inplace=True and writes over its input: let it make "
+        )
         text += "a new tensor"
     return Hint(rule="out_of_place", text=text)
 
@@ -334,12 +338,14 @@ def _after_step(evidence: Evidence, step: LineRef, savers: Sequence[ProvenanceSt
     stored, read = _names(saver.text if saver else None)
     is_here = here is not None and (step.cell, step.file) == (here.cell, here.file)
     if saver and here and is_here and (step.line or 0) >= (here.line or 0):
-        kept = sorted(stored & read)
+        carried = sorted(stored & read)
         changed = f"{_place(step, here)} has changed the parameters since"
         text = f"{changed} {_place(saver, here)} ran: run it again after the step, or detach "
         text += "what an earlier step has left"
-        if kept:
-            text = f"{kept[0]} goes on to the next step with the graph of this one, and {changed}: "
+        if carried:
+            text = (
+                f"{carried[0]} goes on to the next step with the graph of this one, and {changed}: "
+            )
             text += "detach it after the backward"
         return Hint(rule="carried_state", text=f"{text}; retain_graph=True does not help here")
     made = ""
