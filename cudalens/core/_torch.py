@@ -327,6 +327,8 @@ has_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """Return whether a Python dispatch mode of this thread would see our own torch calls."""
 has_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """Return whether a function mode of this thread would see our own torch calls."""
+is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+"""Return whether deterministic algorithms are in use, without torch's function around it."""
 Unseen: Any = torch._C.DisableTorchFunction
 """Block whose calls no function mode and no subclass sees."""
 _is_excluded: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from cudalens.core._python import MoreStack, raise_if_outside
+from cudalens.core._torch import is_deterministic
 from cudalens.guards import GUARDS
 from cudalens.guards._base import OF_USER, ArgumentSlot, Check, Guard, schema_parameters
 from cudalens.guards._ranges import FLOATS
@@ -73,7 +74,6 @@ _DTYPES: dict[type, Any] = {Within: frozenset({*INDEX_DTYPES, torch.uint8}), Bet
 """Dtypes whose intervals deferred guards check without a wait; an odd dtype waits."""
 _MOST_FORMS = 256
 """A dataset may be cut into any number of batches."""
-_is_deterministic = torch.are_deterministic_algorithms_enabled
 
 
 @dataclass(slots=True)
@@ -146,7 +146,7 @@ class Forms:
             keys: the dispatch keys of the call, which name layouts and kinds of devices.
         """
         try:
-            parts: list[Any] = [keys, _is_deterministic()]
+            parts: list[Any] = [keys, is_deterministic()]
             for value in args:
                 kind = type(value)
                 if kind is Tensor or kind is Parameter:
