@@ -38,8 +38,8 @@ MAX_INPUTS = 3
 _SOFTMAXES = ("softmax", "log_softmax")
 _HANDFUL = 16
 """So many values are added by Python, which is faster than any op of torch's."""
-MAX_KNOWN = 10_000
-"""So many tensors are known to be finite before those that died are forgotten."""
+MAX_KNOWN = 500
+"""So many tensors are known to be finite, besides those alive, before dead ones are forgotten."""
 
 
 class NonFiniteWatch:
@@ -52,6 +52,7 @@ class NonFiniteWatch:
     def __init__(self, on_found: OnNonFinite) -> None:
         self._on_found = on_found
         self._finite: dict[int, Ref] = {}
+        self._most_known = MAX_KNOWN
         self.facts = NanWatch()
         """What the cause rules may know: how the first NaN came, where a call was given it."""
         self._has_met_nan = False
@@ -186,8 +187,9 @@ class NonFiniteWatch:
         self._finite.clear()
 
     def _remember(self, tensor: Tensor) -> None:
-        if len(self._finite) >= MAX_KNOWN:
+        if len(self._finite) >= self._most_known:
             self._finite = {key: item for key, item in self._finite.items() if item() is not None}
+            self._most_known = len(self._finite) + MAX_KNOWN
         self._finite[id(tensor)] = ref(tensor)
 
     def _was_finite(self, tensor: Tensor) -> bool:

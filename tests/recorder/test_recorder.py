@@ -581,6 +581,24 @@ def test_a_module_s_node_leads_to_its_path() -> None:
     assert site[1] == "body.0"
 
 
+@pytest.mark.parametrize("retain_graph", [False, True])
+def test_a_graph_keeps_nothing_of_a_pass(retain_graph: bool) -> None:
+    """Whether it may be run again or not; a graph that is kept is marked in each pass anew."""
+    x = torch.ones(2, requires_grad=True)
+    loss = x.sin().sum()
+    with Recorder() as recorder:
+        loss.backward(retain_graph=True)
+        loss.backward(retain_graph=retain_graph)
+    assert recorder.limits == []
+    reference = weakref.ref(recorder)
+    del recorder
+    gc.collect()
+    assert reference() is None
+    if retain_graph:
+        loss.backward()
+    assert torch.equal(x.grad, torch.ones(2).cos() * (3 if retain_graph else 2))
+
+
 def test_a_custom_function_s_node_leads_to_the_line_of_apply() -> None:
     """Also when forward runs no op of its own."""
 
