@@ -31,14 +31,15 @@ from cudalens.core.limits import failure_line
 from cudalens.guards import GUARDS
 from cudalens.guards._ranges import extremes, lies_within
 from cudalens.guards.captured import CAPTURED
-from cudalens.guards.compiled_graph import CompiledCheck, guard_graph
-from cudalens.guards.deferred import Tell, violation_of
+from cudalens.guards.compiled_graph import guard_graph
+from cudalens.guards.deferred import ReportViolation, violation_of
 from cudalens.guards.engine import Within, in_bounds
 from cudalens.guards.past_calls import IsUsers, PastCall, StackLine, running_call
 from cudalens.guards.pending import PENDING, Check
 
 NO_HOOK = "compiled code is not guarded: {reason}"
 NO_ROOM = "a CUDA graph was captured with checks that cannot be noted: guards make room at calls"
+_read = lru_cache(256)(json.loads)
 
 _installed: list[CompiledGuards] = []
 """Those who are told what compiled code finds: the last of them, or nobody."""
@@ -51,8 +52,7 @@ class CompiledGuards:
     are those compiled with them once they are gone.
 
     Args:
-        tell: makes the report of a finding, of which the extremes and the lines are known, and
-            returns what is to be raised.
+        report_violation: makes the report of a finding, and returns what is to be raised.
         on_internal_error: told, in one line, when a guard cannot be put in; the code is compiled
             without it.
         devices: device types to act on, instead of the accelerators.
@@ -61,13 +61,14 @@ class CompiledGuards:
 
     def __init__(
         self,
-        tell: Tell,
+        report_violation: ReportViolation,
         on_internal_error: Callable[[str], None],
         *,
         is_users: IsUsers = lambda file: False,
         devices: Iterable[str] | None = None,
     ) -> None:
-        self._tell, self.is_users, self.complain = tell, is_users, on_internal_error
+        self.is_users, self.complain = is_users, on_internal_error
+        self._report_violation = report_violation
         self._devices = frozenset(devices) if devices is not None else _torch.ACCELERATORS
         self._undo: list[Callable[[], None]] = []
         self._lock = threading.RLock()
@@ -120,7 +121,7 @@ class CompiledGuards:
 
     def report(
         self,
-        check: CompiledCheck,
+        check: dict[str, Any],
         need: Within,
         stack: tuple[StackLine, ...],
         smallest: int,
@@ -128,15 +129,15 @@ class CompiledGuards:
         replay: int | None = None,
     ) -> BaseException | None:
         """Report a finding, and return what is to be raised."""
-        lines = tuple(_line(*frame) for frame in check.frames)
+        lines = tuple(_line(*frame) for frame in check["frames"])
         past = PastCall(
-            lines=stack if check.backward else (*stack, *lines),
-            in_backward=check.backward,
-            forward=lines if check.backward else (),
+            lines=stack if check["backward"] else (*stack, *lines),
+            in_backward=check["backward"],
+            forward=lines if check["backward"] else (),
         )
-        op = _torch.op_of(check.op)
+        op = _torch.op_of(check["op"])
         violation = violation_of(need, smallest, largest, replay=replay)
-        return self._tell(op, GUARDS[op][0], violation, past)
+        return self._report_violation(op, GUARDS[op][0], violation, past)
 
 
 @cache
@@ -163,9 +164,7 @@ def _in_bounds(index: Tensor, low: int, high: int, meaning: str) -> Tensor:
             would say it.
     """
     check = _read(meaning)
-    need = Within(
-        check.argument, low, high, item=check.item, of=check.related, dim=check.dim, why=check.why
-    )
+    need = Within(low=low, high=high, **check["need"])
     if index.numel() == 0:
         pass
     elif not _installed:
@@ -179,12 +178,6 @@ def _in_bounds(index: Tensor, low: int, high: int, meaning: str) -> Tensor:
         PENDING.note(index, Check(low, high, report, thread))
     safe = in_bounds(need, index.contiguous())
     return safe.clone() if safe is index else safe
-
-
-@lru_cache(256)
-def _read(meaning: str) -> CompiledCheck:
-    fields = json.loads(meaning)
-    return CompiledCheck(**{**fields, "frames": tuple(map(tuple, fields["frames"]))})
 
 
 @cache

@@ -12,7 +12,6 @@ import json
 import operator
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -43,22 +42,6 @@ _UNKNOWN_SIZE = 1 << 13
 """In place of a size that only the run of the graph knows."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompiledCheck:
-    """Requirement of an index, as it travels in the compiled code."""
-
-    op: str
-    argument: str
-    related: str
-    dim: int
-    why: str
-    item: int | None = None
-    """Place in a list of indices."""
-    backward: bool = False
-    frames: tuple[tuple[str, int, str], ...] = ()
-    """File, line and function of the user's call, outermost first."""
-
-
 def guard_graph(graph: Any, devices: frozenset[str]) -> None:
     """Have each index of a graph looked at, and brought into bounds."""
     safe: dict[Any, Any] = {}
@@ -73,7 +56,7 @@ def guard_graph(graph: Any, devices: frozenset[str]) -> None:
             with graph.inserting_before(node):
                 bounds = _bounds(graph, node, need)
                 if (index, bounds) not in safe:  # one of the same bounds is enough
-                    safe[index, bounds] = _in_bounds(graph, index, bounds, _check(node, need))
+                    safe[index, bounds] = _in_bounds(graph, index, bounds, _meaning(node, need))
             replaced.append((node, slot, need.item, safe[index, bounds]))
     # Nothing can fail any more.
     for node, slot, item, index in replaced:
@@ -124,20 +107,20 @@ def _is_index(node: Any) -> bool:
     return not any(_compiler.is_data_dependent(size) or size == 0 for size in value.shape)
 
 
-def _check(node: Any, need: Within) -> CompiledCheck:
+def _meaning(node: Any, need: Within) -> str:
+    """Return op, requirement and lines of a check, as they travel in the compiled code."""
     # torch 2.11 marks backward by the tag alone.
     is_tagged = node.meta.get("partitioner_tag") == "is_backward"
     trace = node.meta.get("stack_trace") or ""
     frames = re.findall(r'^\s*File "(.+)", line (\d+), in (.+)$', trace, flags=re.MULTILINE)
-    return CompiledCheck(
-        op=full_name(node.target),
-        argument=need.argument,
-        related=str(need.of),
-        dim=int(need.dim or 0),
-        why=need.why,
-        item=need.item,
-        backward=is_tagged or bool(node.meta.get("autograd_backward")),
-        frames=tuple((file, int(line), function) for file, line, function in frames),
+    fields = ("argument", "item", "of", "dim", "why")
+    return json.dumps(
+        {
+            "op": full_name(node.target),
+            "need": {name: getattr(need, name) for name in fields},
+            "backward": is_tagged or bool(node.meta.get("autograd_backward")),
+            "frames": [(file, int(line), function) for file, line, function in frames],
+        }
     )
 
 
@@ -153,13 +136,12 @@ def _bounds(graph: Any, node: Any, need: Within) -> tuple[Any, Any]:
     return low, _call(graph, operator.sub, size, 1)
 
 
-def _in_bounds(graph: Any, index: Any, bounds: tuple[Any, Any], check: CompiledCheck) -> Any:
+def _in_bounds(graph: Any, index: Any, bounds: tuple[Any, Any], meaning: str) -> Any:
     views = []
     # A view has the same values: looked at before it is spread, an index stays a view.
     while _schema_name(index) in _SAME_VALUES:
         views.append(index)
         index = index.args[0]
-    meaning = json.dumps(asdict(check))
     safe = _call(graph, torch.ops.cudalens.in_bounds.default, index, *bounds, meaning)
     for view in reversed(views):
         safe = _call(graph, view.target, safe, *view.args[1:], **view.kwargs)

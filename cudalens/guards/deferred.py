@@ -34,12 +34,12 @@ from cudalens.guards.past_calls import IsUsers, PastCall, StackLine, running_cal
 from cudalens.guards.pending import PENDING, Check
 from cudalens.guards.plans import Required, Requirement
 
-Tell = Callable[[Any, Guard, Violation, PastCall], "BaseException | None"]
+ReportViolation = Callable[[Any, Guard, Violation, PastCall], "BaseException | None"]
 _MOST_VIEWS = 256
 """Views of one tensor that are remembered: a dataset may be cut into any number of batches."""
 
 
-class KnownExtremes:
+class CheckedTensors:
     """Checks of tensors that were looked at, by the tensor (weak), its version and its view."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Noted:
 
 
 def remembering_draws(
-    go_on: Callable[..., Any], extremes: KnownExtremes, is_deferred: Callable[[], bool]
+    go_on: Callable[..., Any], checked: CheckedTensors, is_deferred: Callable[[], bool]
 ) -> Callable[..., Any]:
     """Return multinomial with its result remembered: categories, which are in bounds.
 
@@ -112,7 +112,7 @@ def remembering_draws(
         result = go_on(keyset, weights, *args, **kwargs)
         # Each replay of a captured graph draws anew, and counts no version.
         is_kept = is_deferred() and type(result) is Tensor and not _torch.is_capturing()
-        checks = extremes.of(result) if is_kept else None
+        checks = checked.of(result) if is_kept else None
         if checks is not None:
             last = weights.size(-1) - 1
             checks[None] = Check(0, last, _nothing, is_pending=False, smallest=0, largest=last)
@@ -129,9 +129,9 @@ class DeferredOp:
     """The deferred look at the calls of one op.
 
     Args:
-        known: the extremes of tensors that were looked at.
-        tell: makes the report of a finding, and returns what is to be raised.
-        complain: told, in one line, when a guard failed; it looks at once then.
+        checked: the tensors that were looked at.
+        report_violation: makes the report of a finding, and returns what is to be raised.
+        complain: called with a line when a guard failed; it looks at once then.
         waits: counts guarded calls, and knows what was written since.
         is_users: whether a file is the user's.
     """
@@ -139,13 +139,14 @@ class DeferredOp:
     def __init__(
         self,
         op: Any,
-        extremes: KnownExtremes,
-        tell: Tell,
+        checked: CheckedTensors,
+        report_violation: ReportViolation,
         complain: Callable[[str], None],
         waits: HostWaits,
         is_users: IsUsers,
     ) -> None:
-        self._op, self._extremes, self._tell, self._complain = op, extremes, tell, complain
+        self._op, self._checked, self._complain = op, checked, complain
+        self._report_violation = report_violation
         self._waits, self._is_users = waits, is_users
         slots = zip(schema_parameters(op), op._schema.arguments, strict=True)
         self._written = [
@@ -170,7 +171,7 @@ class DeferredOp:
         for one in required.deferred:
             try:
                 tensor = one.tensor_of(args, kwargs)
-                checks = None if is_captured else self._extremes.of(tensor)
+                checks = None if is_captured else self._checked.of(tensor)
                 check = None if checks is None else checks.get(one.exception)
                 if check is not None and not check.is_pending and check.implies(one.low, one.high):
                     continue
@@ -254,7 +255,7 @@ class DeferredOp:
             calls_ago=self._waits.count() - count,
             buffers=self._waits.written_since(count),
         )
-        return self._tell(self._op, guard, violation, past)
+        return self._report_violation(self._op, guard, violation, past)
 
 
 def violation_of(

@@ -29,7 +29,7 @@ from cudalens.guards import GUARDS
 from cudalens.guards._base import OF_USER, Guard, full_name, schema_parameters
 from cudalens.guards.captured import CAPTURED
 from cudalens.guards.compiled import CompiledGuards
-from cudalens.guards.deferred import DeferredOp, KnownExtremes, Noted, remembering_draws
+from cudalens.guards.deferred import CheckedTensors, DeferredOp, Noted, remembering_draws
 from cudalens.guards.host_waits import HostWaits
 from cudalens.guards.past_calls import IsUsers, OnPastViolation, PastCall
 from cudalens.guards.pending import PENDING
@@ -73,7 +73,7 @@ class Interceptor:
         self._on_failed_call = on_failed_call
         self._on_violation = on_violation
         self._on_past_violation: Any = on_past_violation
-        self._is_users, self._extremes = is_users, KnownExtremes()
+        self._is_users, self._checked = is_users, CheckedTensors()
         self._on_internal_error = on_internal_error
         self._devices = frozenset(devices) if devices is not None else _torch.ACCELERATORS
         self._bits = _torch.backend_bits(self._devices)
@@ -90,7 +90,7 @@ class Interceptor:
             on_failed_call,
         )
         self._compiled = CompiledGuards(
-            self._tell_past, self._complain, is_users=is_users, devices=self._devices
+            self._report_past, self._complain, is_users=is_users, devices=self._devices
         )
 
     def install(self) -> None:
@@ -126,10 +126,10 @@ class Interceptor:
         covers = any(entry.covers_inner for entry in GUARDS[op])
         go_on, below = _torch.redispatcher(op, key)
         if full_name(op) == "aten::multinomial":
-            go_on = remembering_draws(go_on, self._extremes, lambda: self.is_deferred)
+            go_on = remembering_draws(go_on, self._checked, lambda: self.is_deferred)
         plans, inside = plans_of(op), self._inside
         deferred = DeferredOp(
-            op, self._extremes, self._tell_past, self._complain, self._waits, self._is_users
+            op, self._checked, self._report_past, self._complain, self._waits, self._is_users
         )
         ask, acts_on, later = self._asker(op, plans), _acting(self), self._later(op, deferred)
         ask_without_modes = partial(_torch.without_modes, ask)
@@ -267,7 +267,7 @@ class Interceptor:
             first.add_note(f"Also found: {str(other).splitlines()[0]}")
         return first
 
-    def _tell_past(
+    def _report_past(
         self, op: Any, guard: Guard, violation: Violation, past: PastCall
     ) -> BaseException | None:
         def report() -> object:

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,6 @@ from cudalens.core.errors import DeviceIndexError
 from cudalens.core.report_types import Violation
 from cudalens.guards import Guard, full_name
 from cudalens.guards.compiled import CompiledGuards, _define_op
-from cudalens.guards.compiled_graph import CompiledCheck
 from cudalens.guards.past_calls import PastCall
 from cudalens.guards.pending import PENDING
 from tests.hostcells import run_cell
@@ -331,8 +329,8 @@ def test_caches_tell_the_lines_apart(findings: Findings, monkeypatch: pytest.Mon
 def test_what_outlives_the_guards_does_not_hide_a_bad_index(findings: Findings) -> None:
     """Code that is still held uses replaced indices: then it is looked at once, and raises."""
     index = torch.tensor([0, 4])
-    meaning = CompiledCheck(op="aten::gather", argument="index", related="self", dim=0, why="Why.")
-    text = json.dumps(asdict(meaning))
+    need = {"argument": "index", "item": None, "of": "self", "dim": 0, "why": "Why."}
+    text = json.dumps({"op": "aten::gather", "need": need, "backward": False, "frames": []})
     findings.guards.uninstall()
     assert torch.equal(torch.ops.cudalens.in_bounds(index, 0, 4, text), index)
     with pytest.raises(DeviceIndexError, match="index contained 4, which is outside dimension 0"):

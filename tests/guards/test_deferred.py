@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cudalens.core.report_types import Violation
 from cudalens.guards import Guard, pending
-from cudalens.guards.deferred import KnownExtremes
+from cudalens.guards.deferred import CheckedTensors
 from cudalens.guards.pending import PENDING
 from cudalens.guards.plans import is_deferred
 from cudalens.source.stack import line_of
@@ -263,7 +263,7 @@ def test_good_values_are_looked_at_once(
 
 def test_few_views_of_one_tensor_are_remembered(guards: Collector) -> None:
     """A dataset that is cut into batches takes no more memory from step to step."""
-    known = KnownExtremes()
+    known = CheckedTensors()
     data = torch.zeros(3000, dtype=torch.int64)
     for at in range(2000):
         assert known.of(data[at : at + 8]) == {}
@@ -381,10 +381,10 @@ def test_nothing_is_asked_of_a_subclass(guards: Collector) -> None:
 def test_a_timeout_is_not_swallowed(guards: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     """A handler's exception may come out of any step of ours, and may be of any kind."""
 
-    of = KnownExtremes.of
+    of = CheckedTensors.of
 
-    def interrupted(known: KnownExtremes, tensor: Tensor) -> Any:
-        monkeypatch.setattr(KnownExtremes, "of", of)
+    def interrupted(known: CheckedTensors, tensor: Tensor) -> Any:
+        monkeypatch.setattr(CheckedTensors, "of", of)
         signal.raise_signal(signal.SIGALRM)
         return of(known, tensor)
 
@@ -396,7 +396,7 @@ def test_a_timeout_is_not_swallowed(guards: Collector, monkeypatch: pytest.Monke
         assert guards.look(lambda: TABLE[ids]) is None
     before = signal.signal(signal.SIGALRM, handle)
     try:
-        monkeypatch.setattr(KnownExtremes, "of", interrupted)
+        monkeypatch.setattr(CheckedTensors, "of", interrupted)
         with pytest.raises(RuntimeError, match="timeout"):
             TABLE[ids]
     finally:
