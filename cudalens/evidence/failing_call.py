@@ -40,7 +40,7 @@ _HOMES: dict[str, Any] = {
     "_tensor.py": Tensor,
     "autograd/__init__.py": torch.autograd,
 }
-"""Where torch's Python functions are offered, by the files that they are written in."""
+"""Public modules of torch's Python functions, by the files that they are written in."""
 _VIEWS = frozenset(
     {"__getitem__", "unsqueeze", "squeeze", "view", "t", "transpose", "permute", "expand", "select"}
     | {"size", "dim", "numel", "stride"}
@@ -97,19 +97,19 @@ def api_call_of_stack(entries: Entries, line: RunningCall | None = None) -> ApiC
         group.append(place)
     for place in reversed(group):  # outermost first: what the user or a library called
         home = _HOMES.get(torch_path(place.filename) or "")
-        found = place.frame and home and _of_function(place.frame, home)
-        if found:
-            return found
+        api = place.frame and home and _of_function(place.frame, home)
+        if api:
+            return api
     if not places:
         return None
     is_made = bool(group) and group[-1].code.co_name == "__init__"
     at = len(places) - 1 - len(group) * is_made  # a layer that refuses its settings
     is_line = line is not None and places[at].frame is line.place.frame
     call = line if is_line else RunningCall.at(places[at]) if at >= 0 else None
-    found = None if call is None else _of_running(call)
-    if group and (frame := group[0].frame) is not None and not arguments_of(found):
-        found = _of_forward(frame) or found
-    return found
+    api = None if call is None else _of_running(call)
+    if group and (frame := group[0].frame) is not None and not arguments_of(api):
+        api = _of_forward(frame) or api
+    return api
 
 
 def _of_module(line: RunningLine, operands: Sequence[Operand]) -> ApiCall | None:
@@ -169,35 +169,35 @@ def _of_running(call: RunningCall) -> ApiCall | None:
     """Read the running expression of a frame: a call, an operator, a subscript."""
     node = call.node
     function: Any = None
-    given: list[ast.expr] = []
+    operands: list[ast.expr] = []
     keywords: dict[str, ast.expr] = {}
     if isinstance(node, ast.Call):
         if any(isinstance(item, ast.Starred) for item in node.args):
             return None
         if any(item.arg is None for item in node.keywords):
             return None
-        given, keywords = list(node.args), {item.arg or "": item.value for item in node.keywords}
+        operands, keywords = list(node.args), {item.arg or "": item.value for item in node.keywords}
         function = call.value(node.func)
         receiver = call.receiver
         if receiver is not None and call.value(receiver) is sys.modules.get("torch._VF"):
             function = getattr(torch, node.func.attr, None)  # type: ignore[attr-defined]
         if receiver is not None and is_tensor(value_of(call, receiver)):
             function = getattr(Tensor, node.func.attr, None)  # type: ignore[attr-defined]
-            given.insert(0, receiver)
+            operands.insert(0, receiver)
     elif isinstance(node, ast.BinOp | ast.AugAssign | ast.UnaryOp):
-        given = list(call.operands().values())
+        operands = list(call.operands().values())
         prefix = "i" if isinstance(node, ast.AugAssign) else ""
         function = getattr(operator, f"__{prefix}{method_of(node.op)}__", None)
     elif isinstance(node, ast.Subscript):
-        given, function = [node.value, node.slice], operator.getitem
+        operands, function = [node.value, node.slice], operator.getitem
         if isinstance(node.ctx, ast.Store):
             statement = call.statement
             if not isinstance(statement, ast.Assign):
                 return None
-            given, function = [*given, statement.value], operator.setitem
+            operands, function = [*operands, statement.value], operator.setitem
     if not callable(function):
         return None
-    args = [value_of(call, item) for item in given]
+    args = [value_of(call, item) for item in operands]
     kwargs = {name: value_of(call, item) for name, item in keywords.items()}
     return ApiCall(
         func=function,
@@ -205,7 +205,7 @@ def _of_running(call: RunningCall) -> ApiCall | None:
         kwargs=kwargs,
         code=call.place.code,
         lasti=call.place.lasti,
-        nodes=tuple(given),
+        nodes=tuple(operands),
         keywords=keywords,
     )
 
@@ -234,23 +234,23 @@ def value_of(call: RunningCall, node: ast.expr | None) -> Any:
         return function(*numbers) if function and is_known else ABSENT
     if isinstance(node, ast.Attribute):
         owner = call.value(node.value)
-        known = node.attr in ("device", "dtype", "shape", "ndim", "T", "mT", "data")
+        is_plain = node.attr in ("device", "dtype", "shape", "ndim", "T", "mT", "data")
         if isinstance(owner, Tensor) and node.attr == "grad" and _torch.is_plain(owner):
             return owner.grad if owner.is_leaf else None  # that of others warns
-        if isinstance(owner, Tensor) and (known or callable(getattr(Tensor, node.attr, None))):
+        if isinstance(owner, Tensor) and (is_plain or callable(getattr(Tensor, node.attr, None))):
             return getattr(owner, node.attr)
     return _view_of(call, node)
 
 
 def _view_of(call: RunningCall, node: ast.expr) -> Any:
     """Return a view or a size that the line takes of a tensor: no kernel runs; else ``ABSENT``."""
-    name, given = "__getitem__", [getattr(node, "slice", None)]
+    name, arguments = "__getitem__", [getattr(node, "slice", None)]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.keywords:
-        name, given = node.func.attr, list(node.args)
+        name, arguments = node.func.attr, list(node.args)
     owner = getattr(getattr(node, "func", node), "value", None)
     if name not in _VIEWS or not isinstance(owner, ast.expr):
         return ABSENT
-    tensor, args = value_of(call, owner), [value_of(call, item) for item in given]
+    tensor, args = value_of(call, owner), [value_of(call, item) for item in arguments]
     leaves = [item for part in args for item in (part if isinstance(part, tuple) else (part,))]
     is_plain = all(isinstance(item, (int, slice, type(None), type(...))) for item in leaves)
     if not isinstance(tensor, Tensor) or not _torch.is_plain(tensor) or not is_plain:
@@ -313,11 +313,11 @@ def refused_call(
     """
     if not entries:
         return RefusedCall()
-    known = [item for item in operands if item.value is not ABSENT]
-    texts = {id(item.value): item.text for item in known}
+    readable = [item for item in operands if item.value is not ABSENT]
+    texts = {id(item.value): item.text for item in readable}
     values = {texts.get(id(value), name): value for name, value in arguments.items()}
-    values |= {item.text: item.value for item in known}
-    for item in known:
+    values |= {item.text: item.value for item in readable}
+    for item in readable:
         if isinstance(item.node, ast.Constant):  # the line says what it is
             values.pop(item.text, None)
     return RefusedCall(

@@ -77,7 +77,7 @@ class NonFiniteWatch:
         look = self._judge
         return _torch.without_modes(look, api, args, kwargs or {}, result, overwritten)  # type: ignore[no-any-return]
 
-    def of_node(self, node: str, made: Sequence[Any], given: Sequence[Any]) -> BaseException | None:
+    def of_node(self, node: str, made: Sequence[Any], grads: Sequence[Any]) -> BaseException | None:
         """Judge the gradients that a node of a backward pass made.
 
         Args:
@@ -86,19 +86,19 @@ class NonFiniteWatch:
         if not _torch.has_dispatch_modes():
             with _torch.Unseen():
                 made = _doubtful(made)
-        return _torch.without_modes(self._judge_node, node, made, given) if made else None
+        return _torch.without_modes(self._judge_node, node, made, grads) if made else None
 
     def _judge_node(
-        self, node: str, made: Sequence[Any], given: Sequence[Any]
+        self, node: str, made: Sequence[Any], grads: Sequence[Any]
     ) -> BaseException | None:
-        inputs = _floats(given)
+        inputs = _floats(grads)
         for tensor in self._suspects(made):
             values = physical(tensor)
             bad = ~torch.isfinite(values)
             if bool(bad.any()) and all(bool(torch.isfinite(item).all()) for item in inputs):
                 offenders = find_offenders(_real(values), bad)
                 name = node.rpartition("::")[2]
-                found = Violation(
+                violation = Violation(
                     guard="nonfinite",
                     op=name,
                     headline=_headline(f"the backward node {name}", offenders.first[0], ()),
@@ -107,7 +107,7 @@ class NonFiniteWatch:
                     is_index=False,
                     is_nonfinite=True,
                 )
-                return self._on_found({"gradient": inputs[0]} if inputs else {}, found)
+                return self._on_found({"gradient": inputs[0]} if inputs else {}, violation)
         return None
 
     def _suspects(self, values: Iterable[Any]) -> Iterator[Tensor]:
@@ -292,8 +292,8 @@ def _headline(op: str, first: Offender, inputs: Sequence[tuple[str, str]]) -> st
     """Say what an op made and where, and of what, by the names of its inputs."""
     at = f"[{', '.join(map(str, first.position))}]" if first.position else "its result"
     named = (f"{{input:{name}}} = {value}" for name, value in inputs)
-    given = f" from {', '.join(named)}" if inputs else ""
-    return f"{op} made {first.value} at {at}{given}"
+    origin = f" from {', '.join(named)}" if inputs else ""
+    return f"{op} made {first.value} at {at}{origin}"
 
 
 def _how_many(offenders: Offenders, *, has_infinite_inputs: bool) -> str:
@@ -336,14 +336,14 @@ def _beside(
     if not api.is_positional and api.stem not in _SOFTMAXES:
         return {}
     lost = {id(_origin(item)) for item in written if isinstance(item, Tensor)}
-    found = {}
+    inputs = {}
     for name, value in arguments.items():
         if isinstance(value, Tensor) and _torch.is_plain(value) and id(_origin(value)) not in lost:
             try:
-                found[name] = value.detach().expand(result.shape)
+                inputs[name] = value.detach().expand(result.shape)
             except RuntimeError:  # an op may have an argument of another kind besides
                 continue
-    return dict(list(found.items())[:MAX_INPUTS])
+    return dict(list(inputs.items())[:MAX_INPUTS])
 
 
 def _origin(tensor: Tensor) -> Tensor:
@@ -379,9 +379,13 @@ def _holder(tensor: Tensor, frames: Sequence[FrameType]) -> tuple[str | None, st
     for holder in (tensor,) if base is None else (tensor, base):
         name = _name_of(holder, frames)
         if name is not None:
-            found = find_offenders(holder.detach(), holder.detach().isnan())
-            at = f"[{', '.join(map(str, found.first[0].position))}]"
-            counted = f"{found.count} of {found.total} values" if found.total > 1 else "its value"
+            offenders = find_offenders(holder.detach(), holder.detach().isnan())
+            at = f"[{', '.join(map(str, offenders.first[0].position))}]"
+            counted = (
+                f"{offenders.count} of {offenders.total} values"
+                if offenders.total > 1
+                else "its value"
+            )
             return name, counted if at == "[]" else f"{counted}, the first at {at}"
     return None, None
 
@@ -407,8 +411,8 @@ def _names_used(frame: FrameType) -> Mapping[str, object]:
 
 def _path_in(module: nn.Module, tensor: Tensor) -> str | None:
     """Return the path of a parameter or a buffer below a module."""
-    for found in (module.named_parameters(), module.named_buffers()):
-        for path, item in found:
+    for tensors in (module.named_parameters(), module.named_buffers()):
+        for path, item in tensors:
             if item is tensor:
                 return path
     return None

@@ -72,7 +72,7 @@ class RunningCall:
         self.node = run.node
         self.statement = run.statement
         self.run = run
-        self.known: dict[int, object] = {}
+        self.learned: dict[int, object] = {}
         """Values of expressions, by the ``id`` of their syntax, as the call was given them."""
         self.spelled: set[int] = set()
         """The ``id`` of the operands' syntax, by which a value is named before other ways."""
@@ -87,8 +87,8 @@ class RunningCall:
 
     def value(self, node: ast.expr) -> object:
         """Return the value of an expression, ``ABSENT`` where it cannot be read."""
-        if id(node) in self.known:
-            return self.known[id(node)]
+        if id(node) in self.learned:
+            return self.learned[id(node)]
         return value_or(self._evaluator, node, ABSENT)
 
     @property
@@ -101,7 +101,7 @@ class RunningCall:
         """Take in the values of expressions that are not read as tensors."""
         for node, value in pairs:
             if value is not ABSENT and not is_tensor(self.value(node)):
-                self.known[id(node)] = value
+                self.learned[id(node)] = value
 
     def learn_from_callee(self, callee: Place | None) -> None:
         """Read the arguments from the function that was called: what its parameters contain.
@@ -171,8 +171,8 @@ class RunningCall:
             return {}  # ``take = table.take; take(ids)``: the receiver is not on the line
         whole = bound | dict(zip(names, node.args, strict=False))
         for item in node.keywords:
-            known = (key for key in _ALIASES.get(item.arg or "", (item.arg,)) if key in arguments)
-            whole[next(known, None) or ""] = item.value
+            aliases = (key for key in _ALIASES.get(item.arg or "", (item.arg,)) if key in arguments)
+            whole[next(aliases, None) or ""] = item.value
         tensors = {name for name, value in arguments.items() if is_tensor(value)}
         is_spread = any(isinstance(item, ast.Starred) for item in node.args)
         if is_spread or "" in whole or len(node.args) > len(names) or not tensors <= whole.keys():
@@ -387,12 +387,12 @@ _ALIASES = {
     **dict.fromkeys(("input", "a", "x", "x1"), ("self",)),
     **{"x2": ("other",), "axis": ("dim",), "keepdims": ("keepdim",)},
 }
-"""What torch's functions call parameters of an op's, NumPy's names among them."""
+"""Names of torch's functions for parameters of an op, NumPy's among them."""
 # From torch 2.15 on a number is written by index_fill_ and masked_fill_.
 _INDEXING = ("index", "index_put", "_index_put_impl", "index_fill", "masked_fill")
 _REBINDS = ("STORE_FAST", "DELETE_FAST", "STORE_DEREF", "DELETE_DEREF")
 MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
-"""What calling a module runs first."""
+"""Functions that a call of a module runs first."""
 
 
 def _code_of(function: object) -> tuple[object, int]:
