@@ -193,12 +193,11 @@ class RecordingMode(_torch.RemovableMode):
                     tensors.append(value)
                 elif kind not in NO_TENSORS:
                     tensors += tensors_in((value,))
-            versions = _UNWRITTEN
-            if api.may_write or (kwargs and "out" in kwargs):
-                versions = _versions_of(tensors)
+            may_write = api.may_write or (kwargs and "out" in kwargs)
             # Other modes and subclasses must not see the calls of the recorder itself.
             if api.is_special or (types and types != _PLAIN) or _has_modes_below():
                 with Unseen():
+                    versions = _versions_of(tensors) if may_write else _UNWRITTEN
                     self._wait_for_one(tensors)
                 is_called, number = True, _next()
                 result = func(*args, **kwargs) if kwargs else func(*args)
@@ -206,6 +205,7 @@ class RecordingMode(_torch.RemovableMode):
                     self._wait_after(tensors, result)
                     self._note(api, args, kwargs, tensors, versions, number, result, _getframe(1))
                 return result
+            versions = _versions_of(tensors) if may_write else _UNWRITTEN
             if tensors and not tensors[0].is_cpu:
                 self._wait(tensors[0])  # for what Triton, CuPy or a graph launched
             is_called, number = True, _next()
@@ -425,12 +425,11 @@ class RecordingMode(_torch.RemovableMode):
 
 def _versions_of(tensors: list[Tensor]) -> list[int] | None:
     """Return the versions of tensors; ``None`` where one is of inference mode and has none."""
-    with Unseen():
-        try:
-            return [tensor._version for tensor in tensors]
-        except RuntimeError as error:
-            raise_if_outside(error)
-            return None
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError as error:
+        raise_if_outside(error)
+        return None
 
 
 _HANDLER: CodeType = RecordingMode.__torch_function__.__code__
