@@ -83,7 +83,7 @@ def _drop(owners: dict[int, Any], number: int, reference: object) -> None:
 
 @dataclass(slots=True)
 class Noted:
-    """What was done for one call of which not all is known to be true."""
+    """Work done for one call that is not wholly known to be good."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -92,7 +92,7 @@ class Noted:
     """The guards that have to look at once."""
     checks: list[Check] = field(default_factory=list)
     error: BaseException | None = None
-    """What is to be raised."""
+    """Error to raise."""
 
     def withdraw(self) -> None:
         """Require nothing for a call that torch refused."""

@@ -37,9 +37,9 @@ OnNonFinite = Callable[[Mapping[str, Any], Violation], BaseException | None]
 MAX_INPUTS = 3
 _SOFTMAXES = ("softmax", "log_softmax")
 _HANDFUL = 16
-"""So many values are added by Python, which is faster than any op of torch's."""
+"""Values up to this number are added by Python, which is faster than any op of torch's."""
 MAX_KNOWN = 500
-"""So many tensors are known to be finite, besides those alive, before dead ones are forgotten."""
+"""Number of tensors known to be finite, besides living ones, before dead ones are forgotten."""
 
 
 class NonFiniteWatch:
@@ -54,7 +54,7 @@ class NonFiniteWatch:
         self._finite: dict[int, Ref] = {}
         self._most_known = MAX_KNOWN
         self.facts = NanWatch()
-        """What the cause rules may know: how the first NaN came, where a call was given it."""
+        """Facts for the cause rules: how the first NaN came, where a call was given it."""
         self._has_met_nan = False
 
     def __call__(
@@ -194,10 +194,10 @@ class NonFiniteWatch:
 
     def _was_finite(self, tensor: Tensor) -> bool:
         """Return whether a tensor, or what it is a view of, was last seen with finite values."""
-        known = (tensor, _torch.base_of(tensor))
+        tensors = (tensor, _torch.base_of(tensor))
         return any(
             item is not None and (seen := self._finite.get(id(item))) is not None and seen() is item
-            for item in known
+            for item in tensors
         )
 
 
