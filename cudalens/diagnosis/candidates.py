@@ -60,7 +60,7 @@ _JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """What became of a trial: ``None`` where it could not be made."""
+    """Result of a trial: ``None`` where it could not be made."""
 
     succeeds: bool | None = None
     shape: tuple[int, ...] | None = None
@@ -80,7 +80,7 @@ class Collate:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """What a guard found in the call as a fix had it."""
+    """Finding of a guard in the call as a fix had it."""
 
     fix: Fix
     violation: Violation
@@ -93,7 +93,7 @@ class Trial:
     """The running call, ready to be tried with changes; by itself it knows nothing of it."""
 
     refusals: Sequence[Refusal] = ()
-    """What guards found in the calls that were tried, in their order."""
+    """Findings of guards in the calls that were tried, in their order."""
     operands: tuple[TensorFact, ...] = ()
     """The tensors that the call works on, each by its text in the call."""
     others: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
@@ -101,9 +101,9 @@ class Trial:
     unregistered: tuple[str, str] | None = None
     """The list or dict in which the called module is, with its kind, where no module has it."""
     called = Called()
-    """What the moves ask of the called module."""
+    """Facts on the called module that the moves need."""
     collate: Collate | None = None
-    """How the samples that a loader could not join make a batch."""
+    """Batch function for the samples that a loader could not join."""
 
     def __call__(self, fix: Fix | None) -> TrialResult:
         """Run the call as ``fix`` has it, on copies; unchanged without one."""
