@@ -82,8 +82,6 @@ class InPlaceChange:
 
     modified: ProvenanceStep | None = None
     """The last write to it."""
-    made: ProvenanceStep | None = None
-    read: ProvenanceStep | None = None
     savers: tuple[ProvenanceStep, ...] = ()
     """The ops of which one saved it."""
     is_parameter: bool = False

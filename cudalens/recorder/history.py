@@ -114,11 +114,6 @@ class Snapshot:
             return meta_of(living)
         return self._index.metas.get(id(tensor), (None, None))
 
-    def maker(self, tensor: Ref) -> Recorded | None:
-        """Return the call that made a tensor."""
-        made = self._index.made.get(id(tensor), ())
-        return next((call for call in made if not call.written and not call.is_alias), None)
-
     def newest(self, tensor: Ref, before: int | None = None) -> Recorded | None:
         """Return the last call that made a tensor or may have written to it, or to its base."""
         made = self._index.made.get(id(tensor), ())

@@ -23,7 +23,7 @@ _COMPLAINT: Final = re.compile(
 
 
 def find_modified(snapshot: Snapshot, message: str, saver: Recorded | None) -> InPlaceChange | None:
-    """Return the last write to the tensor that autograd complains of, and who made and saved it.
+    """Return the last write to the tensor that autograd complains of, and who saved it.
 
     A tensor fits when the call that saved it, where that is known, had it, when it or a view of it
     has as many elements as the message says, and when recorded writes lead from the saved version
@@ -57,14 +57,11 @@ def find_modified(snapshot: Snapshot, message: str, saver: Recorded | None) -> I
     steps = [describe_step(call, snapshot) for _, call in fitting]
     if len({step.source for step in steps}) != 1:
         return None
-    (target, call), living = fitting[0], fitting[0][0]()
-    is_read = saver is not None and any(snapshot.whole(item) is target for item in saver.inputs)
-    made, saved = snapshot.maker(target), saver and describe_step(saver, snapshot)
+    (target, call), saved = fitting[0], saver and describe_step(saver, snapshot)
+    living = target()
     is_one_op = len({step.op for step in steps}) == 1
     return InPlaceChange(
         modified=steps[0] if is_one_op else replace(steps[0], op=None),
-        made=describe_step(made, snapshot) if made is not None and len(fitting) == 1 else None,
-        read=saved if is_read and len(fitting) == 1 else None,
         savers=() if saved is None else (saved,),
         is_parameter=living is not None and living.is_leaf and living.requires_grad,
         module=_in_place_module(calling_module(call.site)),

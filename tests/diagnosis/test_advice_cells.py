@@ -30,7 +30,8 @@ RECORDED = ("advice_cells.txt", "host_cells.txt", "value_cells.txt")
 OTHERWISE = {
     "types: layer size from a float division": ((2, 12), "empty() received an invalid combination"),
     "types: dim as a string of an argument": ((2, 11), "Invalid name: a valid identifier"),
-    "invalid combination: method not called": ((2, 10), "one of the sizes is a method that was"),
+    "invalid combination: method not called": ((2, 10), "must be tuple of ints"),
+    "types: cat of two tensors without a list": ((2, 12), "cat() received an invalid combination"),
 }
 """What releases before another say in place of ``says``: their message does not name the kind."""
 NAN = "# --nan"

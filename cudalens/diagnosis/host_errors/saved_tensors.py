@@ -131,12 +131,18 @@ def _carried_names(evidence: Evidence, freed: FreedGraph) -> Hint | None:
     return _carried_state(evidence, replace(freed, name=carried[0]))
 
 
+def _statement(code: str | None) -> ast.stmt:
+    """Return the syntax of a recorded line, ``pass`` where it is not one statement."""
+    try:
+        (statement,) = parse((code or "").strip()).body
+    except (SyntaxError, ValueError):
+        return ast.Pass()
+    return statement
+
+
 def _names(code: str | None) -> tuple[set[str], set[str]]:
     """Return the variables and attributes that an assignment gives a value, and those it reads."""
-    try:
-        (step,) = parse(code or "").body
-    except (SyntaxError, ValueError):
-        return set(), set()
+    step = _statement(code)
     names = [item for item in ast.walk(step) if isinstance(item, ast.Name | ast.Attribute)]
     stored = {ast.unparse(item) for item in names if isinstance(item.ctx, ast.Store)}
     read = {ast.unparse(item) for item in names if isinstance(item.ctx, ast.Load)}
@@ -240,10 +246,7 @@ def _place(ref: LineRef, here: SourceSpan | None) -> str:
 
 def _changed(ref: LineRef | None) -> str:
     """Return what one statement writes to: ``h`` of ``h += 1`` and of ``h[mask].clamp_(0)``."""
-    try:
-        (statement,) = parse((ref.text if ref else None) or "").body
-    except (SyntaxError, ValueError):
-        return ""
+    statement = _statement(ref.text if ref else None)
     node: ast.AST = statement
     if isinstance(statement, ast.AugAssign):
         node = statement.target
@@ -263,19 +266,10 @@ def _changed(ref: LineRef | None) -> str:
 
 
 def _savers(evidence: Evidence) -> str:
-    """Say which op saved the tensor, or what is known of it besides."""
-    modified = evidence.modified
-    savers = list(map(_format_step, modified.savers)) if modified else []
-    if 0 < len(savers) <= _MAX_SAVERS:
-        return f"saved for backward by {' or by '.join(savers)} "
-    made, read = (
-        (_format_step(modified.made), _format_step(modified.read)) if modified else ("", "")
-    )
-    if made and read and made != read:
-        return f"made by {made} and last read by {read}, was saved for backward "
-    if made or read:
-        return f"{'made' if made else 'last read'} by {made or read}, was saved for backward "
-    return "saved for backward "
+    """Return which op saved the tensor, where it is known."""
+    savers = list(map(_format_step, evidence.modified.savers)) if evidence.modified else []
+    by = f"by {' or by '.join(savers)} " if 0 < len(savers) <= _MAX_SAVERS else ""
+    return f"saved for backward {by}"
 
 
 def _format_step(step: ProvenanceStep | None) -> str:
@@ -309,10 +303,7 @@ def _out_of_place(evidence: Evidence) -> Hint | None:
 
 def _as_new_tensor(code: str) -> str:
     """Return ``: h = h + 1`` for ``h += 1``; empty where the tensor may be an item of a list."""
-    try:
-        (statement,) = parse(code.strip()).body
-    except (SyntaxError, ValueError):
-        return ""
+    statement = _statement(code)
     match statement:
         case ast.AugAssign(target=ast.Name() | ast.Attribute()):
             changed = ast.BinOp(statement.target, statement.op, statement.value)
@@ -357,10 +348,7 @@ def _after_step(evidence: Evidence, step: LineRef, savers: Sequence[ProvenanceSt
 
 def _only_steps(code: str) -> bool:
     """Return whether a line calls an optimizer's step and holds no other change in place."""
-    try:
-        nodes = list(ast.walk(parse(code.strip())))
-    except SyntaxError:
-        return False
+    nodes = list(ast.walk(_statement(code)))
     calls = [item.func for item in nodes if isinstance(item, ast.Call)]
     names = {item.attr for item in calls if isinstance(item, ast.Attribute)}
     if any(isinstance(item, ast.AugAssign) for item in nodes):
