@@ -192,6 +192,8 @@ class Interceptor:
         """Return what notes the checks of a call, and says what is to be raised."""
         plans = plans_of(op)
         askers = {plan.guard: self._asker(op, (plan,)) for plan in plans}
+        # What such an op reads in turn, as repeat_interleave does, is not seen.
+        may_read = any(plan.guard.waits for plan in plans)
 
         def look(
             args: tuple[Any, ...], kwargs: dict[str, Any], required: Required | None
@@ -200,15 +202,19 @@ class Interceptor:
             if required is None:
                 required = required_of(plans, args, kwargs)
             noted = deferred.look(required, args, kwargs, is_captured=is_captured)
-            if is_captured or (noted is None and not PENDING.findings):
+            if is_captured:
                 return noted
-            noted = noted or Noted(args, kwargs, [])
-            for guard in noted.at_once:
+            error = None
+            at_once = () if noted is None else noted.at_once
+            for guard in at_once:
                 with _torch.own_wait():
-                    noted.error = noted.error or askers[guard](args, kwargs)
-            if (noted.at_once and PENDING) or (PENDING.findings and PENDING.has_finding()):
+                    error = error or askers[guard](args, kwargs)
+            if ((at_once or may_read) and PENDING) or (PENDING.findings and PENDING.has_finding()):
                 # What was noted before comes before what this call is about.
-                noted.error = self._raised(PENDING.settle(threading.get_ident()), noted.error)
+                error = self._raised(PENDING.settle(threading.get_ident()), error)
+            if error is not None:
+                noted = noted or Noted(args, kwargs, [])
+                noted.error = error
             return noted
 
         return look

@@ -376,6 +376,7 @@ LEAVING: dict[str, Callable[[Tensor], Any]] = {
     "copy_ of the base": lambda x: torch._C.TensorBase.copy_(torch.empty(2, 2), x),
     "copy_ taken before": lambda x: COPY(torch.empty(2, 2), x),
     "multinomial": lambda x: torch.multinomial(x.detach(), 1),
+    "repeat_interleave": lambda x: torch.repeat_interleave(x.detach().flatten().long()),
     "copy_ of a subclass": lambda x: nn.Buffer(torch.empty(2, 2)).copy_(x),
     "setitem": lambda x: operator.setitem(torch.empty(2, 2), 0, x[0]),
     "several copies": lambda x: torch._foreach_copy_([torch.empty(2, 2)], [x.detach()]),
