@@ -167,14 +167,14 @@ class _Step:
 
 def verify_fixes(hints: Iterable[Hint], trial: Trial) -> tuple[Hint, ...]:
     """Drop the hints whose fixes fail; keep as words those whose fixes cannot be tried."""
-    found = []
+    checked = []
     for hint in hints:
         outcome = trial(hint.fix) if isinstance(hint.fix, Fix) else TrialResult()
         if outcome.succeeds:
-            found.append(replace(hint, tried=True))
+            checked.append(replace(hint, tried=True))
         elif outcome.succeeds is None:
-            found.append(replace(hint, fix=None, tried=None))
-    return tuple(found)
+            checked.append(replace(hint, fix=None, tried=None))
+    return tuple(checked)
 
 
 def search(evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
@@ -187,8 +187,14 @@ def search(evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
         return (Hint(rule="reshape_for_view", text=text, fix=reshaped, tried=True),)
     whole = list(_of_whole_call(evidence, trial, operands))
     steps = [*_of_others(trial), *_of_operands(evidence, operands, trial.called)]
-    found = _followed(evidence, trial, steps, operands, most=1 if whole else None)
-    return _shown([*whole, *found, *_of_product(evidence, trial)])
+    changes = _followed(evidence, trial, steps, operands, most=1 if whole else None)
+    hints = [*whole, *changes, *_of_product(evidence, trial)]
+    choices = [item for item in hints if item.rule == "choose_one"]
+    if len(choices) > 1:
+        # The call succeeds with each, and only the user knows which one is meant.
+        text = f"{choices[0].text} ({' or '.join(str(item.fix) for item in choices)})"
+        return (Hint(rule="choose_one", text=text),)
+    return tuple({(item.fix, item.text): item for item in hints}.values())[:_MAX_SHOWN]
 
 
 def _followed(
@@ -213,7 +219,7 @@ def _followed(
             for step in steps
             if so_far is None or _may_follow(so_far, step)
         ]
-        begun, found = [], []
+        begun, successes = [], []
         limit = most
         for way, reason in sorted(ways, key=lambda item: item[0].cost):
             if limit is not None and way.cost > limit:
@@ -228,13 +234,13 @@ def _followed(
                     continue
                 if way.has_shape and _is_broadcast(evidence, way):
                     hint = replace(hint, fix=None, tried=None)
-                found.append(hint)
+                successes.append(hint)
                 limit = way.cost
             elif outcome.succeeds is False and outcome.error != reason:
                 begun.append((way, outcome.error))
         begun = begun[:_MAX_BEGUN]
-        if found or by_chance or most is not None:
-            return found or by_chance
+        if successes or by_chance or most is not None:
+            return successes or by_chance
     return []
 
 
@@ -354,8 +360,8 @@ def _of_whole_call(
     evidence: Evidence, trial: Trial, operands: Sequence[TensorFact]
 ) -> Iterator[Hint]:
     """Try the arguments in another order or number, and the model on its input's device."""
-    if trial.collate and (found := _collated(evidence, trial.collate)) is not None:
-        yield found
+    if trial.collate and (hint := _collated(evidence, trial.collate)) is not None:
+        yield hint
     tree = parsed(evidence.call_text or "")
     if isinstance(tree, ast.Call):
         yield from _of_model(evidence, tree, trial, operands)
@@ -420,8 +426,8 @@ def _of_arguments(
     call, function = evidence.call_text or "", api_function(evidence)
     names = {function, (evidence.module_type or "").lower()}
     is_ordered = _SWAPPED & names or any("loss" in name for name in names)
-    if is_ordered and (found := _swapped(call, tree)):
-        yield found
+    if is_ordered and (swap := _swapped(call, tree)):
+        yield swap
     is_view = function in _VIEWS and len(tree.args) > 1 and operands
     if is_view and (text := spliced(call, tree.args[0], "-1")):
         fix = Fix(text, rearrange=_with_open_batch)
@@ -432,14 +438,14 @@ def _of_arguments(
 def _of_product(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
     """Try the factors of a matrix product in the other order."""
     tree = parsed(evidence.call_text or "")
-    found = None
+    swap = None
     if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.MatMult):
         one, two = ast.unparse(tree.left), ast.unparse(tree.right)
-        found = _IN_PLACE_OF.format(one, two), Fix(f"{two} @ {one}", swapped(one, two))
+        swap = _IN_PLACE_OF.format(one, two), Fix(f"{two} @ {one}", swapped(one, two))
     elif isinstance(tree, ast.Call) and api_function(evidence) in ("matmul", "mm", "bmm"):
-        found = _swapped(evidence.call_text or "", tree)
-    if found and trial(found[1]).succeeds:
-        yield Hint(rule="other_arguments", text=found[0], fix=found[1], tried=True)
+        swap = _swapped(evidence.call_text or "", tree)
+    if swap and trial(swap[1]).succeeds:
+        yield Hint(rule="other_arguments", text=swap[0], fix=swap[1], tried=True)
 
 
 def _swapped(call: str, tree: ast.Call) -> tuple[str, Fix] | None:
@@ -458,10 +464,6 @@ def _with_open_batch(function: Any, args: list[Any], kwargs: dict[str, Any]) -> 
     return function, [args[0], -1, *shape[1:]], kwargs
 
 
-def _as_one_list(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return function, [tuple(args)], kwargs
-
-
 def _of_settings(
     evidence: Evidence, tree: ast.Call, operands: Sequence[TensorFact]
 ) -> Iterator[tuple[str, Fix]]:
@@ -476,7 +478,8 @@ def _of_settings(
     if function in _JOINS and operands:
         if len(tree.args) > 1:
             items = f"({', '.join(map(ast.unparse, tree.args))})"
-            joined = Fix(f"{ast.unparse(tree.func)}({items})", rearrange=_as_one_list)
+            called = f"{ast.unparse(tree.func)}({items})"
+            joined = Fix(called, rearrange=lambda f, args, kwargs: (f, [tuple(args)], kwargs))
             written.append((f"{function} takes its tensors as one list", joined))
     elif operands and len(operands[0].shape) == 1:
         name = operands[0].expression
@@ -495,13 +498,3 @@ def _of_settings(
     fix = renamed_keyword(evidence, "attn_mask", "key_padding_mask")
     written.append(("the mask is (batch, keys), which is key_padding_mask", fix))
     yield from ((words, fix) for words, fix in written if fix and fix != call)
-
-
-def _shown(found: Sequence[Hint]) -> tuple[Hint, ...]:
-    """Return the first few."""
-    choices = [item for item in found if item.rule == "choose_one"]
-    if len(choices) > 1:
-        # The call succeeds with each, and only the user knows which one is meant.
-        text = f"{choices[0].text} ({' or '.join(str(item.fix) for item in choices)})"
-        return (Hint(rule="choose_one", text=text),)
-    return tuple({(item.fix, item.text): item for item in found}.values())[:_MAX_SHOWN]
