@@ -109,7 +109,7 @@ def _hints(
     if len(searched) > 1 and not any(item.rule == BY_CHANCE for item in searched):
         # Each means another thing, and to the lines behind the call as well.
         hints = tuple(
-            replace(item, text=f"{item.text}, {_SEVERAL}", fix=None, tried=None)
+            replace(item, text=f"{item.text}, {_SEVERAL}", fix=None, tried=None, at=None)
             if at < len(searched)
             else item
             for at, item in enumerate(hints)

@@ -42,12 +42,16 @@ def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
     columns = _columns(dataset)
     if batch.keys[batch.at] in columns:
         columns = {None: columns[batch.keys[batch.at]]}
+    indices = batch.indices or ()
+    rows = torch.tensor([subset[at] if subset else at for at in indices], dtype=torch.long)
     fitting = [
         (places, column)
         for places, column in filter(None, columns.values())
         if all(value in column[places == at].tolist() for at, value in seen)
         # A single number of each row is a vector in the batch.
         and (len(places) == len(places.unique())) == (batch.ranks[batch.at] == 1)
+        # What the line cut out of the batch is of other numbers than the rest of the column.
+        and int(torch.isin(places, rows).sum()) <= violation.offenders.total
     ]
     if len(fitting) == 1:
         ((places, column),) = fitting
@@ -57,7 +61,7 @@ def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
         if subset is not None:
             numbers.fill_(-1)[list(subset)] = torch.arange(len(subset))
             is_used &= numbers[places] >= 0
-        rows, values = numbers[places][is_used], column[is_used]
+        of_values, values = numbers[places][is_used], column[is_used]
         distinct = values.unique()
         bad = (values < float(bounds.min)) | (values > float(bounds.max))
         good = distinct[(distinct >= float(bounds.min)) & (distinct <= float(bounds.max))]
@@ -69,7 +73,7 @@ def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
             kinds=len(distinct),
             distinct=tuple(distinct.tolist()) if len(distinct) <= MAX_UNIQUE else None,
             bad_count=int(bad.sum()),
-            rows=tuple(rows[bad].unique()[:_MAX_ROWS].tolist()),
+            rows=tuple(of_values[bad].unique()[:_MAX_ROWS].tolist()),
             others=f"{int(good[0])} … {int(good[-1])}" if len(good) else None,
             classes=classes,
         )
