@@ -15,11 +15,7 @@ from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import Certainty, Hint, Kind
 from cudalens.diagnosis.host_errors._words import (
     argument_at_fault,
-    dtype,
-    expression_of,
     first_line,
-    format_shape,
-    ints,
     named,
     with_user_names,
 )
@@ -123,65 +119,34 @@ def row(
     *,
     kind: Kind = "host_error",
     certainty: Certainty | None = "proven",
-    tensors: tuple[str, ...] = (),
     hint: Hint | None = None,
 ) -> None:
     """Enter a pattern whose verdict needs no code: templates over the groups of its match.
 
     Args:
-        headline, explanation, argument: templates, see :class:`_Fields`; without a headline
-            torch's words stand.
+        headline, explanation: templates, where ``{match}`` is the message and ``{is_lost}`` what
+            to do when the device is lost; without a headline torch's words stand.
         certainty: ``None`` for *likely* where the failing op is known, else *unknown*.
-        tensors: names of the argument that the texts speak of; without ``argument`` it is at fault.
-        hint: templates as well.
+        hint: its text is a template as well.
     """
 
     def explain(evidence: Evidence, match: re.Match[str]) -> Answer:
-        fields = _Fields(evidence, match, tensors)
+        step = _UNDER_SANITIZER if evidence.synchronization.waits else _UNDER_CHECK
+        step = evidence.steps.fill(step)
+        fields = groups(match) | {
+            "match": match[0].removeprefix("CUDA error: "),
+            "is_lost": f"This process cannot use the GPU again. Next step: {step}",
+        }
         if headline:
-            at_fault = argument.format_map(fields) if argument else fields.argument
-            texts = headline.format_map(fields), explanation.format_map(fields)
-            if kind == "host_error":
-                verdict = host(*texts, at_fault)
-            else:
-                verdict = (cuda if kind == "cuda_error" else autograd)(*texts, at_fault)
+            make = cuda if kind == "cuda_error" else host
+            verdict = make(headline.format_map(fields), explanation.format_map(fields), argument)
             is_op_sure = evidence.op.name and not evidence.synchronization.is_op_unwaited
             by_op: Certainty = "likely" if is_op_sure else "unknown"
             yield replace(verdict, certainty=certainty or by_op)
         if hint is not None:
-            fix = hint.fix.format_map(fields) if hint.fix else None
-            yield replace(hint, text=hint.text.format_map(fields), fix=fix)
+            yield replace(hint, text=hint.text.format_map(fields))
 
     pattern(regex, name=name)(explain)
-
-
-class _Text(str):
-    """A group of a match, which ``{name:shape}`` and ``{name:dtype}`` put into Python's words."""
-
-    __slots__ = ()
-
-    def __format__(self, spec: str) -> str:
-        if spec == "shape":
-            return format_shape(ints(self))
-        return dtype(self) if spec == "dtype" else str(self)
-
-
-class _Fields(dict[str, str]):
-    """Names for templates: the groups of the match, and a few words of the evidence.
-
-    ``{tensor}`` is the user's expression for the tensor, ``{is_lost}`` what to do when the device
-    is lost.
-    """
-
-    def __init__(self, evidence: Evidence, match: re.Match[str], tensors: tuple[str, ...]) -> None:
-        super().__init__({key: _Text(value) for key, value in groups(match).items()})
-        fact = named(evidence, *tensors)
-        self.argument = fact.argument if fact else None
-        self["tensor"] = expression_of(fact) or "the tensor"
-        self["match"] = match[0].removeprefix("CUDA error: ")
-        step = _UNDER_SANITIZER if evidence.synchronization.waits else _UNDER_CHECK
-        step = evidence.steps.fill(step)
-        self["is_lost"] = f"This process cannot use the GPU again. Next step: {step}"
 
 
 def groups(match: re.Match[str]) -> dict[str, str]:

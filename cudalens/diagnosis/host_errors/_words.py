@@ -250,9 +250,3 @@ def expression_of(fact: TensorFact | None) -> str | None:
         return None
     text = fact.expression
     return text if re.fullmatch(r"[\w.\[\]\"'()]+", text) else f"({text})"
-
-
-def in_headline(text: str, rest: str) -> str:
-    """Return a headline that begins with the user's code, which is cut where it is too long."""
-    room = MAX_HEADLINE - len(rest)
-    return (text if len(text) <= room else f"{text[: room - 1].rstrip()}…") + rest

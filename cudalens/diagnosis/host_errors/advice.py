@@ -83,7 +83,7 @@ row(
     hint=Hint(
         rule="shape_of_state",
         text="a state is (num_layers * num_directions, batch, hidden size), also with "
-        "batch_first=True: make it of shape {want:shape}",
+        "batch_first=True: make it of shape ({want})",
     ),
 )
 row(
