@@ -121,7 +121,7 @@ class Offenders:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The closed interval of allowed values, single values allowed besides, and both as text."""
+    """The closed interval of allowed values, other values that are allowed, and both as text."""
 
     min: Number = None
     max: Number = None

@@ -191,10 +191,10 @@ def _raise(error: BaseException | None) -> None:
 @cache
 def _at_exit() -> None:
     """Look at what is pending when the program ends: its last op may be the bad one."""
-    atexit.register(_tell_at_exit)
+    atexit.register(_report_at_exit)
 
 
-def _tell_at_exit() -> None:
+def _report_at_exit() -> None:
     error = Limits().attempt("pending checks", PROCESS.settle)  # the device may be lost
     if error is not None:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
