@@ -1,14 +1,15 @@
 """Texts for users are plain English: a list of words and phrases that do not occur in them.
 
-The texts are the string literals of the package without docstrings, the README, the pages under
-``docs``, the changelog, the notebooks with their stored outputs and the stored reports.
+Names in the code are nouns of the field, and docstrings begin with a noun or a verb.  The texts are
+the string literals of the package without docstrings, the README, the pages under ``docs``, the
+changelog, the notebooks with their stored outputs and the stored reports.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
@@ -39,6 +40,10 @@ BANNED = {
 }
 """Plain words, and those that are not used in their place."""
 WORDS = re.compile(rf"\b(?:{'|'.join(BANNED.values())})\b", re.IGNORECASE)
+NAMES = frozenset("found known given kept asked said told met".split())  # noqa: SIM905  a list of words
+"""Participles that were names: what the thing is says more, ``violation`` or ``arguments``."""
+OPENING = re.compile(r"(?:What|Whether|Whose|Where|How|That|So many|As|The ways?) ")
+"""Relative clauses without a noun, with which no docstring begins."""
 FENCE = re.compile(r"^```console\n.*?^```", re.MULTILINE | re.DOTALL)
 """What CUDA and PyTorch print."""
 
@@ -78,7 +83,31 @@ def texts_of(path: Path) -> Iterator[str]:
         yield FENCE.sub("", text)
 
 
-def found_in(text: str) -> list[str]:
+def names_in(code: str) -> Iterator[str]:
+    """Return the names of the list that Python code gives to variables, arguments, functions."""
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                names = [name]
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                names = [name]
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names = [name]
+            case _:
+                names = []
+        yield from (name for name in names if name.strip("_") in NAMES)
+
+
+def openings_in(code: str) -> Iterator[str]:
+    """Return the docstrings, of attributes as well, that begin with a word of the list."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            text = str(node.value.value)
+            if OPENING.match(text):
+                yield text.split("\n", 1)[0]
+
+
+def hits_in(text: str) -> list[str]:
     """Return the words of the list in a text, with what is around them."""
     flat = " ".join(text.split())
     return [flat[max(at.start() - 40, 0) : at.end() + 20] for at in WORDS.finditer(flat)]
@@ -101,10 +130,33 @@ def test_texts_for_users_have_no_word_of_the_list(suffix: str) -> None:
         f"{path.relative_to(ROOT)}: {hit}"
         for path in files
         for text in texts_of(path)
-        for hit in found_in(text)
+        for hit in hits_in(text)
     ]
     assert files
     assert hits == []
+
+
+@pytest.mark.parametrize("read", [names_in, openings_in], ids=["names", "docstrings"])
+def test_the_code_has_no_word_of_the_lists(read: Callable[[str], Iterator[str]]) -> None:
+    hits = [
+        f"{path.relative_to(ROOT)}: {hit}"
+        for path in ROOT.glob("cudalens/**/*.py")
+        for hit in read(path.read_text(encoding="utf-8"))
+    ]
+    assert sorted(hits) == []
+
+
+def test_a_planted_name_is_seen() -> None:
+    code = """
+def _found(given, *, x):
+    'What it is.'
+    known: int = x.kept
+    x.told = known
+    for said, is_known in ():
+        'Return what it is.'
+"""
+    assert sorted(names_in(code)) == ["_found", "given", "known", "said", "told"]
+    assert list(openings_in(code)) == ["What it is."]
 
 
 @pytest.mark.parametrize(
@@ -121,14 +173,14 @@ def test_texts_for_users_have_no_word_of_the_list(suffix: str) -> None:
     ],
 )
 def test_a_planted_word_is_found(text: str, hits: int) -> None:
-    assert len(found_in(text)) == hits
+    assert len(hits_in(text)) == hits
 
 
 def test_what_a_user_does_not_read_is_not_searched(tmp_path: Path) -> None:
     code = '"""It holds."""\nX = 1  # it holds\nMSG = f"{X} holds {X}"\nKEY = "holds"\n'
-    assert [hit for text in literals(code) for hit in found_in(text)] == ["holds"]
+    assert [hit for text in literals(code) for hit in hits_in(text)] == ["holds"]
     page = tmp_path / "page.md"
     page.write_text("It works.\n\n```console\nit stands\n```\n\n```text\nit lies here\n```\n")
-    assert [hit for text in texts_of(page) for hit in found_in(text)] == [
+    assert [hit for text in texts_of(page) for hit in hits_in(text)] == [
         "It works. ```text it lies here ```"
     ]
