@@ -14,6 +14,14 @@ from cudalens.core.device_asserts import READ_RELEASE
 from cudalens.simulate.activation import OLDEST
 
 _PLACE = re.compile(r"^([\w.-]+):\d+")
+_EARLIER = (
+    (r"^Output (\d+) of Split is", r"Output \1 of SplitBackward0 is"),
+    (
+        r"^The differentiated Tensor at index \d+ appears",
+        "One of the differentiated Tensors appears",
+    ),
+)
+"""What messages of torch say, and what they said before 2.11."""
 _TARGET = re.compile(r"expected target dtype to be int64 or uint8, but got (\w+)")
 
 
@@ -27,6 +35,9 @@ def here(quoted: str) -> str:
 
 def in_words_of_here(says: str) -> list[str]:
     """Return what a headline says, in the words of this torch; in pieces where it says more."""
+    if release() < (2, 11):
+        for newer, older in _EARLIER:
+            says = re.sub(newer, older, says)
     if "target dtype" in _refused_target() or not _TARGET.match(says):
         return [says]
     return _TARGET.sub(r"expected scalar type int64 but found \1", says).split(": ")
