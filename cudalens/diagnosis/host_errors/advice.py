@@ -149,6 +149,22 @@ def index_bound(evidence: Evidence, match: re.Match[str]) -> Answer:
 
 
 @pattern(
+    r"^expand\([^{]+\{\[(?P<b>[\d, ]*)\]\}, size=\[(?P<a>[\d, ]*)\]\): the number of sizes provided"
+    r"|^The expanded size of the tensor .*Target sizes: \[(?P<a2>[\d, ]*)\]\.  Tensor sizes: "
+    r"\[(?P<b2>[\d, ]*)\]",
+    name="assigned_shape",
+)
+def assigned_shape(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """What is written to a part of a tensor has another shape than the part."""
+    line = (evidence.source and evidence.source.ref.text) or ""
+    part, _, value = line.partition(" = ")
+    is_spelled = isinstance(parsed(part), ast.Subscript) and parsed(value) is not None
+    if api_function(evidence) == "__setitem__" and is_spelled:
+        a, b = (format_shape(ints(match[key] or match[f"{key}2"])) for key in "ab")
+        yield host(f"{part} has shape {a}, {value} has shape {b}", "", "values")
+
+
+@pattern(
     r"^Target size \(torch\.Size\(\[\d+\]\)\) must be the same as input size \(torch\.Size\(\[\d+, "
     r"(?P<n>\d+)\]\)\)|^Expected input batch_size \(\d+\) to match target batch_size \(\d+\)"
 )

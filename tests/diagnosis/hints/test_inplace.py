@@ -156,13 +156,6 @@ def test_the_headline_without_the_writing_line_is_short() -> None:
     assert len(outcome.shown.headline) <= 100
 
 
-def test_a_long_name_of_a_leaf_is_shortened() -> None:
-    """The name is cut, and what is wrong with it is not."""
-    report = run_cell(f"{SETUP}{'w' * 60} = w\n{'w' * 60}.add_(1)").shown
-    assert len(report.headline) == 100
-    assert report.headline.endswith("w… is a leaf that requires grad, and add_ changes it in place")
-
-
 def test_nothing_of_the_module_stays_alive() -> None:
     """The report holds names, not the modules that it asked."""
     outcome = run_cell(f"{SETUP}out = act(w.sigmoid())\nout.sum().backward()", fast=False)
