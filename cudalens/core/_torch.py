@@ -178,6 +178,8 @@ def is_capturing() -> bool:
     # Asking whether there is a device costs more than the rest of a guard.
     try:
         return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    except RecursionError:  # a guard looks again, with more room
+        raise
     except RuntimeError:  # the context is lost: nothing can be read either
         return True
 

@@ -187,6 +187,8 @@ def required_of(plans: Sequence[Plan], args: tuple[Any, ...], kwargs: dict[str, 
     for plan in plans:
         try:
             items = _requirements(plan, plan.find(args, kwargs))
+        except RecursionError:  # there is no room now, and there may be at the next call
+            raise
         except Exception as failure:  # it is reported where the guard is asked
             with MoreStack():
                 raise_if_outside(failure)
