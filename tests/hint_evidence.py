@@ -270,6 +270,21 @@ def gathered(
     )
 
 
+def boxes(values: Sequence[int], table: str, corners: Sequence[int]) -> Evidence:
+    """Return the evidence of one column of LayoutLM's boxes; ``corners`` are all coordinates."""
+    return bert(
+        values,
+        1024,
+        table,
+        name=None,
+        call="model(input_ids=ids, bbox=bbox)",
+        others=(
+            tensor(None, "ids", [5, 6], (1, 2)),
+            tensor(None, "bbox", corners, (1, len(corners) // 4, 4)),
+        ),
+    )
+
+
 def exchanged(most: int) -> Evidence:
     """Return the evidence of columns before rows; the columns go up to ``most``."""
     image = TensorFact(argument="self", expression="img", shape=(4, 8), dtype="float32")

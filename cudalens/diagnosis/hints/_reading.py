@@ -159,7 +159,7 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
         return None
     if wrapped_bits(evidence) or cast_source(evidence):
         return None
-    if role != "position" and shifted_source(evidence):
+    if role not in ("position", "box") and shifted_source(evidence):
         return None
     violation, fact = at_fault
     named, share = origin(evidence, role), violation.offenders

@@ -13,7 +13,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact, Violation
 from cudalens.diagnosis.user_code import in_library
 
-Role = Literal["label", "one_hot", "token", "position", "segment", "edge", "index"]
+Role = Literal["label", "one_hot", "token", "position", "box", "segment", "edge", "index"]
 
 LABEL_OPS = frozenset(
     {"aten::nll_loss_forward", "aten::nll_loss2d_forward", "aten::multi_margin_loss"}
@@ -26,6 +26,7 @@ LOOKUP_OPS = frozenset(
 )
 INTEGERS = frozenset({"uint8", "int8", "int16", "int32", "int64"})
 
+_BOX_TABLE = re.compile(r"^[xyhw]_position_embeddings$")
 _SEGMENT = re.compile(r"token_type|segment|(^|_)seg(_|$)")
 _POSITION = re.compile(r"(?<!com)(?<!dis)position|(^|[._])pos(_|$|emb|enc|ids)|^wpe$")
 _VOCABULARY = re.compile(r"word_emb|^wte$|tok(en)?s?_?(emb|$)|embed_(tok|in$)|^shared$|input_ids")
@@ -34,6 +35,7 @@ _EDGE_HALVES = ({"row", "col"}, {"src", "dst"}, {"senders", "receivers"}, {"head
 _WORDS: dict[Role, re.Pattern[str]] = {
     "label": _LABEL_WORD,
     "one_hot": _LABEL_WORD,
+    "box": re.compile(r"bbox|(^|\W)box(es)?(\W|$)"),
     "edge": re.compile(r"(^|[^a-z])edges?([^a-z]|$)"),
 }
 
@@ -129,6 +131,8 @@ def _role_in_table(evidence: Evidence, fact: TensorFact) -> Role:
     name = table_name(evidence)
     kind = (evidence.module_type or "").lower()
     variable = evidence.call_context.library_name("indices") or fact.expression or ""
+    if _BOX_TABLE.match(name):
+        return "box"
     # The table's own name tells most; then its class, unless it holds tables of both kinds; the
     # name of the ids comes last.
     for text in (name, kind if _VOCABULARY.search(kind) is None else "", variable.lower()):

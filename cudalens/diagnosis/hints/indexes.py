@@ -67,7 +67,7 @@ def float_ids(evidence: Evidence) -> Hint | None:
 def shift_on_the_line(evidence: Evidence) -> Hint | None:
     """The line itself adds to ids that lie within the bound."""
     source, at_fault = shifted_source(evidence), fault(evidence)
-    if at_fault is None or source is None or role_of(evidence) in (None, "position"):
+    if at_fault is None or source is None or role_of(evidence) in (None, "position", "box"):
         return None
     node = parsed(at_fault[1].expression or "")
     # What a variable adds was meant, by another amount perhaps.

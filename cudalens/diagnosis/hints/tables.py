@@ -1,4 +1,4 @@
-"""Causes of ids without a row: tokens, padding, positions, segments."""
+"""Causes of ids without a row: tokens, padding, positions, segments, boxes of document models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cudalens.diagnosis.hints._reading import (
     ids_rule,
     shifting_step,
 )
-from cudalens.diagnosis.hints._roles import is_run, is_vocabulary
+from cudalens.diagnosis.hints._roles import is_run, is_vocabulary, table_name
 from cudalens.diagnosis.user_code import called_name, in_library, list_of, parsed, rewritten
 
 _JUST_BEYOND = 64
@@ -24,6 +24,10 @@ _RESIZE = "model.resize_token_embeddings(len(tokenizer))"
 _MAX_OFFSET = 2
 """Positions that begin further on go on from an earlier part of the text."""
 _LABELS_KEY = re.compile(r"""\[["']labels["']\]$|\.labels$""")
+_SIDES = {"x": "x", "y": "y", "h": "height", "w": "width"}
+"""What the tables of boxes hold, by the first letter of their names."""
+
+
 # --- tokens ---------------------------------------------------------------------------------------
 
 
@@ -144,7 +148,33 @@ def positions_beyond_table(evidence: Evidence, ids: Ids) -> Hint | None:
     return Hint(text=f"the sequence has {length} positions, the table {room}: {cure}")
 
 
-# --- segments ------------------------------------------------------------------------------------
+# --- boxes and segments ---------------------------------------------------------------------------
+
+
+@ids_rule("box", priority=10)
+def boxes_off_page(evidence: Evidence, ids: Ids) -> Hint | None:
+    """Boxes are in pixels, begin outside the page, or end before they begin."""
+    side, low = _SIDES.get(table_name(evidence)[:1], "coordinate"), min(ids.bad)
+    if ids.is_above and ids.high < ids.size + ids.size // 10:
+        # Boxes that were scaled may still leave the page: scaling them again is no help.
+        text = (
+            f"a box has {side} = {ids.high}, outside the page of 0 … 1000: if the boxes are scaled "
+        )
+        return Hint(
+            rule="boxes_beyond_page",
+            text=f"{text}already, clamp(0, 1000); if not, scale them first",
+        )
+    if ids.is_above:
+        text = f"a box has {side} = {ids.high}, the table ends at {ids.size - 1}: these look like "
+        text += "pixels; scale them by the page's width and height, so that a page goes from 0 to "
+        return Hint(rule="boxes_in_pixels", text=text + "1000")
+    if max(ids.bad) >= 0:
+        return None
+    if side in ("x", "y"):
+        return Hint(rule="boxes_negative", text=f"a box begins at {side} = {low}, outside the page")
+    first, last = ("x0", "x1") if side == "width" else ("y0", "y1")
+    text = f"a box has {side} = {low}: {last} is less than {first}; boxes are written x0, y0, x1, "
+    return Hint(rule="boxes_negative", text=f"{text}y1, not as a corner with width and height")
 
 
 @ids_rule("segment", priority=12)

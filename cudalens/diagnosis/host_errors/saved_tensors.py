@@ -131,13 +131,18 @@ def _carried_names(evidence: Evidence, freed: FreedGraph) -> Hint | None:
     return _carried_state(evidence, replace(freed, name=carried[0]))
 
 
+def _statements(code: str | None) -> list[ast.stmt]:
+    """Return the statements of a recorded line, none where it is not whole."""
+    try:
+        return parse((code or "").strip()).body
+    except (SyntaxError, ValueError):
+        return []
+
+
 def _statement(code: str | None) -> ast.stmt:
     """Return the syntax of a recorded line, ``pass`` where it is not one statement."""
-    try:
-        (statement,) = parse((code or "").strip()).body
-    except (SyntaxError, ValueError):
-        return ast.Pass()
-    return statement
+    statements = _statements(code)
+    return statements[0] if len(statements) == 1 else ast.Pass()
 
 
 def _names(code: str | None) -> tuple[set[str], set[str]]:
@@ -348,7 +353,7 @@ def _after_step(evidence: Evidence, step: LineRef, savers: Sequence[ProvenanceSt
 
 def _only_steps(code: str) -> bool:
     """Return whether a line calls an optimizer's step and holds no other change in place."""
-    nodes = list(ast.walk(_statement(code)))
+    nodes = [node for statement in _statements(code) for node in ast.walk(statement)]
     calls = [item.func for item in nodes if isinstance(item, ast.Call)]
     names = {item.attr for item in calls if isinstance(item, ast.Attribute)}
     if any(isinstance(item, ast.AugAssign) for item in nodes):

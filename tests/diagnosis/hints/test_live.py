@@ -89,8 +89,11 @@ T5 = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 1}
            f"{tokens} positions, the table 16: let the tokenizer truncate to max_length=16")
           for tokens in (17, 18)),
         # The library catches the guard's IndexError and raises its own; the report is kept.
-        ("LayoutLM", {}, "net(input_ids=ids, bbox=bbox)",
-         {"ids": [[5, 6]], "bbox": [[[1, 1, 2, 2], [10, 10, 1500, 20]]]}, "what_is_there", "1500"),
+        *(("LayoutLM", {}, "net(input_ids=ids, bbox=bbox)",
+           {"ids": [[5, 6]], "bbox": [[[1, 1, 2, 2], box]]}, rule, says)
+          for box, rule, says in [([10, 10, 1500, 20], "boxes_in_pixels", "1500"),
+                                  ([10, -3, 50, 20], "boxes_negative", "-3"),
+                                  ([10, 10, 5, 20], "boxes_negative", "-5")]),
     ],
 )  # fmt: skip
 def test_a_model_is_told_what_it_has_no_row_for(
