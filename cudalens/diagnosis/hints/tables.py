@@ -25,7 +25,7 @@ _MAX_OFFSET = 2
 """Positions that begin further on go on from an earlier part of the text."""
 _LABELS_KEY = re.compile(r"""\[["']labels["']\]$|\.labels$""")
 _SIDES = {"x": "x", "y": "y", "h": "height", "w": "width"}
-"""What the tables of boxes hold, by the first letter of their names."""
+"""Contents of the tables of boxes, by the first letter of their names."""
 
 
 # --- tokens ---------------------------------------------------------------------------------------

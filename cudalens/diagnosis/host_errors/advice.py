@@ -155,7 +155,7 @@ def index_bound(evidence: Evidence, match: re.Match[str]) -> Answer:
     name="assigned_shape",
 )
 def assigned_shape(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """What is written to a part of a tensor has another shape than the part."""
+    """A part of a tensor is given a value of another shape."""
     line = (evidence.source and evidence.source.ref.text) or ""
     part, _, value = line.partition(" = ")
     is_spelled = isinstance(parsed(part), ast.Subscript) and parsed(value) is not None
