@@ -312,7 +312,7 @@ def _in_own_names(evidence: Evidence, violation: Violation) -> str:
         template = f"{violation.element}, but {{related}} has {has}{allowed}"
         names = [f"{owner.text} ({owner.kind})"]
     name = next(filter(None, names), None)
-    if name is None and template is None:
+    if name is None and template is None and (evidence.op.name or "").startswith("aten::"):
         # `input`, `self` and `weight` are no words of the user's.
         template = violation.headline.replace(" of {related}", "")
     return violation.sentence(
