@@ -44,11 +44,6 @@ def hints_of(evidence: Evidence) -> tuple[Hint, ...]:
     return report.hints
 
 
-def rules_of(evidence: Evidence) -> tuple[str, ...]:
-    """Return the names of the rules that give a hint, in their order."""
-    return tuple(hint.rule for hint in hints_of(evidence))
-
-
 def summary(values: Sequence[float]) -> TensorSummary:
     finite = [value for value in values if math.isfinite(value)]
     is_whole = all(isinstance(value, int) for value in values)

@@ -7,7 +7,6 @@ import pytest
 from tests.hostcells import SETUP, run_cell
 
 pytestmark = pytest.mark.usefixtures("sim")
-ONE_BASED = "torch.arange(1, 11).cuda()"
 STEP = """
 def step(out, y):
     loss = F.cross_entropy(out, y)
