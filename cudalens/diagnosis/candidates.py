@@ -9,7 +9,6 @@ a call is tried, which needs its live tensors (``evidence/trial.py``).
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -69,16 +68,6 @@ class TrialResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collate:
-    """A function that makes a batch of samples of different sizes, tried on copies of them."""
-
-    code: str
-    words: str
-    loader: str | None = None
-    """The user's name for the loader."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Refusal:
     """Finding of a guard in the call as a fix had it."""
 
@@ -102,8 +91,6 @@ class Trial:
     """The list or dict in which the called module is, with its kind, where no module has it."""
     called = Called()
     """Facts on the called module that the moves need."""
-    collate: Collate | None = None
-    """Batch function for the samples that a loader could not join."""
 
     def __call__(self, fix: Fix | None) -> TrialResult:
         """Run the call as ``fix`` has it, on copies; unchanged without one."""
@@ -360,8 +347,6 @@ def _of_whole_call(
     evidence: Evidence, trial: Trial, operands: Sequence[TensorFact]
 ) -> Iterator[Hint]:
     """Try the arguments in another order or number, and the model on its input's device."""
-    if trial.collate and (hint := _collated(evidence, trial.collate)) is not None:
-        yield hint
     tree = parsed(evidence.call_text or "")
     if isinstance(tree, ast.Call):
         yield from _of_model(evidence, tree, trial, operands)
@@ -382,16 +367,6 @@ def _of_joins(evidence: Evidence, trial: Trial, operands: Sequence[TensorFact]) 
         if fix and fix != evidence.call_text and trial(fix).succeeds:
             text = f"the sizes allow joining along dimension {dim} only"
             yield Hint(rule="other_arguments", text=text)
-
-
-def _collated(evidence: Evidence, made: Collate) -> Hint | None:
-    """Give the loader a function that joins what its samples are."""
-    loop = re.match(r"for .+? in (?P<over>.+?):\n", f"{evidence.call_text}\n", re.DOTALL)
-    here = replace(evidence, call_text=loop["over"]) if loop else evidence
-    fix: str | None = with_keyword(here, ("DataLoader",), "collate_fn", made.code)
-    if fix is None and made.loader:
-        fix = f"{made.loader}.collate_fn = {made.code}"
-    return Hint(rule="collate_fn", text=made.words, fix=fix, tried=True) if fix else None
 
 
 def _of_model(

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from types import CodeType, FrameType, TracebackType
 
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from cudalens.core import _torch
 from cudalens.core._python import parse, parse_expression
@@ -20,9 +19,7 @@ from cudalens.core.call import Call
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report_types import SourceSpan, TensorFact
 from cudalens.diagnosis import candidates
-from cudalens.diagnosis.candidates import Collate
 from cudalens.diagnosis.moves import Called
-from cudalens.evidence.collate import collate_fn
 from cudalens.evidence.tensors import of_meta, tensors_of_output
 from cudalens.source.bindings import attribute_binding, binding_of
 from cudalens.source.files import is_user_file
@@ -284,18 +281,6 @@ class Variables(candidates.Trial):
             is_model=not type(module).__module__.startswith("torch.nn.modules."),
             is_batch_second=False in flags and True not in flags,
         )
-
-    @functools.cached_property
-    def collate(self) -> Collate | None:  # type: ignore[override]
-        """Batch function for the samples that a loader could not join."""
-        made = collate_fn(self.line.frame, self.line.below)
-        if made is None:
-            return None
-        over = self._node.iter if isinstance(self._node, ast.For) else self._node
-        names = [item for item in ast.walk(over or ast.Pass()) if isinstance(item, ast.expr)]
-        loaders = [item for item in names if isinstance(self._read(item), DataLoader)]
-        loader = ast.unparse(loaders[0]) if loaders else None
-        return Collate(code=made[0], words=made[1], loader=loader)
 
 
 def _parts(module: nn.Module, path: str = "", depth: int = 0) -> Iterator[tuple[str, nn.Module]]:
