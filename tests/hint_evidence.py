@@ -10,6 +10,7 @@ from typing import Any
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import (
     FIRST_NAN,
+    WRITES,
     Bounds,
     Frame,
     Hint,
@@ -352,5 +353,6 @@ def step(op: str, text: str, note: str | None = None, line: int = 4) -> Provenan
 
 MASK = (2, 4, 4)
 SOFTMAX = step("aten::_softmax", "p = z.softmax(-1)", FIRST_NAN)
+WRITTEN = step("torch.Tensor.__setitem__", "y[rows] = -1", f"{WRITES} -1")
 MASKED = step("aten::masked_fill.Scalar", "z = z.masked_fill(far, -inf)", line=3)
 ONE_TO_TEN = [at % 10 + 1 for at in range(30)]

@@ -153,7 +153,7 @@ def test_labels_of_a_batch_are_not_numbered_alone() -> None:
     code += "y = torch.tensor([10, 20, 30]).cuda()\nF.cross_entropy(z, y)"
     hint = run_cell(code).shown.hints[0]
     assert (hint.rule, hint.fix) == ("relabel", None)
-    assert "once for the whole dataset" in hint.text
+    assert "the 3 outputs are numbered 0 … 2" in hint.text
 
 
 LAYERS = """\

@@ -10,12 +10,21 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
+from cudalens.core._python import parse
 from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import FIRST_BAD, Hint, LineRef, Offender, TensorFact, Violation
+from cudalens.core.report_types import (
+    FIRST_BAD,
+    WRITES,
+    Hint,
+    LineRef,
+    Offender,
+    TensorFact,
+    Violation,
+)
 from cudalens.diagnosis.hints._base import Rule, rule
 from cudalens.diagnosis.hints._roles import INTEGERS, Role, bad_values, fault, origin, role_of
-from cudalens.diagnosis.user_code import parsed, place
+from cudalens.diagnosis.user_code import last_name, parsed, place
 
 LOST_NUMBERS = frozenset({-(1 << 63), (1 << 63) - 1, -(1 << 31)})
 """Integers that NaN and the infinities become when they are cast."""
@@ -252,10 +261,8 @@ def wrapped_bits(evidence: Evidence) -> int | None:
     at_fault, bad = fault(evidence), bad_values(evidence)
     if at_fault is None or not bad:
         return None
-    fact, unique = at_fault[1], at_fault[1].summary.unique
+    fact = at_fault[1]
     if bad <= WRAPPED:
-        if evidence.op.name == "aten::nll_loss_forward" and fact.dtype == "uint8":
-            return None if unique == (0, 255) else 8
         others = within(evidence, fact)
         is_made = any(
             item.dtype == "uint8" and not bad & set(item.summary.unique or bad) for item in others
@@ -340,6 +347,31 @@ def shifting_step(evidence: Evidence) -> LineRef | None:
     name = "" if first is None else stem_of(first.op or "")
     is_sum = name.rstrip("_") in ("add", "sub", "rsub")
     return line if is_sum else None
+
+
+_FILLING = frozenset({"fill", "full", "full_like", "index_fill", "masked_fill", "new_full", "pad"})
+_FILLING |= {"pad_sequence", "where"}
+"""Ops that write one number to many elements."""
+
+
+def is_written(evidence: Evidence, number: int) -> bool:
+    """Return whether a recorded line writes just this number: ``y[mask] = -1``, ``masked_fill``."""
+    literal = ast.dump(ast.parse(str(number), mode="eval").body)
+    for step in evidence.provenance:
+        if step.note == f"{WRITES} {number}":
+            return True
+        text = (step.source and step.source.text) or ""
+        try:
+            tree = parse(text.strip()) if stem_of(step.op or "").rstrip("_") in _FILLING else None
+        except (SyntaxError, ValueError):
+            continue  # one line of several
+        calls = [] if tree is None else [it for it in ast.walk(tree) if isinstance(it, ast.Call)]
+        for call in calls:
+            values = (*call.args, *(item.value for item in call.keywords))
+            is_filling = (last_name(call.func) or "").rstrip("_") in _FILLING
+            if is_filling and any(ast.dump(item) == literal for item in values):
+                return True
+    return False
 
 
 def is_computed(evidence: Evidence) -> bool:

@@ -16,12 +16,10 @@ from cudalens.diagnosis.hints._reading import (
     ids_rule,
     is_computed,
     shifted_source,
-    shifting_step,
     wrapped_bits,
 )
 from cudalens.diagnosis.hints._roles import bad_values, fault, role_of
-from cudalens.diagnosis.hints.labels import LOSSES
-from cudalens.diagnosis.user_code import in_library, parsed, rewritten, with_keyword
+from cudalens.diagnosis.user_code import in_library, parsed, rewritten
 
 _CTC = ("aten::_ctc_loss", "aten::_cudnn_ctc_loss")
 _QUANTILES = ("quantile", "nanquantile")
@@ -89,10 +87,7 @@ def wrapped(evidence: Evidence) -> Hint | None:
         was = " and ".join(f"{value - 256} became {value}" for value in sorted(bad, reverse=True))
         text = f"uint8 has no negative numbers, so {was}: make the labels int64 before they can "
         text += "become negative"
-        fix = None
-        if len(bad) == 1 and evidence.scalar("ignore_index") and not shifting_step(evidence):
-            fix = with_keyword(evidence, LOSSES, "ignore_index", str(*bad))
-        return Hint(text=text, fix=fix)
+        return Hint(text=text)
     least = min(bad)
     return Hint(
         text=f"int{bits} ends at {(1 << bits - 1) - 1}: {least} is what {least + (1 << bits)} "

@@ -10,7 +10,9 @@ from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._reading import (
     MARKS,
     Ids,
+    came_from,
     ids_rule,
+    is_written,
     shifting_step,
 )
 from cudalens.diagnosis.user_code import in_library, list_of, rewritten, with_keyword
@@ -94,10 +96,10 @@ def relabel(evidence: Evidence, ids: Ids) -> Hint | None:
     is_part = seen[0] == 0 and ids.has_gaps and ids.high < 2 * places <= 4 * len(seen)
     if not is_all and not is_part:
         return None
-    # One batch may lack a label, so that no code can number those of a batch.
+    # What numbered them so, a data set or a line before this one, is not known here.
     return Hint(
-        text=f"the {what} are {list_of(seen)}: number them 0 … {len(seen) - 1}, once for the whole "
-        "dataset"
+        text=f"the {what} are {list_of(seen)}, {len(seen)} different numbers; the {places} {of} "
+        f"are numbered 0 … {places - 1}"
     )
 
 
@@ -135,26 +137,31 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
     if not (is_255 or is_negative) or _is_sign_coded(ids):
         return None
     if ids.role == "one_hot":
-        return Hint(
-            text=f"{list_of(ids.bad)} is not a class, and a one-hot encoding has no column for it: "
-            "leave these labels out"
-        )
+        text = f"{list_of(ids.bad)} is not a class, and a one-hot encoding has no column for it"
+        return Hint(text=text)
     if len(ids.bad) != 1 or not ids.bad <= {255, *MARKS}:
         return None
     (mark,), what = ids.bad, "elements" if is_255 else "labels"
     index = evidence.scalar("ignore_index")
-    text = f"{mark} usually marks {what} to leave out; " + (
-        "this loss ignores nothing" if index is None else f"the loss ignores {index}"
-    )
-    if ids.size == 2 and ids.distinct == (-1, 1):
-        text += "; if the two classes are coded -1 and 1, use (labels + 1) // 2"
-    elif ids.distinct == tuple(range(-1, ids.size - 1)):
-        # Either change succeeds, and one of them leaves a class out: which is meant nobody knows.
-        return Hint(
-            text=f"the labels are -1 … {ids.size - 2}, as many as there are outputs: add 1 to them "
-            "if -1 is a class, and use ignore_index=-1 if it marks labels to leave out"
-        )
-    return Hint(text=text, fix=_ignoring(evidence, ids, mark))
+    ignores = "this loss ignores nothing" if index is None else f"the loss ignores {index}"
+    # A -1 may as well be a class 0 from which 1 was subtracted: only a line that writes -1 tells.
+    is_sure = mark == -100 or (is_255 and ids.fact.dtype != "uint8")
+    if is_sure or is_written(evidence, mark):
+        text = f"{mark} usually marks {what} to leave out; {ignores}"
+        return Hint(text=text, fix=_ignoring(evidence, ids, mark))
+    if ids.distinct == tuple(range(-1, ids.size - 1)):
+        text = f"the labels are -1 … {ids.size - 2}, as many as there are outputs: add 1 to them "
+        text += "if -1 is a class, and use ignore_index=-1 if it marks labels to leave out"
+        return Hint(text=text)
+    text = f"if {mark} marks {what} to leave out, use ignore_index={mark} ({ignores}); "
+    if is_255:
+        text += "in uint8 a -1 becomes 255 too"
+    elif ids.size == 2 and ids.distinct == (-1, 1):
+        text += "if the two classes are coded -1 and 1, use (labels + 1) // 2"
+    else:
+        text += "if 1 was subtracted from a label 0, the labels count from 0 already"
+    came = came_from(evidence)
+    return Hint(text=f"{text}; {came}" if came else text)
 
 
 @ids_rule("label", "one_hot", priority=14)

@@ -12,6 +12,7 @@ from cudalens.diagnosis.hints._reading import (
     came_from,
     fills_row_ends,
     ids_rule,
+    is_written,
     shifting_step,
 )
 from cudalens.diagnosis.hints._roles import is_run, is_vocabulary, table_name
@@ -44,7 +45,7 @@ def mark_as_id(evidence: Evidence, ids: Ids) -> Hint | None:
     if ids.bad != {-1} or shifting_step(evidence):
         return None
     text = "the table has no row -1: if it pads the sequences, use a padding id that has a row"
-    number = evidence.scalar("padding_idx")
+    number = evidence.scalar("padding_idx") if is_written(evidence, -1) else None
     if _made_of_labels(evidence, ids):
         number = str(_IGNORED)
         text = "the decoder ids are made from the labels, and -1 is kept: use -100, which the loss "

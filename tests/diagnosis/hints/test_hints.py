@@ -21,6 +21,7 @@ from tests.hint_evidence import (
     ONE_TO_TEN,
     SOFTMAX,
     TRANSFORMERS,
+    WRITTEN,
     bce,
     bert,
     boxes,
@@ -50,8 +51,16 @@ CAUSES: dict[str, Row] = {
         "1 of 4 labels is 13"),
     "binary_labels_one_output": (labels([0, 1, 1, 0], 1), "binary_labels_one_output", None,
         "0 and 1"),
-    "minus_one": (labels([3, -1, 2, -1], 10), "mark_not_ignored",
+    "minus_one": (labels([3, -1, 2, -1], 10), "mark_not_ignored", None, "if -1 marks labels",
+        "-100", "if 1 was subtracted"),
+    "minus_one_written": (labels([3, -1, 2, -1], 10, provenance=(WRITTEN,)), "mark_not_ignored",
         "F.cross_entropy(z, y, ignore_index=-1)", "-1", "-100"),
+    "minus_one_filled": (labels([3, -1, 2, -1], 10, provenance=(step("torch.Tensor.masked_fill",
+        "y = y.masked_fill(far, value=-1)"),)), "mark_not_ignored",
+        "F.cross_entropy(z, y, ignore_index=-1)"),
+    "minus_one_computed": (labels([3, -1, 2, -1], 10, provenance=(step("torch.where",
+        "y = torch.where(far, y - 1, y)", line=3),)), "mark_not_ignored", None,
+        "the bad values come from line 3"),
     "signs": (labels([1, -1, 1, -1, 1, 1, -1, -1], 2), "sign_coded_labels",
         "F.cross_entropy(z, (y + 1) // 2)", "-1 and 1"),
     "scale": (labels([-2, 0, 2, 1, -1], 5), "relabel", "F.cross_entropy(z, y + 2)"),
@@ -69,11 +78,10 @@ CAUSES: dict[str, Row] = {
         "F.cross_entropy(z, (mask == 255).long())", "0 and 255"),
     "gray_mask": (labels([0, 17, 90, 200] * 8, 3, name="mask", shape=MASK), "what_is_there", None,
         "24 of 32", "17, 90, 200"),
-    "uint8_labels": (labels([1, 2, 255], 10, dtype="uint8"), "wrapped",
-        "F.cross_entropy(z, y, ignore_index=255)", "-1 became 255"),
+    "uint8_labels": (labels([1, 2, 255], 10, dtype="uint8"), "mark_not_ignored", None,
+        "if 255 marks elements", "in uint8 a -1 becomes 255 too"),
     "uint8_arithmetic": (labels([0, 255, 3], 10, name="(y - 1).long()", others=(tensor(None, "y",
-        [1, 0, 4], dtype="uint8"),)), "wrapped",
-        "F.cross_entropy(z, (y - 1).long(), ignore_index=255)"),
+        [1, 0, 4], dtype="uint8"),)), "wrapped", None, "-1 became 255"),
     "one_hot": (one_hot([0, 3, 5], "F.one_hot(y, num_classes=4)"), "what_is_there", None,
         "1 of 3 values is 5"),
     "one_hot_mark": (one_hot([0, -1, 3], "F.one_hot(y, 4)"), "mark_not_ignored", None, "-1"),
@@ -344,7 +352,7 @@ def counted(call: str | None, name: str = "y") -> Evidence:
 
 
 def marked(call: str, **more: Any) -> Evidence:
-    return labels([3, -1], 10, call=call, **more)
+    return labels([3, -1], 10, call=call, provenance=(WRITTEN,), **more)
 
 
 @pytest.mark.parametrize(
