@@ -36,7 +36,6 @@ function_modes: Callable[[], int] = _len_torch_function_stack
 current_node: Callable[[], Any] = torch._C._current_autograd_node
 """Return the autograd node that this thread is running."""
 LoaderIterator: Any = torch.utils.data.dataloader._BaseDataLoaderIter
-COMPILER = "torch._dynamo.eval_frame"
 no_torch_function: Any = torch._C._disabled_torch_function_impl
 functorch_utils: Any = torch._functorch.utils
 are_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active

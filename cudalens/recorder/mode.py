@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType
 from typing import Any, Self
 from weakref import WeakSet, ref
 
@@ -20,7 +20,6 @@ from torch.nn import Parameter
 from cudalens.core._python import raise_if_outside
 from cudalens.core._torch import Unseen, is_accelerator, is_plain
 from cudalens.core.call import ATTRIBUTE, EXTREMES, ApiCall, NodeMark, api_call_of
-from cudalens.core.late_import import when_imported
 from cudalens.core.limits import Limits
 from cudalens.recorder import _torch
 from cudalens.recorder.backward import BackwardPass
@@ -36,7 +35,7 @@ from cudalens.recorder.calls import (
 )
 from cudalens.recorder.dataloader import Batches
 from cudalens.recorder.earlier_values import EarlierValues, caller_of
-from cudalens.recorder.replaced import COMPILED, REPLACED, around_compiled, forget, here
+from cudalens.recorder.replaced import REPLACED, forget, here
 from cudalens.recorder.sites import RawSite, Site, SiteTracker
 from cudalens.recorder.tensor_refs import NO_TENSORS, tensors_in
 
@@ -57,7 +56,6 @@ class RecordingMode(_torch.RemovableMode):
         sync: wait for the device after each call, so that the call at fault raises the fault.
         watch: looks at the result of each call, and at the gradients of each node of a backward
             pass; what it returns is raised by the call.
-        modules: note which module each call belongs to; a compiled module runs eagerly then.
         is_fatal: returns whether the device cannot be used after an exception.
         on_device_end: called with each exception that says so; the first may come in a thread of
             autograd's, and again where ``backward`` was called.
@@ -68,7 +66,6 @@ class RecordingMode(_torch.RemovableMode):
         max_ops: int = 4096,
         sync: bool = True,
         watch: Any = None,
-        modules: bool = True,
         is_fatal: Callable[[BaseException], bool] = lambda error: False,
         on_device_end: Callable[[BaseException], None] | None = None,
     ) -> None:
@@ -92,7 +89,6 @@ class RecordingMode(_torch.RemovableMode):
         self.is_synchronous = sync
         self._thread = threading.get_ident()
         self.watch = watch
-        self._modules = modules
         self._is_fatal, self._on_device_end = is_fatal, on_device_end
         self._seen = EarlierValues()
 
@@ -105,14 +101,8 @@ class RecordingMode(_torch.RemovableMode):
 
     def __enter__(self) -> Self:
         try:
-            if self._modules:
-                _torch.add_hooks(self.sites.enter_module, self.sites.enter_step)
+            _torch.add_hooks(self.sites.enter_module, self.sites.enter_step)
             REPLACED.install(self)
-            if not self._modules:
-                if (compiler := sys.modules.get(_torch.COMPILER)) is not None:
-                    self._watch_compiler(compiler)
-                else:
-                    self._unwatch_compiler = when_imported(_torch.COMPILER, self._watch_compiler)
             here().append(self)
             EXTREMES.values = []
             self.install()
@@ -134,40 +124,11 @@ class RecordingMode(_torch.RemovableMode):
         finally:
             _torch.remove_hooks(self.sites.enter_module, self.sites.enter_step)
             REPLACED.remove(self)
-            self._unwatch_compiler()
-            COMPILED.remove(self)
             forget(self)
             if not here():
                 EXTREMES.values = None
             for call in list(self._live):
                 call.release()
-
-    # --- compiled code ---------------------------------------------------------------------------
-
-    _aside_for: FrameType | None = None
-    """The frame that runs compiled code, while this mode is off the stack because of it."""
-    _unwatch_compiler: Callable[[], None] = staticmethod(lambda: None)
-
-    def _watch_compiler(self, compiler: ModuleType) -> None:
-        COMPILED.add((compiler, "_maybe_set_eval_frame"), around_compiled)
-        COMPILED.install(self)
-
-    def step_aside(self, runner: FrameType) -> None:
-        """Leave the stack while compiled code runs: the compiler would compile this mode with it.
-
-        Args:
-            runner: the function that runs what was compiled.
-        """
-        if self.is_on():
-            self._aside_for = runner
-            self.remove()
-
-    def step_back(self, runner: FrameType) -> None:
-        """Return to the stack, and wait for what compiled code has launched."""
-        if self._aside_for is runner:
-            self._aside_for = None
-            self.install()
-            self.wait_for_all()
 
     # --- recording -------------------------------------------------------------------------------
 

@@ -129,22 +129,6 @@ def _next_batch(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return noted_batch
 
 
-def around_compiled(set_frame: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return what is called where compiled code begins and ends."""
-
-    def set_eval_frame(callback: Any) -> Any:
-        runner, recorders = sys._getframe(1), here()
-        for recorder in recorders if callable(callback) else ():
-            recorder.step_aside(runner)
-        before = set_frame(callback)
-        for recorder in () if callable(callback) else recorders:
-            recorder.step_back(runner)
-        return before
-
-    return set_eval_frame
-
-
-COMPILED = _torch.Replaced({})
 REPLACED = _torch.Replaced(
     {
         (torch.autograd, "_engine_run_backward"): _engine,

@@ -54,7 +54,8 @@ class CheckSession:
         sync: synchronize after each op on an accelerator, so that a fault names its op.
         max_ops: how many of the last ops the recorder keeps.
         html, json: files to write the report to, when there is one.
-        force_eager: run compiled functions eagerly inside the block; else they are guarded inside.
+        force_eager: run compiled functions eagerly inside the block; else they are guarded inside,
+            and calls are neither recorded nor waited for.
         widgets: whether a front end may show the interactive view.
     """
 
@@ -167,22 +168,19 @@ class CheckSession:
 
         if self.reads_stderr:
             self.device_text = self._optional(stack, "device text", DeviceText)
-        if self.force_eager:
+        if self.force_eager:  # else the compiler would compile the recorder's mode and its hooks
             self._optional(stack, "eager mode", EagerCompiler)
-        watch = NonFiniteWatch(on_nonfinite) if self.nan else None
-        make = partial(
-            Recorder,
-            max_ops=self.max_ops,
-            sync=self.sync and not self.fast,
-            watch=watch,
-            # Naming modules takes a hook, and under any global hook compiled modules run eagerly.
-            modules=self.force_eager,
-            is_fatal=lost_context.is_fatal,
-            on_device_end=self._on_device_end,
-        )
-        self.recorder = self._optional(stack, "recorder", make)
+            make = partial(
+                Recorder,
+                max_ops=self.max_ops,
+                sync=self.sync and not self.fast,
+                watch=NonFiniteWatch(on_nonfinite) if self.nan else None,
+                is_fatal=lost_context.is_fatal,
+                on_device_end=self._on_device_end,
+            )
+            self.recorder = self._optional(stack, "recorder", make)
         if self.nan and self.recorder is None:
-            reason = self._limits.lines[-1]
+            reason = self._limits.lines[-1] if self.force_eager else "functions stay compiled"
             print(f"cudalens: NaN and infinity are not looked for: {reason}", file=sys.stderr)
 
     def _optional(self, stack: ExitStack, what: str, make: Any) -> Any:

@@ -339,26 +339,6 @@ def test_results_are_those_without(name: str) -> None:
     assert recorder.recorded_ops > 0
 
 
-def test_compiled_code_runs_and_stays_compiled() -> None:
-    """A compiled function is traced once, without our hooks and handler, and never again."""
-    graphs = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append([node.name for node in graph.graph.nodes if node.op.startswith("call")])
-        return graph.forward
-
-    function = torch.compile(lambda x: (x * 2).sin() + 1, backend=backend)
-    module = torch.compile(nn.Sequential(nn.ReLU(), nn.ReLU()), backend=backend)
-    function(torch.zeros(2))
-    for _ in range(2):
-        with Recorder(modules=False) as recorder:
-            result = module(function(torch.zeros(2))).neg()
-    torch._dynamo.reset()
-    assert result.tolist() == [-1.0, -1.0]
-    assert len(graphs) == 2
-    assert names(recorder) == ["torch.zeros", "torch.Tensor.neg"]
-
-
 @pytest.mark.skipif(
     release() < (2, 8),
     reason="torch 2.6 compiles hooks of modules; a checked block is eager all the same",

@@ -318,6 +318,14 @@ def test_a_search_for_nan_that_is_impossible_is_told_at_once(
     assert told == line * is_told
 
 
+def test_a_search_for_nan_in_compiled_functions_is_refused_at_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with cudalens.check(nan=True, force_eager=False):
+        told = capfd.readouterr().err
+    assert told == "cudalens: NaN and infinity are not looked for: functions stay compiled\n"
+
+
 def test_guards_that_cannot_be_installed_leave_nothing() -> None:
     with broken("guards.interceptor:Interceptor.install", raising):
         with pytest.raises(InjectedError), cudalens.check():
