@@ -7,16 +7,15 @@ context survived; after a device-side assert it did not.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from cudalens.core.call import ApiCall, api_call_of
+from cudalens.core.call import Call, api_call_of
 from cudalens.core.evidence_types import (
     DeviceFault,
     FreedGraph,
@@ -29,33 +28,26 @@ from cudalens.core.report import Evidence, Report
 from cudalens.core.report_types import (
     CHANGED,
     AutogradNeighbourhood,
-    Environment,
-    HistoryEntry,
     OpName,
+    ProvenanceStep,
     SourceSpan,
     TensorFact,
-    Timing,
 )
 from cudalens.diagnosis.diagnose import is_device_assert
-from cudalens.evidence import autograd_graph, context, finding, lost_context, memory
-from cudalens.evidence.call_stack import locate, parameter_names, phase_of, worker_line
-from cudalens.evidence.failed_op import (
-    FailedOp,
-    failed_op,
-    failed_record,
-    site_of_record,
-)
+from cudalens.evidence import lost_context, memory
+from cudalens.evidence.call_stack import phase_of, worker_line
+from cudalens.evidence.collect import FailureContext, error_facts, evidence_of, graph_of
 from cudalens.evidence.failing_call import api_call_of_stack, arguments_of, refused_call
 from cudalens.evidence.freed_graph import FREED, freed_graph
 from cudalens.evidence.host_value import observed_value
-from cudalens.evidence.modified_tensor import MODIFIED, with_marked_write
-from cudalens.evidence.module_names import module_names
-from cudalens.evidence.tensors import tensor_facts
+from cudalens.evidence.tensors import of_meta, tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
 from cudalens.evidence.trial import ApiTrial, trial_of_error
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.locate import CallSite, locate_entries
+from cudalens.source.stack import frames_of
 
+MODIFIED = "has been modified by an inplace operation"
 MAX_TENSORS = 40
 
 
@@ -80,99 +72,76 @@ def evidence_of_error(
         is_checked: whether a check was open.
         beside: where the context is gone, other tensors, after those of the line.
     """
-    limits = Limits()
-    attempt, facts = limits.attempt, finding.error_facts(error)
+    limits, facts = Limits(), error_facts(error)
+    attempt = limits.attempt
     hidden = attempt("device", lambda: lost_context.hidden_fault(facts), DeviceFault)
     is_own = lost_context.is_lost(facts)
     is_lost = hidden.hidden_error is not None or is_own
-    entries = visible_entries(error)
-    frames = [item.tb_frame for item in entries]
+    entries, raised = visible_entries(error), api_call_of(error)
 
     # The call: where it is, what it was given.
     find = partial(failed_record, recorder, error, is_lost=is_own)
     record, was_handled_inside = attempt("failing op", find, lambda: (None, False), kind=tuple)
-    arguments: Mapping[str, object] = {}
-    api: ApiCall | None = None
+    call = Call()
     if trial is None and not was_handled_inside:
         trial = attempt("call", lambda: trial_of_error(error, entries))
     if not was_handled_inside:
-        seen = api_call_of(error)
-        api = attempt("call", lambda: api_call_of_stack(entries) or seen)
-        api = trial.call.api if trial is not None else api
-        arguments = attempt("arguments", lambda: arguments_of(api), dict)
-    operands = () if trial is None else trial.call.operands
-    values = tensor_values(arguments)
+        read = partial(api_call_of_stack, entries)
+        call = Call(api=attempt("call", read) or raised) if trial is None else trial.call
+    arguments = attempt("arguments", lambda: arguments_of(call.api), dict)
+    failure = FailureContext(
+        call=call if record is None else replace(call, node=record.node),
+        values=tensor_values(arguments),
+        entries=entries,
+        error=facts,
+        op=OpName() if record is None else OpName(name=record.name, overload=record.overload),
+        recorder=recorder,
+        reader=None if trial is None else trial.line.call,
+        started=started,
+        limits=limits,
+    )
     if was_handled_inside:
-        site = attempt("source", lambda: site_of_record(record), CallSite)
-    else:
-        reader = None if trial is None else trial.line.call
-        site = attempt("source", lambda: locate(entries, values, reader), CallSite)
-    of_line = attempt("tensors", lambda: _tensors(values, site, read=not is_lost), tuple)
-    failed = FailedOp(tensors=of_line)
-    if record is not None:
-        read = partial(failed_op, record, recorder, of_line, limits)
-        failed = attempt("failing op", read, lambda: FailedOp(tensors=of_line), kind=FailedOp)
-    # The names of the called function: the user did not call the op inside it.
-    tensors = of_line if values and not is_lost else failed.tensors
+        failure.site = attempt("source", lambda: site_of_record(record), CallSite)
+    values = failure.values
+    tensors = attempt("tensors", lambda: _tensors(failure, record, read=not is_lost), tuple)
     observed = None
     if not is_lost:
-        call = None if recorder is None else api_call_of(error)
-        look = partial(observed_value, facts.message, entries, call, values, tensors)
+        live = None if recorder is None else raised
+        look = partial(observed_value, facts.message, entries, live, values, tensors)
         observed = attempt("value", look)
     if observed is not None:
-        tensors = observed.tensors
+        tensors, failure.violation = observed.tensors, observed.violation
     if is_lost:
         shown = {item.expression for item in tensors}
         rest = [item for item in attempt("cell", beside, tuple) if item.expression not in shown]
         tensors = (*tensors, *rest)[:MAX_TENSORS]
 
     # What autograd complains of, and the graph.
-    changed, saved_at, freed, made_at = _of_autograd(error, values, recorder, entries, site, limits)
-    raised = api_call_of(error)
+    changed, freed, made_at = _of_autograd(error, entries, failure)
+    graph = attempt("graph", partial(graph_of, failure), AutogradNeighbourhood)
+    write = changed.modified if changed is not None else None
+    graph = attempt("graph", lambda: _with_marked_write(graph, write), lambda: graph)
     others = partial(recorder.other_functions, raised) if recorder and raised else tuple
-    called = failed.name.name or site.api
-    draw = partial(_graph, site, values, called, recorder, frames)
-    graph = attempt("graph", draw, AutogradNeighbourhood)
-    graph = attempt("graph", lambda: with_marked_write(graph, changed), lambda: graph)
-    history: tuple[HistoryEntry, ...] = ()
-    if recorder is not None:
-        history = attempt("history", recorder.history, tuple)
-    module_path = site.module_path or failed.module_path
-    paths = [item.module_path for item in history] + [item.module_path for item in graph.nodes]
-    name = partial(module_names, module_path, paths, recorder, entries, running=site.module_path)
-
-    op = replace(failed.name, api=site.api)
+    operands = () if trial is None else trial.call.operands
+    refused = attempt("argument", lambda: refused_call(entries, arguments, operands), RefusedCall)
     if observed is not None and observed.api is not None:
-        op = OpName(api=observed.api or None)
+        failure.op = OpName(api=observed.api or None)
     sent = attempt("worker", lambda: worker_line(facts.message), str)
     is_full = memory.is_full(facts.message) and not sent
-    is_backward = any(item.f_code.co_name == "_engine_run_backward" for item in frames)
+    is_backward = any(item.f_code.co_name == "_engine_run_backward" for item in failure.frames)
     is_assert = is_device_assert(facts) and not was_lost
     is_synchronous = recorder is not None and recorder.is_synchronous
-    write = changed.modified if changed is not None else None
-    return Evidence(
-        violation=None if observed is None else observed.violation,
-        error=facts,
-        op=op,
-        phase=failed.phase or phase_of(entries, in_backward=is_backward),
+    return evidence_of(
+        failure,
+        phase=phase_of(entries, in_backward=is_backward) if record is None else record.phase,
         # It is not known where this process has not used CUDA.
         context_usable=False if is_lost else torch.cuda.is_initialized() or None,
-        source=site.source or failed.source,
-        forward_source=failed.forward_source or saved_at or made_at,
-        call_text=site.call_text,
-        module_path=module_path,
-        module_type=site.module_type,
-        module_names=attempt("module names", name, tuple),
-        frames=site.frames,
+        forward_source=made_at,
         tensors=tensors,
         device_text=_printed(device_text, limits, is_expected=is_assert),
         graph=graph,
         provenance=() if write is None else (replace(write, note=CHANGED),),
-        history=history,
-        refused_call=replace(
-            attempt("argument", lambda: refused_call(entries, arguments, operands), RefusedCall),
-            other_functions=attempt("earlier calls", others, tuple),
-        ),
+        refused_call=replace(refused, other_functions=attempt("earlier calls", others, tuple)),
         modified=changed,
         freed=freed,
         device_fault=replace(
@@ -184,48 +153,92 @@ def evidence_of_error(
         ),
         has_run_kernels=observed is not None and observed.has_run_kernels,
         worker_line=sent or None,
-        memory_holders=attempt("live tensors", lambda: memory.largest(frames), tuple)
+        memory_holders=attempt("live tensors", lambda: memory.largest(failure.frames), tuple)
         if is_full
         else (),
-        environment=attempt("environment", context.describe, Environment),
-        libraries=finding.libraries(),
-        is_script=finding.is_script(site),
         is_checked=is_checked,
-        timing=attempt("timing", lambda: finding.timing_since(started), Timing),
-        limits=(*site.limits, *limits.lines),
     )
 
 
-def _of_autograd(
-    error: BaseException,
-    values: Mapping[str, Tensor],
-    recorder: Any,
-    entries: Sequence[TracebackType],
-    site: CallSite,
-    limits: Limits,
-) -> tuple[InPlaceChange | None, SourceSpan | None, FreedGraph | None, SourceSpan | None]:
-    """Return who changed a saved tensor, who freed it, and the forward lines of both."""
+def failed_record(recorder: Any, error: BaseException, *, is_lost: bool) -> tuple[Any, bool]:
+    """Return the recorder's note of the call that raised, and whether it had raised before.
+
+    Where the device's context had ended before, it is the call that ended it.
+    """
     if recorder is None:
-        return None, None, None, None
+        return None, False
+    if is_lost and recorder.is_over:
+        if recorder.fatal is None:
+            return None, False  # no call of the block's ended it
+        record = recorder.fatal_call(error)
+        if record is not None:
+            return record, True
+    return recorder.in_flight(error), False
 
-    def look() -> tuple[InPlaceChange | None, SourceSpan | None]:
-        change, lines = recorder.modified_tensor(error)
-        return change, locate_entries(lines) if lines else None
 
-    message = str(error)
-    changed, saved_at = limits.attempt("writer", look, lambda: (None, None), kind=tuple)
-    freed, made_at = None, None
-    if FREED in message:
-        call = api_call_of(error)
+def site_of_record(record: Any) -> CallSite:
+    """Return the place of a call that is over, in place of that where its error was met again."""
+    return CallSite(
+        source=locate_entries(record.entries),
+        frames=frames_of(record.entries),
+        module_path=record.module_path,
+    )
+
+
+def _tensors(failure: FailureContext, record: Any, *, read: bool) -> tuple[TensorFact, ...]:
+    """Describe the tensors of the call and of the line; parameters of a module without values.
+
+    Where the call's own are not known, or may not be read, they are those of the record.
+    """
+    values, site = failure.values, failure.site
+    seen = {item.key for item in site.names}
+    hidden = {key: value for key, value in values.items() if key not in seen}
+    shown = {key: value for key, value in values.items() if key in seen}
+    facts = tensor_facts(shown, site, None, read=read)
+    facts += tensor_facts(hidden, CallSite(), None, read=False)
+    if record is None or (values and read):
+        return facts
+    named = {item.argument: item for item in facts}
+    own = [named.get(key) or of_meta(key, meta) for key, meta in record.tensors.items()]
+    # What has no name of the user's is an argument of the function that they called, not of the op.
+    return (*own, *(item for item in facts if item.expression is not None and item not in own))
+
+
+def _of_autograd(
+    error: BaseException, entries: Sequence[TracebackType], failure: FailureContext
+) -> tuple[InPlaceChange | None, FreedGraph | None, SourceSpan | None]:
+    """Return who changed a saved tensor, or who freed it and where it was made."""
+    recorder, limits, message = failure.recorder, failure.limits, str(error)
+    changed, freed, made_at = None, None, None
+    if recorder is not None and MODIFIED in message:
+        changed = limits.attempt("writer", lambda: recorder.modified_tensor(error))
+        if changed is None:
+            limits.add(recorder.beyond_ring("the op that modified the tensor in place"))
+    elif recorder is not None and FREED in message:
+        call, here = api_call_of(error), failure.site.source
         raising = call.node if call is not None else None
-        find = partial(freed_graph, values, recorder, entries, site.source, raising)
+        find = partial(freed_graph, failure.values, recorder, entries, here, raising)
         freed, made_at = limits.attempt("freed graph", find, lambda: (None, None), kind=tuple)
-    # What of the cause may have left the recorder's ring:
-    if MODIFIED in message and changed is None:
-        limits.add(recorder.beyond_ring("the op that modified the tensor in place"))
-    elif FREED in message and freed is None:
-        limits.add(recorder.beyond_ring("the op whose saved tensors were freed"))
-    return changed, saved_at, freed, made_at
+        if freed is None:
+            limits.add(recorder.beyond_ring("the op whose saved tensors were freed"))
+    return changed, freed, made_at
+
+
+def _with_marked_write(
+    graph: AutogradNeighbourhood, step: ProvenanceStep | None
+) -> AutogradNeighbourhood:
+    """Mark the graph's node of the write, where only one node is of its op and its line."""
+    if step is None or step.op is None or step.source is None:
+        return graph
+    op, line = step.op, step.source
+    writers = [item.id for item in graph.nodes if (item.op, item.source) == (op, line)]
+    if len(writers) != 1:
+        return graph
+    marked = tuple(
+        replace(item, role="bad_input", name=line.text or op) if item.id in writers else item
+        for item in graph.nodes
+    )
+    return replace(graph, nodes=marked)
 
 
 def _printed(device_text: Any, limits: Limits, *, is_expected: bool) -> str | None:
@@ -255,36 +268,4 @@ def report_of_another(error: BaseException) -> Report:
         tensors=evidence.tensors,
         environment=evidence.environment,
         limits=evidence.limits,
-    )
-
-
-def _tensors(values: Mapping[str, Tensor], site: CallSite, *, read: bool) -> tuple[TensorFact, ...]:
-    """Describe the tensors of the call and of the line; parameters of a module without values."""
-    seen = {item.key for item in site.names}
-    hidden = {key: value for key, value in values.items() if key not in seen}
-    shown = {key: value for key, value in values.items() if key in seen}
-    facts = tensor_facts(shown, site, None, read=read)
-    return (*facts, *tensor_facts(hidden, CallSite(), None, read=False))
-
-
-def _graph(
-    site: CallSite,
-    arguments: Mapping[str, Tensor],
-    op_name: str | None,
-    recorder: Any,
-    frames: Sequence[FrameType],
-) -> AutogradNeighbourhood:
-    """Return the graph behind the tensors on the failing line; no value is read."""
-    values = {item.expression: arguments[item.key] for item in site.names}
-    for item in site.others:
-        if isinstance(item.value, Tensor):
-            values.setdefault(item.expression, item.value)
-    if not any(item.requires_grad for item in values.values()):
-        return AutogradNeighbourhood()
-    return autograd_graph.neighbourhood(
-        values,
-        op_name=op_name or "the failing call",
-        bad=None,
-        site=lambda number: finding.forward_line(recorder, number),
-        names=parameter_names(frames),
     )

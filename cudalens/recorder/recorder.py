@@ -116,22 +116,16 @@ class Recorder(RecordingMode):
             return None
         return f"{what} is not among the last {size} calls, which the recorder kept: max_ops={size}"
 
-    def modified_tensor(
-        self, error: BaseException
-    ) -> tuple[InPlaceChange | None, list[StackEntry]]:
+    def modified_tensor(self, error: BaseException) -> InPlaceChange | None:
         """Find who modified the tensor that autograd complains of.
 
         Args:
             error: with the text "… has been modified by an inplace operation: …".
-
-        Returns:
-            the change, and the user's lines of the call that had saved the tensor.
         """
         call, snapshot = api_call_of(error), self.snapshot()
         node = None if call is None else call.node
         saver = None if node is None else snapshot.forward_call(node.sequence_nr)
-        change = find_modified(snapshot, str(error), saver)
-        return change, [] if change is None or saver is None else entries_of(saver.site)
+        return find_modified(snapshot, str(error), saver)
 
     def snapshot(self) -> Snapshot:
         """Return the calls recorded so far; the same object until another call is recorded."""

@@ -20,7 +20,7 @@ from cudalens.core.text_files import expanded
 from cudalens.diagnosis.diagnose import bare_report_of_error, diagnose, format_message, format_note
 from cudalens.evidence import exception, lost_context
 from cudalens.evidence.call_stack import locate, trim, with_callers
-from cudalens.evidence.finding import error_facts
+from cudalens.evidence.collect import error_facts
 from cudalens.evidence.torch_errors import is_torch_error, visible_entries
 from cudalens.evidence.trial import trial_of_error
 from cudalens.source.files import is_own_file

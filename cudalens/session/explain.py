@@ -20,9 +20,9 @@ from cudalens.core.report_types import OpName, TensorFact
 from cudalens.diagnosis.assert_meanings import meaning_of
 from cudalens.diagnosis.diagnose import diagnose
 from cudalens.evidence import lost_context
+from cudalens.evidence.collect import error_facts
 from cudalens.evidence.context import rehearsed_fault
 from cudalens.evidence.exception import evidence_of_error, report_of_another
-from cudalens.evidence.finding import error_facts
 from cudalens.evidence.tensors import of_meta
 from cudalens.evidence.torch_errors import is_torch_error, visible_entries
 from cudalens.evidence.trial import trial_of_error
