@@ -74,8 +74,6 @@ _PURE = names(
 _COMPILED = ("method_descriptor", "builtin_function_or_method", "wrapper_descriptor")
 _ADDS = ("index_add_", "scatter_add_", "index_reduce_", "scatter_reduce_")
 _UNINITIALISED = ("empty", "resize_", "new_empty", "set_", "record_stream")
-TWINS = ("data", "detach", "alias")
-"""Views of all elements: a write to one is a write to both."""
 FROM_PYTHON = ("tensor", "as_tensor", "asarray", "from_numpy", "scalar_tensor")
 """Functions that make a tensor of numbers of Python's."""
 CONVERSIONS = names(
@@ -87,8 +85,6 @@ _FORGETFUL = ("__dlpack__", "chain_matmul", "dim_order")
 """Functions that do not hand their keyword arguments on to the modes: a mistake of torch's."""
 _NOBODYS = ("cudalens.", "profiler._record_function_")
 """Ops that no user calls: those that guards put into compiled code, and the profiler's ranges."""
-_SHIFTS = {"add": 1, "sub": -1, "add_": 1, "sub_": -1, "__add__": 1, "__sub__": -1}
-"""Functions that move every value by the same number, when their second argument is one."""
 
 
 class Api:
@@ -98,7 +94,6 @@ class Api:
         "adds",
         "forgets",
         "func",
-        "has_operand",
         "is_backward",
         "is_foreign",
         "is_in_place",
@@ -107,7 +102,6 @@ class Api:
         "is_view",
         "makes_values",
         "may_write",
-        "shift",
         "stem",
         "value_at",
     )
@@ -147,11 +141,9 @@ class Api:
         makes_none = (self.is_view and not is_copy) or name.startswith(_UNINITIALISED)
         self.makes_values = not (makes_none or self.is_backward)
         """Views show old values, and memory that was only reserved has any values."""
-        self.shift = _SHIFTS.get(name, 0)
         self.forgets = kind == "function" and name in _FORGETFUL
         self.is_special = self.is_foreign or self.forgets
         self.may_write = kind not in _COMPILED or self.is_in_place or not writes_nothing(name)
-        self.has_operand = bool(self.value_at or self.shift)
 
     @property
     def name(self) -> str:
@@ -227,8 +219,7 @@ class Recorded(NamedTuple):
     dtype: Any
     written: tuple[Write, ...] = ()
     operand: Any = None
-    """Of a call that writes to some elements what it writes, a number or a reference; the number by
-    which a call moves every value."""
+    """Of a call that writes to some elements what it writes, a number or a reference."""
     is_alias: bool = False
     """True if the result shows the memory of the first argument."""
 
@@ -278,18 +269,11 @@ def writes_of(
 
 
 def operand_of(api: Api, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """Return what a call writes to some elements, or the number that it adds to all."""
-    if len(args) < 2:
+    """Return what a call writes to some elements."""
+    value = args[api.value_at] if api.value_at < len(args) else None
+    if api.adds or any(args[api.value_at + 1 :]) or kwargs:  # what was there is not replaced
         return None
-    if api.value_at:
-        value = args[api.value_at] if api.value_at < len(args) else None
-        if api.adds or any(args[api.value_at + 1 :]) or kwargs:  # what was there is not replaced
-            return None
-        return (
-            ref(value) if isinstance(value, Tensor) else value if type(value) in _NUMBERS else None
-        )
-    second = args[1]
-    return api.shift * second if second.__class__ is int and not kwargs else None
+    return ref(value) if isinstance(value, Tensor) else value if type(value) in _NUMBERS else None
 
 
 def shows_argument(result: Any, tensors: Sequence[Tensor]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from cudalens.core.call import ApiCall
 from cudalens.core.report_types import HistoryEntry
-from cudalens.recorder.calls import TWINS, Recorded, Write, meta_of, short_meta
+from cudalens.recorder.calls import Recorded, Write, meta_of, short_meta
 from cudalens.recorder.dataloader import Batches
 from cudalens.recorder.sites import SiteReader, entries_of, phase_of, shared_site
 from cudalens.recorder.tensor_refs import Ref
@@ -137,11 +137,6 @@ class Snapshot:
         """Return what a tensor is a view of, by the recorded calls, or itself."""
         return self._index.bases.get(id(tensor), tensor)
 
-    def same(self, left: Ref, right: Ref) -> bool:
-        """Return whether two tensors are one, or show exactly the same elements."""
-        twins = self._index.twins
-        return twins.get(id(left), left) is twins.get(id(right), right)
-
     @cached_property
     def _index(self) -> _Index:
         index = _Index()
@@ -165,19 +160,15 @@ class _Index:
         """The writes to a tensor that is no view, and to views of it."""
         self.bases: dict[int, Ref] = {}
         """The base of each view; in inference mode autograd does not say."""
-        self.twins: dict[int, Ref] = {}
-        """The original of each view of all elements."""
 
     def add(self, call: Recorded) -> None:
-        is_twin = call.api.stem in TWINS
-        shown = call.inputs[0] if call.inputs and (call.is_alias or is_twin) else None
+        is_view = call.is_alias or call.api.stem == "data"
+        shown = call.inputs[0] if call.inputs and is_view else None
         for item, meta in zip(call.outputs, call.metas, strict=True):
             self.made.setdefault(id(item), []).append(call)
             self.metas[id(item)] = meta
             if shown is not None and item is not shown:
                 self.bases[id(item)] = self.bases.get(id(shown), shown)
-                if is_twin:
-                    self.twins[id(item)] = self.twins.get(id(shown), shown)
         for write in call.written:
             whole = self.bases.get(id(write.target), write.target)
             if write.tensor is not whole:

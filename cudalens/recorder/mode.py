@@ -241,7 +241,7 @@ class RecordingMode(_torch.RemovableMode):
             else:
                 output, shape, dtype = describe_results(result)
             is_alias = api.is_view and shows_argument(result, tensors)
-            operand = operand_of(api, args, kwargs) if api.has_operand else None
+            operand = operand_of(api, args, kwargs) if api.value_at else None
             is_brief = site.__class__ is Site and site.is_brief
             reads = None if is_brief else (*map(ref, tensors),)
             self.recorded_ops = seq = self.recorded_ops + 1
