@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import CodeType, FrameType, TracebackType
 from typing import TypeVar, cast
@@ -28,7 +28,7 @@ from cudalens.source.locate import CallSite
 from cudalens.source.locate import locate as locate_call
 from cudalens.source.running_call import RunningCall
 from cudalens.source.running_node import line_text, mentioned
-from cudalens.source.stack import Entry, StackEntry, frame_of, line_of, stack_of
+from cudalens.source.stack import Entry, StackEntry, frame_of, line_of, namespaces, stack_of
 
 _SENT_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
 _MAX_MODULES = 64
@@ -145,13 +145,6 @@ def trim(error: BaseException) -> None:
         if is_user_file(entry.tb_frame.f_code.co_filename):
             entry.tb_next = None
             return
-
-
-def namespaces(frames: Sequence[FrameType]) -> Iterator[Mapping[str, object]]:
-    """Return the variables of the user's frames, innermost first, then those of their modules."""
-    users = [item for item in reversed(frames) if is_user_file(item.f_code.co_filename)]
-    yield from (frame.f_locals for frame in users)
-    yield from {id(frame.f_globals): frame.f_globals for frame in users}.values()
 
 
 def parameter_names(frames: Sequence[FrameType]) -> dict[int, str]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cudalens.core import _torch
-from cudalens.evidence.call_stack import namespaces
+from cudalens.source.stack import namespaces
 
 MAX_LISTED = 5
 _FULL = ("out of memory", "ALLOC_FAILED")

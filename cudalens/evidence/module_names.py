@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from cudalens.core.evidence_types import OwnerModule
-from cudalens.evidence.call_stack import namespaces
 from cudalens.source.files import is_user_file
 from cudalens.source.locate import CallSite
 from cudalens.source.module_path import paths_below, running_modules
 from cudalens.source.running_call import RunningCall, class_name
 from cudalens.source.safe_eval import registered
-from cudalens.source.stack import frame_of, place_of
+from cudalens.source.stack import frame_of, namespaces, place_of
 
 
 def module_names(

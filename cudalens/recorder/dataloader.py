@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from types import FrameType
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from cudalens.core._python import raise_if_outside
-from cudalens.source.files import is_user_file
-from cudalens.source.stack import stack_of
+from cudalens.source.stack import namespaces, stack_of
 
 _MAX_BATCHES = 64
 _MAX_DEPTH = 4
@@ -135,8 +134,7 @@ def describe(batch: Batch, row: int | None) -> str:
     Args:
         row: the row at fault within the batch, when it is known.
     """
-    stack = _user_frames()
-    name = _name_of(lambda value: _is_loader_of(batch, value), stack) or "a DataLoader"
+    name = _name_of(lambda value: _is_loader_of(batch, value)) or "a DataLoader"
     text = f"batch {batch.number} of {name}"
     if row is None:
         return text
@@ -145,7 +143,7 @@ def describe(batch: Batch, row: int | None) -> str:
         return text
     index = batch.indices[row]
     dataset = None if batch.dataset is None else batch.dataset()
-    named = None if dataset is None else _name_of(lambda value: value is dataset, stack)
+    named = None if dataset is None else _name_of(lambda value: value is dataset)
     return f"{text} = {named}[{index}]" if named else f"{text} (dataset item {index})"
 
 
@@ -155,7 +153,7 @@ def dataset_of(batch: Batch) -> tuple[object, str | None]:
     dataset = getattr(batch.iterator(), "_dataset", None)
     if dataset is None:
         return None, None
-    return dataset, _name_of(lambda value: value is dataset, _user_frames())
+    return dataset, _name_of(lambda value: value is dataset)
 
 
 def _is_loader_of(batch: Batch, value: Any) -> bool:
@@ -167,18 +165,11 @@ def _is_loader_of(batch: Batch, value: Any) -> bool:
     )
 
 
-def _name_of(is_it: Callable[[Any], bool], frames: Iterable[FrameType]) -> str | None:
-    """Find a variable of the user's, the innermost frame's locals first."""
-    for frame in frames:
-        for variables in (frame.f_locals, frame.f_globals):
-            for name, value in list(variables.items()):
-                if not name.startswith("_") and is_it(value):
-                    return name
+def _name_of(is_it: Callable[[Any], bool]) -> str | None:
+    """Find a variable of the user's, in the frames of this thread before those of others."""
+    stacks = map(stack_of, (*sys._current_frames().values(), sys._getframe(1)))
+    for variables in namespaces(list(chain.from_iterable(stacks))):
+        for name, value in list(variables.items()):
+            if not name.startswith("_") and is_it(value):
+                return name
     return None
-
-
-def _user_frames() -> list[FrameType]:
-    """Return the user's frames of all threads, innermost first, this thread's before others."""
-    stacks = map(stack_of, (sys._getframe(1), *sys._current_frames().values()))
-    frames = dict.fromkeys(frame for stack in stacks for frame in reversed(stack))
-    return [frame for frame in frames if is_user_file(frame.f_code.co_filename)]

@@ -27,11 +27,8 @@ from cudalens.recorder._torch import is_wrapped, physical
 from cudalens.recorder.calls import FROM_PYTHON, Api, Write
 from cudalens.recorder.failure import named_arguments
 from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
-from cudalens.source.files import is_user_file
 from cudalens.source.locate import locate_entries
-from cudalens.source.running_node import mentioned
-from cudalens.source.safe_eval import instance_dict
-from cudalens.source.stack import stack_of
+from cudalens.source.stack import namespaces, stack_of
 
 OnNonFinite = Callable[[Mapping[str, Any], Violation], BaseException | None]
 MAX_INPUTS = 3
@@ -368,51 +365,27 @@ def arrival(op: str, inputs: Sequence[Tensor]) -> NanArrival:
     """
     frames = stack_of(sys._getframe(1))
     span = locate_entries(frames)
-    name, values = _holder(inputs[0], frames) if inputs else (None, None)
     line = None if span is None else span.line
-    return NanArrival(op=op, line=line, name=name, values=values)
-
-
-def _holder(tensor: Tensor, frames: Sequence[FrameType]) -> tuple[str | None, str | None]:
-    """Return the name of the tensor that contained the NaN, a view by its base, and where in it."""
-    base = _torch.base_of(tensor)
-    for holder in (tensor,) if base is None else (tensor, base):
-        name = _name_of(holder, frames)
-        if name is not None:
-            offenders = find_offenders(holder.detach(), holder.detach().isnan())
-            at = f"[{', '.join(map(str, offenders.first[0].position))}]"
-            counted = (
-                f"{offenders.count} of {offenders.total} values"
-                if offenders.total > 1
-                else "its value"
-            )
-            return name, counted if at == "[]" else f"{counted}, the first at {at}"
-    return None, None
+    for holder in (inputs[0], _torch.base_of(inputs[0])) if inputs else ():
+        name = None if holder is None else _name_of(holder, frames)
+        if holder is not None and name is not None:
+            bad = find_offenders(holder.detach(), holder.detach().isnan())
+            values = f"{bad.count} of {bad.total} values" if bad.total > 1 else "its value"
+            if bad.first[0].position:
+                values += f", the first at [{', '.join(map(str, bad.first[0].position))}]"
+            return NanArrival(op=op, line=line, name=name, values=values)
+    return NanArrival(op=op, line=line)
 
 
 def _name_of(tensor: Tensor, frames: Sequence[FrameType]) -> str | None:
-    """Find a tensor among what the user's running code speaks of, innermost first."""
-    for frame in reversed(frames):
-        if is_user_file(frame.f_code.co_filename):
-            for name, value in _names_used(frame).items():
-                if value is tensor:
-                    return name
-                if isinstance(value, nn.Module) and (path := _path_in(value, tensor)):
-                    return f"{name}.{path}"
-    return None
-
-
-def _names_used(frame: FrameType) -> Mapping[str, object]:
-    """Return the variables that a function mentions, and what it mentions of its own object."""
-    variables = mentioned(frame)
-    owner = instance_dict(variables.get("self"))
-    return variables | {f"self.{name}": owner[name] for name in variables if name in owner}
-
-
-def _path_in(module: nn.Module, tensor: Tensor) -> str | None:
-    """Return the path of a parameter or a buffer below a module."""
-    for tensors in (module.named_parameters(), module.named_buffers()):
-        for path, item in tensors:
-            if item is tensor:
-                return path
+    """Find a tensor among the user's variables and in the modules among them."""
+    for variables in namespaces(frames):
+        for name, value in list(variables.items()):
+            if value is tensor and not name.startswith("_"):
+                return name
+            if issubclass(type(value), nn.Module):
+                module: Any = value
+                for path, item in chain(module.named_parameters(), module.named_buffers()):
+                    if item is tensor:
+                        return f"{name}.{path}"
     return None

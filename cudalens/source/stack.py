@@ -168,6 +168,13 @@ def place_of(entry: Entry) -> Place:
     return Place(*entry)
 
 
+def namespaces(frames: Sequence[FrameType]) -> Iterator[Mapping[str, object]]:
+    """Return the variables of the user's frames, innermost first, then those of their modules."""
+    users = [item for item in reversed(frames) if is_user_file(item.f_code.co_filename)]
+    yield from (frame.f_locals for frame in users)
+    yield from {id(frame.f_globals): frame.f_globals for frame in users}.values()
+
+
 def stack_of(frame: FrameType | None) -> tuple[FrameType, ...]:
     """Return a frame and all its callers, outermost first."""
     frames = [] if frame is None else [item for item, _ in walk_stack(frame)]
