@@ -26,6 +26,7 @@ from cudalens.core.report_types import (
 )
 from cudalens.diagnosis.candidates import Trial, TrialResult
 from cudalens.diagnosis.diagnose import diagnose
+from cudalens.diagnosis.user_code import syntax_of
 
 MAX_UNIQUE, MAX_FIRST = 32, 20
 TRANSFORMERS = "/site-packages/transformers/models/bert/modeling_bert.py"
@@ -126,7 +127,7 @@ def finding(
             list_position=int(position[:-1]) if position else None,
         ),
         op=OpName(name=op, overload="default", api=api),
-        call_text=call,
+        call=syntax_of(call or ""),
         source=SourceSpan(cell=1, line=1, column=0, text=call),
         tensors=(fact, *others),
         scalars=tuple((scalars or {}).items()),

@@ -74,7 +74,7 @@ class Probe(TorchDispatchMode):
     @property
     def site(self) -> CallSite:
         """The site of the only call."""
-        assert len(self.sites) == 1, [site.call_text for site in self.sites]
+        assert len(self.sites) == 1, [site.source for site in self.sites]
         return self.sites[0]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -5,9 +5,22 @@ Each part is ``None``, or empty, where its collector was not asked or found noth
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 
 from cudalens.core.report_types import LineRef, ProvenanceStep, SourceSpan
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSyntax:
+    """The user's running call: ``F.cross_entropy(z, y)``."""
+
+    node: ast.AST
+    """Its syntax; a whole assignment where the call is its target."""
+    text: str
+    """Its source on one line."""
+    is_written_so: bool
+    """True if the source has this very text, so that columns of the syntax are places in it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from cudalens.core._python import same_random_state
 from cudalens.core.evidence_types import (
     CallContext,
+    CallSyntax,
     DatasetColumn,
     DeviceFault,
     FreedGraph,
@@ -74,8 +75,8 @@ class Evidence:
     context_usable: bool | None = None
     source: SourceSpan | None = None
     forward_source: SourceSpan | None = None
-    call_text: str | None = None
-    """Source text of the running call in the user's line, such as ``F.cross_entropy(z, y)``."""
+    call: CallSyntax | None = None
+    """The running call in the user's line."""
     module_path: str | None = None
     module_type: str | None = None
     """Class name of the innermost module, such as ``BertEmbeddings`` or ``Embedding``."""
@@ -118,6 +119,11 @@ class Evidence:
     """True if no notebook and no IPython runs here: the words are then those of a script."""
     timing: Timing = field(default_factory=Timing)
     limits: tuple[str, ...] = ()
+
+    @property
+    def call_text(self) -> str | None:
+        """Source of the running call."""
+        return None if self.call is None else self.call.text
 
     @property
     def steps(self) -> NextSteps:

@@ -30,13 +30,14 @@ from cudalens.diagnosis.user_code import (
     Change,
     Fix,
     api_function,
+    assignment,
+    call_node,
     function_named,
-    parsed,
     renamed,
     renamed_keyword,
-    rewritten,
     spliced,
     swapped,
+    with_changes,
     with_keyword,
 )
 
@@ -323,20 +324,10 @@ def _written(evidence: Evidence, step: _Step) -> Fix | None:
     changes = [
         Change(fact.expression or "", template, fact.span) for fact, template in step.changes
     ]
+    if (call := with_changes(evidence, step.changes)) is not None:
+        return Fix(call, changes)
+    lines = [assignment(fact, template) for fact, template in step.changes]
     everywhere = [item._replace(span=None) for item in changes]
-    call = evidence.call_text
-    for fact, template in step.changes:
-        is_first = call == evidence.call_text
-        here = evidence if is_first else replace(evidence, call_text=call, source=None)
-        call = rewritten(here, fact, template)
-        if call is None or parsed(call) is None:
-            break
-    else:
-        return Fix(call or "", changes)
-    if len(step.changes) == 1:
-        return Fix(call, everywhere) if call else None
-    before = replace(evidence, call_text=None)
-    lines = [rewritten(before, fact, template) for fact, template in step.changes]
     return Fix("\n".join(line or "" for line in lines), everywhere) if all(lines) else None
 
 
@@ -347,7 +338,7 @@ def _of_whole_call(
     evidence: Evidence, trial: Trial, operands: Sequence[TensorFact]
 ) -> Iterator[Hint]:
     """Try the arguments in another order or number, and the model on its input's device."""
-    tree = parsed(evidence.call_text or "")
+    tree = call_node(evidence)
     if isinstance(tree, ast.Call):
         yield from _of_model(evidence, tree, trial, operands)
         yield from _of_joins(evidence, trial, operands)
@@ -374,8 +365,8 @@ def _of_model(
 ) -> Iterator[Hint]:
     here = trial.called.device
     device = next((item.device for item in operands if item.device != "cpu"), None)
-    model, call = ast.unparse(tree.func), evidence.call_text or ""
-    moved = spliced(call, tree.func, f'{model}.to("{device}")') if here and device else None
+    model = ast.unparse(tree.func)
+    moved = spliced(evidence, {tree.func: f'{model}.to("{device}")'}) if here and device else None
     fix = Fix(moved, device=device) if moved else None
     if not fix or device == here or not trial(fix).succeeds:
         return
@@ -398,13 +389,13 @@ def _of_arguments(
     evidence: Evidence, tree: ast.Call, operands: Sequence[TensorFact]
 ) -> Iterator[tuple[str, Fix]]:
     """Write the call with its arguments in another order, or with another size or setting."""
-    call, function = evidence.call_text or "", api_function(evidence)
+    function = api_function(evidence)
     names = {function, (evidence.module_type or "").lower()}
     is_ordered = _SWAPPED & names or any("loss" in name for name in names)
-    if is_ordered and (swap := _swapped(call, tree)):
+    if is_ordered and (swap := _swapped(evidence, tree)):
         yield swap
     is_view = function in _VIEWS and len(tree.args) > 1 and operands
-    if is_view and (text := spliced(call, tree.args[0], "-1")):
+    if is_view and (text := spliced(evidence, {tree.args[0]: "-1"})):
         fix = Fix(text, rearrange=_with_open_batch)
         yield f"the batch has {operands[0].shape[0]} samples here: leave its size open", fix
     yield from _of_settings(evidence, tree, operands)
@@ -412,25 +403,22 @@ def _of_arguments(
 
 def _of_product(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
     """Try the factors of a matrix product in the other order."""
-    tree = parsed(evidence.call_text or "")
-    swap = None
+    tree, swap = call_node(evidence), None
     if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.MatMult):
         one, two = ast.unparse(tree.left), ast.unparse(tree.right)
         swap = _IN_PLACE_OF.format(one, two), Fix(f"{two} @ {one}", swapped(one, two))
     elif isinstance(tree, ast.Call) and api_function(evidence) in ("matmul", "mm", "bmm"):
-        swap = _swapped(evidence.call_text or "", tree)
+        swap = _swapped(evidence, tree)
     if swap and trial(swap[1]).succeeds:
         yield Hint(rule="other_arguments", text=swap[0], fix=swap[1], tried=True)
 
 
-def _swapped(call: str, tree: ast.Call) -> tuple[str, Fix] | None:
+def _swapped(evidence: Evidence, tree: ast.Call) -> tuple[str, Fix] | None:
     """Write a call with its first two arguments in the other order."""
     if len(tree.args) < 2:
         return None
     one, two = map(ast.unparse, tree.args[:2])
-    first = spliced(call, tree.args[1], one) or ""
-    again = parsed(first)
-    both = spliced(first, again.args[0], two) if isinstance(again, ast.Call) else None
+    both = spliced(evidence, {tree.args[0]: two, tree.args[1]: one})
     return (_IN_PLACE_OF.format(one, two), Fix(both, swapped(one, two))) if both else None
 
 
@@ -466,7 +454,7 @@ def _of_settings(
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             whole = f"{ast.unparse(node.left)} // {ast.unparse(node.right)}"
             words = "a size is a whole number, and / gives a float"
-            if text := spliced(call, node, whole):
+            if text := spliced(evidence, {node: whole}):
                 written.append((words, Fix(text, [Change(ast.unparse(node), whole)])))
     fix = with_keyword(evidence, ("pack_padded_sequence",), "enforce_sorted", "False")
     written.append(("the lengths are not sorted: let it sort them", fix))

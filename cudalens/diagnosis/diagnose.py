@@ -24,7 +24,7 @@ from cudalens.diagnosis.candidates import BY_CHANCE, Refusal, Trial, search, ver
 from cudalens.diagnosis.hints import MAX_HINTS, find_hints
 from cudalens.diagnosis.host_errors import REFUSED, Verdict, explain_host_error
 from cudalens.diagnosis.origins import at_origin
-from cudalens.diagnosis.user_code import Fix, list_items, parsed
+from cudalens.diagnosis.user_code import Fix, call_node, list_items, parsed, syntax_of
 
 ASSERT_CODE = 710
 _ASSERT_SENTENCE = "device-side assert triggered"
@@ -173,7 +173,7 @@ def _after(evidence: Evidence, refusal: Refusal, expression: str) -> Evidence:
         error=None,
         violation=violation,
         op=OpName(name=violation.op, overload=violation.overload, api=evidence.op.api),
-        call_text=refusal.fix,
+        call=syntax_of(refusal.fix),
         source=None,
         tensors=(fact, *rest),
         scalars=refusal.scalars,
@@ -243,7 +243,7 @@ def _is_one_hot(evidence: Evidence) -> bool:
 
 def _labels_of_one_hot(evidence: Evidence) -> str | None:
     """Return the expression of the first argument of ``F.one_hot``."""
-    node = parsed(evidence.call_text or "")
+    node = call_node(evidence)
     if not isinstance(node, ast.Call) or not node.args or isinstance(node.args[0], ast.Starred):
         return None
     return ast.unparse(node.args[0])

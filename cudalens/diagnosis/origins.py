@@ -17,7 +17,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, SourceSpan
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.hints._roles import LOOKUP_OPS
-from cudalens.diagnosis.user_code import Change, Fix, last_name, list_of, parsed, place
+from cudalens.diagnosis.user_code import Change, Fix, call_node, last_name, list_of, parsed, place
 
 _AT_ORIGIN = frozenset(
     {"cast_needed", "image_not_divided", "labels_as_binary_target", "mask_of_0_and_255"}
@@ -169,7 +169,7 @@ def _layer(hint: Hint, evidence: Evidence, trial: Trial) -> Binding | None:
     """Return the layer whose rows or outputs are too few: the table, or the last one before."""
     if hint.rule in _OF_SIZE:
         return trial.layer(evidence.module_path) if evidence.module_path else None
-    violation, tree = evidence.violation, parsed(evidence.call_text or "")
+    violation, tree = evidence.violation, call_node(evidence)
     assert violation is not None
     if evidence.op.name in LOOKUP_OPS:
         layer = trial.layer(evidence.module_path) if evidence.module_path else None

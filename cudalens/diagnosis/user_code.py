@@ -7,10 +7,12 @@ cannot be read back as Python is not given.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Container, Iterable
+import copy
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from cudalens.core._python import parse_expression
+from cudalens.core.evidence_types import CallSyntax
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import LineRef, SourceSpan, TensorFact
 
@@ -106,42 +108,104 @@ def in_library(evidence: Evidence, name: str) -> bool:
     return any(f"/{name}/" in file for file in below)
 
 
+def syntax_of(text: str) -> CallSyntax | None:
+    """Return the syntax of a call that is no line of the user's: the line as a fix changes it."""
+    try:
+        node = parse_expression(text).body
+    except (SyntaxError, ValueError):
+        return None
+    segment = ast.get_source_segment(text, node) or text
+    return CallSyntax(node=node, text=segment, is_written_so="\n" not in segment)
+
+
+def call_node(evidence: Evidence) -> ast.expr | None:
+    """Return the syntax of the running call, ``None`` where it is no expression."""
+    node = None if evidence.call is None else evidence.call.node
+    return node if isinstance(node, ast.expr) else None
+
+
+def spliced(evidence: Evidence, values: Mapping[Any, str]) -> str | None:
+    """Return the running call with texts in the place of parts of its syntax."""
+    call, whole = evidence.call, call_node(evidence)
+    if call is None or whole is None:
+        return None
+    if call.is_written_so:
+        line = call.text.encode()
+        start = whole.col_offset - isinstance(whole, ast.NamedExpr)  # it is in parentheses
+        for node in sorted(values, key=lambda item: item.col_offset, reverse=True):
+            before = line[: node.col_offset - start]
+            line = before + values[node].encode() + line[node.end_col_offset - start :]
+        text = line.decode()
+    else:
+        parts = {id(node): ast.Name(text) for node, text in values.items()}
+        text = ast.unparse(copy.deepcopy(whole, parts))
+    return text if parsed(text) is not None else None
+
+
 def rewritten(evidence: Evidence, fact: TensorFact | None, template: str) -> Fix | None:
     """Return the call with ``fact`` replaced by ``template``, where ``{x}`` stands for itself.
 
     Where the call does not spell the expression, as in ``model(**batch)``, the fix is an
     assignment before it.
     """
-    node = parsed(fact.expression) if fact and fact.expression else None
-    if fact is None or fact.expression is None or node is None:
+    if fact is None or fact.expression is None:
         return None
-    name = fact.expression
-    inner = name if isinstance(node, _ATOMS) else f"({name})"
-    value = template.replace("{x}", inner)
-    changed = _in_call(evidence, fact, node, value)
-    is_before = changed is None
-    if is_before and isinstance(node, _TARGETS):
-        changed = f"{name} = {value}"
-    if changed is None:
-        return None
-    return Fix(changed, [Change(name, template, None if is_before else fact.span)])
+    if (changed := with_changes(evidence, [(fact, template)])) is not None:
+        return Fix(changed, [Change(fact.expression, template, fact.span)])
+    changed = assignment(fact, template)
+    return None if changed is None else Fix(changed, [Change(fact.expression, template)])
 
 
-def _in_call(evidence: Evidence, fact: TensorFact, node: ast.expr, value: str) -> str | None:
-    call = evidence.call_text
-    tree = parsed(call) if call and "#" not in call else None
-    if call is None or tree is None:
-        return None
-    places = _places(tree, node)
+def with_changes(evidence: Evidence, changes: Iterable[tuple[TensorFact, str]]) -> str | None:
+    """Return the call with each expression replaced, ``None`` where it does not spell one."""
+    values = {}
+    for fact, template in changes:
+        wanted = parsed(fact.expression or "")
+        place = None if wanted is None else _place_of(evidence, fact, wanted)
+        if place is None:
+            return None
+        value = _filled(fact, wanted, template)
+        if not _stands_alone(*place) and not isinstance(parsed(value), _ATOMS):
+            value = f"({value})"
+        values[place[0]] = value
+    return spliced(evidence, values)
+
+
+def assignment(fact: TensorFact, template: str) -> str | None:
+    """Return the change of an expression as a statement before the call."""
+    node = parsed(fact.expression or "")
+    is_target = isinstance(node, _TARGETS)
+    return f"{fact.expression} = {_filled(fact, node, template)}" if is_target else None
+
+
+def _filled(fact: TensorFact, node: ast.expr | None, template: str) -> str:
+    inner = fact.expression or ""
+    return template.replace("{x}", inner if isinstance(node, _ATOMS) else f"({inner})")
+
+
+_Place = tuple[ast.expr, ast.AST | None]
+
+
+def _place_of(evidence: Evidence, fact: TensorFact, wanted: ast.expr) -> _Place | None:
+    """Return the part of the call that is an expression, and its parent; ``None`` if not sure."""
+    tree, key = call_node(evidence), ast.dump(wanted)
+    places: list[_Place] = []
+    waiting: list[tuple[ast.AST, ast.AST | None]] = [] if tree is None else [(tree, None)]
+    while waiting:
+        node, parent = waiting.pop()
+        if isinstance(node, ast.expr) and ast.dump(node) == key:
+            places.append((node, parent))
+        else:
+            waiting.extend((child, node) for child in ast.iter_child_nodes(node))
     if len(places) > 1:
+        here = [item for item in places if _begins_at(item[0], fact.span)]
         direct = [item for item in places if item[1] is tree or isinstance(item[1], ast.keyword)]
-        places = _by_column(evidence, fact, places, call) or direct
-    if len(places) != 1:
-        return None
-    place, parent = places[0]
-    if not _stands_alone(place, parent) and not isinstance(parsed(value), _ATOMS):
-        value = f"({value})"
-    return spliced(call, place, value)
+        places = here or direct
+    return places[0] if len(places) == 1 else None
+
+
+def _begins_at(node: ast.expr, span: tuple[int, int, int] | None) -> bool:
+    return span is not None and (node.lineno, node.col_offset) == span[:2]
 
 
 def _stands_alone(node: ast.expr, parent: ast.AST | None) -> bool:
@@ -151,53 +215,6 @@ def _stands_alone(node: ast.expr, parent: ast.AST | None) -> bool:
     if isinstance(parent, ast.Subscript):
         return parent.slice is node
     return parent is None or isinstance(parent, ast.keyword | ast.Tuple | ast.List)
-
-
-_Place = tuple[ast.expr, ast.AST | None]
-
-
-def _places(tree: ast.AST, wanted: ast.expr) -> list[_Place]:
-    places: list[_Place] = []
-    key = ast.dump(wanted)
-    waiting: list[tuple[ast.AST, ast.AST | None]] = [(tree, None)]
-    while waiting:
-        node, parent = waiting.pop()
-        if isinstance(node, ast.expr) and ast.dump(node) == key:
-            places.append((node, parent))
-            continue
-        waiting.extend((child, node) for child in ast.iter_child_nodes(node))
-    return places
-
-
-def _by_column(
-    evidence: Evidence, fact: TensorFact, places: list[_Place], call: str
-) -> list[_Place]:
-    source = evidence.source
-    if source is None or source.column is None or fact.span is None or "\n" in call:
-        return []
-    if fact.span[0] != source.line:
-        return []
-    # One parenthesis is put before the text when it is read.
-    column = fact.span[1] - source.column + 1
-    return [item for item in places if _offset(f"({call}", item[0].col_offset) == column]
-
-
-def spliced(call: str, node: ast.expr, value: str) -> str | None:
-    """Put ``value`` in the place of ``node``, which was read from ``call`` by ``parsed``."""
-    lines = f"({call}\n)".split("\n")
-    start_line, end_line = node.lineno - 1, (node.end_lineno or node.lineno) - 1
-    start = _offset(lines[start_line], node.col_offset)
-    end = _offset(lines[end_line], node.end_col_offset or 0)
-    head = "\n".join([*lines[:start_line], lines[start_line][:start]])
-    tail = "\n".join([lines[end_line][end:], *lines[end_line + 1 :]])
-    text = " ".join(line.strip() for line in f"{head}{value}{tail}".strip().split("\n"))
-    text = text.removeprefix("(").removesuffix(")").strip()
-    return text if parsed(text) is not None else None
-
-
-def _offset(line: str, bytes_before: int) -> int:
-    # The syntax tree counts bytes of UTF-8, texts count characters.
-    return len(line.encode()[:bytes_before].decode(errors="ignore"))
 
 
 def with_keyword(
@@ -213,22 +230,21 @@ def with_keyword(
 
     ``None`` when the line does not spell a call of one of ``functions``, by its last name.
     """
-    call, tree, node = _call_in_text(evidence, set(functions))
+    node = _call_of(evidence, set(functions))
     if node is None:
         return None
-    text: str | None
     if position is not None and len(node.args) > position:
-        text = spliced(call, node.args[position], value)
+        text = spliced(evidence, {node.args[position]: value})
     elif values := [item.value for item in node.keywords if item.arg == keyword]:
-        text = spliced(call, values[0], value)
+        text = spliced(evidence, {values[0]: value})
     elif any(item.arg is None for item in node.keywords):
         return None
     else:
-        written = ast.get_source_segment(f"({call}\n)", node)
-        inside = "" if written is None else written[:-1].rstrip().rstrip(",")
+        inside = _text_in(evidence, node)[:-1].rstrip().rstrip(",")
         comma = "" if inside.endswith("(") else ", "
         made = f"{inside}{comma}{keyword}={value})"
-        text = inside and spliced(call, node, made)
+        text = spliced(evidence, {node: made})
+        tree = call_node(evidence)
         if text and isinstance(tree, ast.Call) and node not in (tree, tree.func):
             return Fix(text, [Change(ast.unparse(node), made)])  # of an operand's own call
     return Fix(text, rearrange=_setting(keyword, value, position)) if text else None
@@ -244,14 +260,20 @@ def _setting(keyword: str, text: str, position: int | None) -> Rearrange:
     return put
 
 
-def _call_in_text(
-    evidence: Evidence, names: Container[str | None]
-) -> tuple[str, ast.expr | None, ast.Call | None]:
-    """Return the running call as text and tree, and in it the first call of one of these names."""
-    call = evidence.call_text or ""
-    tree = parsed(call) if call and "#" not in call else None
+def _call_of(evidence: Evidence, names: Container[str | None]) -> ast.Call | None:
+    """Return the first call of one of these names in the running one."""
+    tree = call_node(evidence)
     nodes = (item for item in ast.walk(tree) if isinstance(item, ast.Call)) if tree else ()
-    return call, tree, next((item for item in nodes if last_name(item.func) in names), None)
+    return next((item for item in nodes if last_name(item.func) in names), None)
+
+
+def _text_in(evidence: Evidence, node: ast.expr) -> str:
+    """Return the text of a part of the running call."""
+    call, whole = evidence.call, call_node(evidence)
+    if call is None or whole is None or not call.is_written_so:
+        return ast.unparse(node)
+    start = whole.col_offset - isinstance(whole, ast.NamedExpr)
+    return call.text.encode()[node.col_offset - start : (node.end_col_offset or 0) - start].decode()
 
 
 def last_name(node: ast.expr) -> str | None:
@@ -269,7 +291,7 @@ def is_name(expression: str | None) -> bool:
 
 def called_name(evidence: Evidence) -> str | None:
     """Return the dotted name that the user's line calls, such as ``self.bert`` or ``F.one_hot``."""
-    tree = parsed(evidence.call_text or "")
+    tree = call_node(evidence)
     if not isinstance(tree, ast.Call):
         return None
     text = ast.unparse(tree.func)
@@ -282,8 +304,9 @@ def renamed(evidence: Evidence, old: str, new: str, function: str | None = None)
     Args:
         function: what torch calls the new one, where it has another name than ``new``.
     """
-    call, _, node = _call_in_text(evidence, {old})
-    text = node and spliced(call, node.func, ast.unparse(node.func).removesuffix(old) + new)
+    node = _call_of(evidence, {old})
+    name = node and ast.unparse(node.func).removesuffix(old) + new
+    text = node and name and spliced(evidence, {node.func: name})
     if not text:
         return None
     way, dot, _ = new.rpartition(".")
@@ -307,15 +330,16 @@ def renamed_keyword(evidence: Evidence, old: str, new: str, value: str | None = 
     Args:
         value: the value as the line spells it, where the last argument may be it, without keyword.
     """
-    tree = parsed(evidence.call_text or "")
+    tree = call_node(evidence)
     keywords = [item for item in getattr(tree, "keywords", ()) if item.arg in (old, new)]
     if not isinstance(tree, ast.Call) or len(keywords) > 1:
         return None
     is_bare = not keywords and bool(tree.args) and ast.unparse(tree.args[-1]) == value
     if is_bare:
-        tree.keywords.insert(0, ast.keyword(new, tree.args.pop()))
+        text = spliced(evidence, {tree.args[-1]: f"{new}={_text_in(evidence, tree.args[-1])}"})
     elif [item.arg for item in keywords] == [old]:
-        keywords[0].arg = new
+        item = keywords[0]
+        text = spliced(evidence, {item: f"{new}={_text_in(evidence, item.value)}"})
     else:
         return None
 
@@ -324,7 +348,7 @@ def renamed_keyword(evidence: Evidence, old: str, new: str, value: str | None = 
         leading, value = (args[:-1], args[-1]) if is_bare else (args, kwargs.get(old))
         return function, leading, {**rest, new: value}
 
-    return Fix(ast.unparse(tree), rearrange=put)
+    return Fix(text, rearrange=put) if text else None
 
 
 def list_of(values: Iterable[int], limit: int = 4) -> str:
@@ -341,18 +365,6 @@ def list_of(values: Iterable[int], limit: int = 4) -> str:
 def api_function(evidence: Evidence) -> str:
     """Return the last part of the name of the called function: ``conv1d``, ``__matmul__``."""
     return (evidence.op.api or "").rpartition(".")[2]
-
-
-def receiver(evidence: Evidence) -> str | None:
-    """Return the expression on which the line calls the method that raised: ``(a + b)``."""
-    call = _direct_call(evidence)
-    if call is None or not (evidence.op.api or "").startswith("torch.Tensor."):
-        return None
-    function = call.func
-    if not isinstance(function, ast.Attribute):
-        return None
-    text = ast.unparse(function.value)
-    return text if isinstance(function.value, _ATOMS) else f"({text})"
 
 
 def list_items(evidence: Evidence) -> tuple[str, ...]:
@@ -373,7 +385,7 @@ def _direct_call(evidence: Evidence) -> ast.Call | None:
     """Return the line's call when it is the one that raised, with nothing of Python below it."""
     if not evidence.frames or not evidence.frames[-1].is_user:
         return None
-    call = parsed(evidence.call_text or "")
+    call = call_node(evidence)
     if not isinstance(call, ast.Call) or last_name(call.func) != api_function(evidence):
         return None
     return call

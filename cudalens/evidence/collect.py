@@ -142,7 +142,7 @@ def evidence_of(
         phase=phase,
         source=site.source,
         forward_source=forward or forward_source,
-        call_text=site.call_text,
+        call=site.call,
         module_path=module_path,
         module_type=site.module_type,
         module_names=attempt("module names", name, tuple),

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from cudalens.core.evidence_types import CallSyntax
 from cudalens.core.limits import Limits
 from cudalens.core.report_types import CodeLine, Frame, LineRef, SourceSpan
 from cudalens.source.api_name import api_name
@@ -38,8 +39,8 @@ class CallSite:
 
     source: SourceSpan | None = None
     """The deepest line of the user's."""
-    call_text: str | None = None
-    """The running call on that line, such as ``F.cross_entropy(z, y)``."""
+    call: CallSyntax | None = None
+    """The running call on that line."""
     api: str | None = None
     """Public name of the function that was called to reach the op."""
     module_path: str | None = None
@@ -84,7 +85,7 @@ def locate(
     names = attempt("names", lambda: name_values(tensors, values, same), tuple)
     return CallSite(
         source=None if run is None else attempt("source", lambda: _span_of(run)),
-        call_text=None if run is None else attempt("call text", lambda: run.call_text),
+        call=None if run is None else attempt("call", lambda: run.call),
         api=api,
         module_path=modules.path,
         module_type=modules.type_name,

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import TypeAlias
 
 from cudalens.core._python import parse
+from cudalens.core.evidence_types import CallSyntax
 from cudalens.source.files import Source, cell_number, is_top, source, typed_line
 from cudalens.source.safe_eval import SafeEvaluator, evaluator_for
 from cudalens.source.stack import Place, Position
@@ -102,12 +103,16 @@ class Running:
         return whole[start:end] if others and is_as_typed else line
 
     @property
-    def call_text(self) -> str | None:
-        """The running expression on one line; the whole assignment when it is the target."""
+    def call(self) -> CallSyntax | None:
+        """The running expression; the whole assignment when it is the target."""
         node = self.node
         if isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
             node = self.statement
-        return None if node is None else text_of(node, self.lines)
+        if node is None:
+            return None
+        text = _written(node, self.lines)
+        is_written_so = text is not None
+        return CallSyntax(node=node, text=text or ast.unparse(node), is_written_so=is_written_so)
 
 
 def running(place: Place) -> Running:

@@ -81,7 +81,7 @@ def runs(text: str) -> list[Running]:
 )
 def test_the_running_call_and_its_statement_are_found(text: str, call: str, line: str) -> None:
     (run,) = runs(text)
-    assert (run.call_text, run.text) == (call, line)
+    assert (run.call.text, run.text) == (call, line)
 
 
 def test_a_running_decorator_is_the_line_that_is_shown() -> None:
@@ -90,24 +90,24 @@ def test_a_running_decorator_is_the_line_that_is_shown() -> None:
 
 def test_two_calls_on_one_line_are_told_apart() -> None:
     first, second = runs("a, b = look(1), look(2)")
-    assert (first.call_text, second.call_text) == ("look(1)", "look(2)")
+    assert (first.call.text, second.call.text) == ("look(1)", "look(2)")
 
 
 def test_a_source_that_changed_gives_the_line_and_no_expression() -> None:
     with cell("def f(): look()\nf()") as code:
         exec(code, {"look": look})
         place = SEEN[-1].place
-        assert SEEN[-1].call_text == "look()"
+        assert SEEN[-1].call.text == "look()"
         files.register_cell(place.filename, 7, ["def f(): show()", "f()"])
         changed = running(place)
-        assert changed.call_text is None
+        assert changed.call is None
         assert changed.text == "def f(): show()"
 
 
 def test_without_a_source_nothing_is_known() -> None:
     exec(compile("look()", "<no such file>", "exec"), {"look": look})
     run = SEEN[-1]
-    assert (run.text, run.call_text, run.scope) == (None, None, None)
+    assert (run.text, run.call, run.scope) == (None, None, None)
 
 
 # --- long sources ---------------------------------------------------------------------------------
@@ -141,8 +141,8 @@ def test_of_a_long_source_only_the_statement_is_parsed(
         running_node, "parse", lambda code: (sizes.append(code.count("\n")), parse(code))[1]
     )
     long = runs(FILLER + text if is_above else text + FILLER)
-    assert [(item.call_text, item.text) for item in long if item.node] == [
-        (item.call_text, item.text) for item in short
+    assert [(item.call.text, item.text) for item in long if item.node] == [
+        (item.call.text, item.text) for item in short
     ]
     assert max(sizes) <= text.count("\n") + 1
     offset = FILLER.count("\n") * is_above

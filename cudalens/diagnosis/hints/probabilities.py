@@ -12,7 +12,14 @@ from cudalens.core.report_types import FIRST_BAD, FIRST_NAN, WRITES, Hint, LineR
 from cudalens.diagnosis.hints._base import rule
 from cudalens.diagnosis.hints._reading import way_of
 from cudalens.diagnosis.hints._roles import fault
-from cudalens.diagnosis.user_code import is_name, parsed, renamed, renamed_keyword, rewritten
+from cudalens.diagnosis.user_code import (
+    call_node,
+    is_name,
+    parsed,
+    renamed,
+    renamed_keyword,
+    rewritten,
+)
 
 _BCE = "aten::binary_cross_entropy"
 _DRAWS = ("aten::bernoulli", "aten::bernoulli_")
@@ -356,7 +363,7 @@ def temperature_of_zero(evidence: Evidence) -> Hint | None:
 def _temperature(evidence: Evidence) -> tuple[str, float] | None:
     """Return the temperature of the draw as it is written, and its value; ``None`` if not known."""
     values = dict(evidence.call_context.temperatures)
-    tree = parsed(evidence.call_text or "")
+    tree = call_node(evidence)
     keywords = tree.keywords if isinstance(tree, ast.Call) else []
     for item in keywords:
         if item.arg in _TEMPERATURES:

@@ -16,7 +16,14 @@ from cudalens.diagnosis.hints._reading import (
     shifting_step,
 )
 from cudalens.diagnosis.hints._roles import is_run, is_vocabulary, table_name
-from cudalens.diagnosis.user_code import called_name, in_library, list_of, parsed, rewritten
+from cudalens.diagnosis.user_code import (
+    call_node,
+    called_name,
+    in_library,
+    list_of,
+    parsed,
+    rewritten,
+)
 
 _JUST_BEYOND = 64
 """Tokens are added by the handful; ids further out belong to another vocabulary."""
@@ -61,7 +68,7 @@ def _made_of_labels(evidence: Evidence, ids: Ids) -> bool:
     name = ids.named.expression if ids.named is not None else None
     if name is None or ids.fact.expression or "decoder" not in (evidence.module_path or ""):
         return False
-    tree, argument = parsed(evidence.call_text or ""), parsed(name)
+    tree, argument = call_node(evidence), parsed(name)
     if (
         not isinstance(tree, ast.Call)
         or argument is None

@@ -9,6 +9,7 @@ from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import OpName
 from cudalens.diagnosis.diagnose import diagnose
 from cudalens.diagnosis.host_errors import is_sticky, table
+from cudalens.diagnosis.user_code import syntax_of
 from cudalens.evidence.memory import is_full
 from tests.hostcells import run_cell
 
@@ -246,7 +247,7 @@ def test_fixes_come_in_the_order_of_their_effect(message: str, says: str) -> Non
 )
 def test_the_number_of_a_gpu_is_that_on_the_line(call: str, which: str) -> None:
     """Read off the call where it is written there."""
-    report = report_of("CUDA error: invalid device ordinal" + DSA, call_text=call)
+    report = report_of("CUDA error: invalid device ordinal" + DSA, call=syntax_of(call))
     assert report.headline == f"{which} does not exist for this process"
 
 
