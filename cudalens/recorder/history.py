@@ -125,10 +125,6 @@ class Snapshot:
         """Return the writes to a tensor, to its base and to views of it, oldest first."""
         return self._index.writes.get(id(self.whole(tensor)), [])
 
-    def written_tensors(self) -> list[Ref]:
-        """Return the tensors that were written to, by their bases."""
-        return [self.whole(item[0][1].target) for item in self._index.writes.values()]
-
     def is_untouched(self, tensor: Ref, since: int) -> bool:
         """Return whether no recorded call has written to a tensor since call number ``since``."""
         return not any(call.seq >= since for call, _ in self.writes_to(tensor))

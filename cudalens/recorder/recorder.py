@@ -122,10 +122,7 @@ class Recorder(RecordingMode):
         Args:
             error: with the text "… has been modified by an inplace operation: …".
         """
-        call, snapshot = api_call_of(error), self.snapshot()
-        node = None if call is None else call.node
-        saver = None if node is None else snapshot.forward_call(node.sequence_nr)
-        return find_modified(snapshot, str(error), saver)
+        return find_modified(self.snapshot(), error)
 
     def snapshot(self) -> Snapshot:
         """Return the calls recorded so far; the same object until another call is recorded."""
