@@ -35,7 +35,7 @@ from cudalens.core.report_types import (
 )
 from cudalens.diagnosis.diagnose import is_device_assert
 from cudalens.evidence import lost_context, memory
-from cudalens.evidence.call_stack import phase_of, worker_line
+from cudalens.evidence.call_stack import phase_of, worker_line, worker_start
 from cudalens.evidence.collect import FailureContext, error_facts, evidence_of, graph_of
 from cudalens.evidence.failing_call import api_call_of_stack, arguments_of, refused_call
 from cudalens.evidence.freed_graph import FREED, freed_graph
@@ -153,6 +153,7 @@ def evidence_of_error(
         ),
         has_run_kernels=observed is not None and observed.has_run_kernels,
         worker_line=sent or None,
+        worker_start=attempt("workers", lambda: worker_start(entries), str) or None,
         memory_holders=attempt("live tensors", lambda: memory.largest(failure.frames), tuple)
         if is_full
         else (),

@@ -212,7 +212,7 @@ from torch.utils.data import DataLoader, Dataset
 class Words(Dataset):
     def __len__(self): return 4
     def __getitem__(self, index): return {"a": 1}["b"]
-next(iter(DataLoader(Words(), num_workers=WORKERS)))
+next(iter(DataLoader(Words(), WORKERS)))
 """
 AGAIN = "except RuntimeError as error: raise ValueError('wrong input') from error"
 NOT_TORCHS = {
@@ -221,8 +221,8 @@ NOT_TORCHS = {
     # A statement of the user's in an op of their own, which runs below the recorder.
     CUSTOM_OP.replace("BODY", "raise ValueError('not with me')"): "not with me",
     # Called from torch's loader, in this process or in a worker.
-    DATASET.replace("WORKERS", "0"): "'b'",
-    DATASET.replace("WORKERS", "1"): "'b'",
+    DATASET.replace("WORKERS", "num_workers=0"): "'b'",
+    DATASET.replace("WORKERS", "num_workers=1, multiprocessing_context='fork'"): "'b'",
     f"{SETUP}try: x @ x\n{AGAIN}": "wrong input",
     "from cudalens.simulate.state import not_rehearsed\nraise not_rehearsed('x')": "rehears",
 }

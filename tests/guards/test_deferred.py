@@ -207,6 +207,7 @@ BACKWARD: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("name", BACKWARD)
 def test_backward_of_a_bad_call(guards: Collector, name: str) -> None:
     """It is given values in bounds as well, and the bad ones are told once, at the forward call."""

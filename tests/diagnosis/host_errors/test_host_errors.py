@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -145,6 +146,7 @@ def test_every_family_has_a_case() -> None:
     # torch's own words have tests in test_torch_errors, gradients in test_values, heads of
     # transformers and numbers in place of a loss in cells.
     elsewhere = {"words_of_torch", "gradient_dtype", "labels_of_head", "number_for_loss"}
+    elsewhere |= {"not_importable"}  # below: its message alone says too little
     assert {item.name for item in host_errors.table()} - known == elsewhere
 
 
@@ -236,7 +238,7 @@ class Data(torch.utils.data.Dataset):
         return 2
     def __getitem__(self, at):
         return torch.ones(3)[at + 3]
-next(iter(DataLoader(Data(), num_workers=1)))
+next(iter(DataLoader(Data(), num_workers=1, multiprocessing_context="fork")))
 """
     report = run_cell(SETUP + code).shown
     assert report.source is not None and report.source.text.startswith("next(iter(")
@@ -245,6 +247,33 @@ next(iter(DataLoader(Data(), num_workers=1)))
         r"return torch\.ones\(3\)\[at \+ 3\]\. ",
         report.explanation,
     )
+
+
+class Unloadable(list[int]):
+    """A dataset that a process which is not a fork of this one cannot load."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return __import__, ("a_cell",)
+
+
+LOADED = "next(iter(DataLoader(data, num_workers=1, multiprocessing_context='WAY', collate_fn=f)))"
+
+
+@pytest.mark.parametrize(
+    ("way", "data", "function", "is_advised"),
+    [
+        ("spawn", Unloadable([1]), list, True),
+        ("forkserver", [1], lambda batch: batch, True),
+        ("fork", [1], lambda batch: os._exit(1), False),
+    ],
+)
+def test_what_a_worker_cannot_load_is_advised_on(
+    way: str, data: list[int], function: Any, is_advised: bool
+) -> None:
+    """Workers that are not forked, the default from Python 3.14 on, end without a reason."""
+    code = SETUP + LOADED.replace("WAY", way)
+    report = run_cell(code, {"data": data, "f": function}).shown
+    assert [hint.rule for hint in report.hints] == ["not_importable"] * is_advised
 
 
 def test_a_gradient_of_a_custom_function() -> None:
@@ -431,6 +460,6 @@ def rules_of_patterns() -> set[str]:
 def test_every_rule_has_a_case() -> None:
     """No hint of a pattern without a message, or a cell, that gets it."""
     elsewhere = {"input_beyond_positions", "out_of_place", "size_images", *OF_FREED_GRAPHS}
-    elsewhere |= {"problem_type", "gradient_dtype"}
+    elsewhere |= {"problem_type", "gradient_dtype", "not_importable"}
     told = {rule for row in TEXTS for rule in row[4:]} | {case.rule for case in CASES}
     assert rules_of_patterns() - elsewhere <= told
