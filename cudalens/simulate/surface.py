@@ -308,6 +308,8 @@ def _patch_storage(patches: Patches) -> None:
     patches.set(torch.UntypedStorage, "__new__", staticmethod(new))
     patches.set(torch.UntypedStorage, "new", like)
     patches.set(torch.UntypedStorage, "resize_", resize_)
+    shared = refusal("a tensor shared with another process")
+    patches.set(torch.UntypedStorage, "_share_cuda_", shared)  # by torch.multiprocessing
 
 
 def _patch_pinning(patches: Patches) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from cudalens.simulate import NotRehearsedError
 from tests.simulate.device import CUDA, SAME_DEVICE, on_cuda, same
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -407,8 +409,15 @@ class OfDevice(Dataset[Tensor]):
 @pytest.mark.parametrize("makes", [True, False])
 def test_device_does_not_serve_a_forked_worker(makes: bool) -> None:
     """The worker raises as on CUDA, and does not hang; rows of the host pass."""
-    (batch,) = DataLoader(OfDevice("cpu", makes=makes), batch_size=4, num_workers=1)
+    forked: Any = {"batch_size": 4, "num_workers": 1, "multiprocessing_context": "fork"}
+    (batch,) = DataLoader(OfDevice("cpu", makes=makes), **forked)
     assert batch.shape == (4, 2)
     with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA in forked subprocess"):
-        list(DataLoader(OfDevice("cuda", makes=makes), batch_size=4, num_workers=1))
+        list(DataLoader(OfDevice("cuda", makes=makes), **forked))
     assert torch.ones(2, device="cuda").sum().item() == 2
+
+
+def test_device_shares_no_tensor_with_another_process() -> None:
+    ForkingPickler.dumps(torch.ones(2))
+    with pytest.raises(NotRehearsedError, match="a tensor shared with another process"):
+        ForkingPickler.dumps(torch.ones(2, device="cuda"))
