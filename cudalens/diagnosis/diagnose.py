@@ -24,13 +24,14 @@ from cudalens.diagnosis.candidates import BY_CHANCE, Refusal, Trial, search, ver
 from cudalens.diagnosis.hints import MAX_HINTS, find_hints
 from cudalens.diagnosis.host_errors import REFUSED, Verdict, explain_host_error
 from cudalens.diagnosis.origins import at_origin
-from cudalens.diagnosis.user_code import Fix, call_node, list_items, parsed, syntax_of
+from cudalens.diagnosis.user_code import Fix, call_node, list_items, parsed, syntax_of, written
 
 ASSERT_CODE = 710
 _ASSERT_SENTENCE = "device-side assert triggered"
 _WITHOUT_FIX = ("dimension_of_norm", "pad_lists", "pad_samples", "size_of_layer")
 """Rules whose words say what else may be, where no change of the call succeeds."""
 _SEVERAL = "one of several changes that work"
+_LONGEST_INPUT = 60
 _LONGEST_NAME = 40
 """Characters; a longer expression is no name to begin a sentence with."""
 
@@ -195,7 +196,16 @@ def _offenders(evidence: Evidence) -> Offenders | None:
 
 def _input_names(evidence: Evidence) -> dict[str, str]:
     """Return the user's expressions for arguments of the op."""
-    return {
+    tree, violation = call_node(evidence), evidence.violation
+    names: dict[str, str] = {}
+    if isinstance(tree, ast.BinOp) and violation is not None and violation.is_nonfinite:
+        # Of a number's operator, as in ``1 / x``, ``self`` is the tensor behind it.
+        keys = ("other", "self") if ".__r" in violation.op else ("self", "other")
+        sides = zip(keys, (tree.left, tree.right), strict=True)
+        read = {key: it for key, it in sides if not isinstance(it, ast.Constant)}
+        texts = {key: written(evidence, it) for key, it in read.items()}
+        names = {key: text for key, text in texts.items() if len(text) <= _LONGEST_INPUT}
+    return names | {
         item.argument: item.expression
         for item in evidence.tensors
         if item.argument and item.expression
@@ -246,7 +256,7 @@ def _labels_of_one_hot(evidence: Evidence) -> str | None:
     node = call_node(evidence)
     if not isinstance(node, ast.Call) or not node.args or isinstance(node.args[0], ast.Starred):
         return None
-    return ast.unparse(node.args[0])
+    return written(evidence, node.args[0])
 
 
 # --- a guard's finding ---------------------------------------------------------------------------

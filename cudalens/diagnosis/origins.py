@@ -17,7 +17,16 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, SourceSpan
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.hints._roles import LOOKUP_OPS
-from cudalens.diagnosis.user_code import Change, Fix, call_node, last_name, list_of, parsed, place
+from cudalens.diagnosis.user_code import (
+    Change,
+    Fix,
+    api_function,
+    call_node,
+    last_name,
+    list_of,
+    parsed,
+    place,
+)
 
 _AT_ORIGIN = frozenset(
     {"cast_needed", "image_not_divided", "labels_as_binary_target", "mask_of_0_and_255"}
@@ -33,7 +42,7 @@ _OF_BOUND = frozenset({"too_few_places", "what_is_there", "binary_labels_one_out
 _OF_BOUND |= {"added_tokens", "padding_beyond_table", "positions_beyond_table"}
 """Rules after which is said where the number of places comes from."""
 _OF_SIZE = frozenset({"size_of_layer"})
-_LONGEST = 60
+_LONGEST = 80
 
 
 def at_origin(hints: Iterable[Hint], evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
@@ -157,12 +166,27 @@ def _with_bound(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
             line = place(size.at, evidence)
             is_said = f"{line}: " in hint.text
             parts += [] if is_said else [f"{size.name} is set in {line}: {_short(size)}"]
+    if is_bound and (number := _number_of_classes(evidence)):
+        size = trial.binding(number)
+        if size is not None and size.value and not _is_failing_line(size.at, evidence):
+            parts.append(f"{number} is set in {place(size.at, evidence)}: {_short(size)}")
     fact = evidence.tensor("input") if hint.rule in _OF_SIZE else None
+    if hint.rule == "outside_domain":
+        fact = evidence.tensor("other") or evidence.tensor("self")
     if fact is not None and (name := fact.expression or "").isidentifier():
         binding = trial.binding(name, of_shape=True)
         if binding is not None and binding.value and not _is_failing_line(binding.at, evidence):
             parts.append(f"{name} is made in {place(binding.at, evidence)}: {_short(binding)}")
     return replace(hint, text="; ".join(filter(None, parts)))
+
+
+def _number_of_classes(evidence: Evidence) -> str | None:
+    """Return the variable that the line gives ``F.one_hot`` as the number of classes."""
+    tree = call_node(evidence)
+    if not isinstance(tree, ast.Call) or api_function(evidence) != "one_hot":
+        return None
+    values = [*tree.args[1:], *(it.value for it in tree.keywords if it.arg == "num_classes")]
+    return values[0].id if len(values) == 1 and isinstance(values[0], ast.Name) else None
 
 
 def _layer(hint: Hint, evidence: Evidence, trial: Trial) -> Binding | None:

@@ -124,6 +124,15 @@ def call_node(evidence: Evidence) -> ast.expr | None:
     return node if isinstance(node, ast.expr) else None
 
 
+def written(evidence: Evidence, node: ast.expr) -> str:
+    """Return a part of the running call as the user typed it."""
+    call, whole = evidence.call, call_node(evidence)
+    if call is None or whole is None or not call.is_written_so:
+        return ast.unparse(node)
+    start = whole.col_offset - isinstance(whole, ast.NamedExpr)  # it is in parentheses
+    return call.text.encode()[node.col_offset - start : (node.end_col_offset or 0) - start].decode()
+
+
 def spliced(evidence: Evidence, values: Mapping[Any, str]) -> str | None:
     """Return the running call with texts in the place of parts of its syntax."""
     call, whole = evidence.call, call_node(evidence)

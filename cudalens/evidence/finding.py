@@ -15,6 +15,8 @@ from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torch import Tensor
+
 from cudalens.core import _python, _torch
 from cudalens.core.call import Call, NodeMark, OpCall
 from cudalens.core.errors import (
@@ -36,6 +38,7 @@ from cudalens.core.report_types import (
     SeenBefore,
     Violation,
 )
+from cudalens.core.tensor_values import ravel, unravel
 from cudalens.diagnosis.diagnose import (
     bare_report_of_violation,
     diagnose,
@@ -175,6 +178,8 @@ def _report_of_call(violation: Violation, op: OpCall, started: float) -> Report:
     )
     graph = attempt("graph", partial(graph_of, failure, tensors, node), AutogradNeighbourhood)
     bad = failure.values.get(bad_key(violation))
+    if violation.is_nonfinite:
+        bad = next(filter(_has_infinity, failure.values.values()), None)
     way = Provenance() if bad is None or recorder is None else _provenance(failure, bad)
     if way.samples:
         with_samples, before = partial(_with_samples, violation, way), violation
@@ -239,13 +244,27 @@ def _provenance(failure: FailureContext, bad: Any) -> Provenance:
     violation, recorder = failure.violation, failure.recorder
     assert violation is not None
     positions = [item.position for item in violation.offenders.first]
-    look = partial(recorder.provenance, bad, breaks(violation), positions)
+    is_bad = breaks(violation)
+    if violation.is_nonfinite:
+        is_bad, positions = _has_infinity, []
+    look = partial(recorder.provenance, bad, is_bad, positions)
     provenance = failure.limits.attempt("provenance", look, Provenance)
+    base = _torch.base_of(bad)
+    if not provenance.steps and base is not None and base.numel() == bad.numel():
+        # A view that only torch knows, as that of the labels in one_hot.
+        places = {unravel(ravel(at, bad.shape), tuple(base.shape)): at for at in positions}
+        look = partial(recorder.provenance, base, is_bad, list(places))
+        provenance = failure.limits.attempt("provenance", look, Provenance)
+        provenance.samples = {places[at]: row for at, row in provenance.samples.items()}
     if positions and violation.offenders.first[0].value == "nan":
         provenance.steps = [_of_nan(item) for item in provenance.steps]
     if provenance.is_open:
         failure.limits.add(recorder.beyond_ring("the op that made the bad values, or wrote them,"))
     return provenance
+
+
+def _has_infinity(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and bool(tensor.isposinf().any())
 
 
 def _of_nan(step: ProvenanceStep) -> ProvenanceStep:

@@ -206,19 +206,25 @@ class Variables(candidates.Trial):
         if len(layers) != 1:
             return None
         root, model, part = next(iter(layers.values()))
+        if isinstance(part, nn.ParameterDict | nn.ParameterList):
+            return None
         names = [root]
         for key in path.split("."):
             names.append(names[-1] + (f"[{key}]" if key.isdecimal() else f".{key}"))
         made = self.binding(next(item for item in reversed(names) if not item.endswith("]")))
         weight = registered(part, "_parameters").get("weight")
-        others = {
-            f"{root}.{at}": registered(item, "_parameters").get("weight")
+        others = [
+            (f"{root}.{at}", item, registered(item, "_parameters").get("weight"))
             for at, item in _parts(model)
             if item is not part
-        }
-        tied = [name for name, other in others.items() if other is weight]
+        ]
+        tied = [name for name, _, other in others if other is weight]
         of_table = part.weight.shape if isinstance(part, nn.Embedding) else None
-        alike = [name for name, other in others.items() if getattr(other, "shape", ()) == of_table]
+        alike = [
+            name  # of an output head; another table has the size by chance
+            for name, item, other in others
+            if getattr(other, "shape", ()) == of_table and not isinstance(item, nn.Embedding)
+        ]
         return replace(
             made or Binding(at=SourceSpan()),
             name=names[-1],

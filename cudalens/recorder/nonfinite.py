@@ -265,6 +265,8 @@ def _violation(
     numbers = {key: value for key, value in read.items() if type(value) in (int, float)}
     at_first = {key: _value(it, first) for key, it in beside.items()} | numbers
     inputs = tuple((key, str(value)) for key, value in at_first.items())[:MAX_INPUTS]
+    if api.stem in _SOFTMAXES and _has_infinity(read):
+        inputs = ()  # what made the result is another element of the row
     listed = tuple(
         replace(item, inputs=tuple((key, _value(it, item)) for key, it in beside.items()))
         for item in offenders.first

@@ -14,7 +14,7 @@ from typing import Any
 
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report_types import SourceSpan
-from cudalens.source.files import cell_number, typed_line
+from cudalens.source.files import cell_number, source_lines, typed_line
 from cudalens.source.running_node import Running, parsed_source, text_of
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -162,20 +162,31 @@ def attribute_binding(code: CodeType, name: str) -> Binding | None:
     """Return where a method binds the attribute ``name`` of its object, if it does so once."""
     tree = parsed_source(code.co_filename)
     owner = code.co_varnames[:1]
-    statements: list[ast.Assign] = []
+    values: list[ast.expr] = []
     for function in ast.walk(tree) if tree is not None and owner else ():
         if isinstance(function, ast.FunctionDef) and function.lineno == code.co_firstlineno:
             wanted = f"{owner[0]}.{name}"
-            statements += [
-                item
+            values += [
+                value
                 for item in _statements(function)
-                if isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) == wanted
+                if isinstance(item, ast.Assign)
+                for target, value in _pairs(item.targets[0], item.value)
+                if ast.unparse(target) == wanted
             ]
-    if len(statements) != 1:
+    if len(values) != 1:
         return None
-    value, cell, line = statements[0].value, cell_number(code.co_filename), statements[0].lineno
-    at = SourceSpan(cell=cell, file=code.co_filename if cell is None else None, line=line)
-    return Binding(at=at, value=ast.unparse(value), **_called(value))
+    value, cell = values[0], cell_number(code.co_filename)
+    at = SourceSpan(cell=cell, file=code.co_filename if cell is None else None, line=value.lineno)
+    return Binding(at=at, value=text_of(value, source_lines(code.co_filename)), **_called(value))
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield what an assignment gives to each target of ``a, b = x, y``."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        if len(target.elts) == len(value.elts):
+            yield from zip(target.elts, value.elts, strict=True)
+    else:
+        yield target, value
 
 
 def _called(value: ast.expr | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from cudalens.diagnosis.hints._reading import (
     MARKS,
     Ids,
     came_from,
+    fills_row_ends,
     ids_rule,
     is_written,
     shifting_step,
@@ -144,9 +145,9 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
     (mark,), what = ids.bad, "elements" if is_255 else "labels"
     index = evidence.scalar("ignore_index")
     ignores = "this loss ignores nothing" if index is None else f"the loss ignores {index}"
-    # A -1 may as well be a class 0 from which 1 was subtracted: only a line that writes -1 tells.
+    # A -1 may as well be a class 0 from which 1 was subtracted, where nothing shows that it pads.
     is_sure = mark == -100 or (is_255 and ids.fact.dtype != "uint8")
-    if is_sure or is_written(evidence, mark):
+    if is_sure or fills_row_ends(ids) or is_written(evidence, mark):
         text = f"{mark} usually marks {what} to leave out; {ignores}"
         return Hint(text=text, fix=_ignoring(evidence, ids, mark))
     if ids.distinct == tuple(range(-1, ids.size - 1)):

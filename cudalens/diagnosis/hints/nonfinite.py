@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 
 from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._reading import LOST_NUMBERS, numel
+from cudalens.diagnosis.hints._reading import LOST_NUMBERS, came_from, numel
 from cudalens.diagnosis.hints._roles import bad_values, fault
 
-_UNIT = "numbers from -1 to 1, and rounding may take one beyond: clamp it"
-_DOMAINS: dict[str, tuple[Callable[[float], bool], str]] = {
-    "log1p": (lambda x: x > -1, "numbers above -1"),
-    "sqrt": (
-        lambda x: x >= 0,
-        "numbers from 0 on, and rounding may take a difference below: clamp(min=0)",
-    ),
-    "rsqrt": (lambda x: x > 0, "numbers above 0"),
-    "acosh": (lambda x: x >= 1, "numbers from 1 on"),
-    "atanh": (lambda x: -1 < x < 1, "numbers between -1 and 1"),
-    "acos": (lambda x: -1 <= x <= 1, _UNIT),
-    "asin": (lambda x: -1 <= x <= 1, _UNIT),
-    **dict.fromkeys(
-        ("log", "log2", "log10"),
-        (lambda x: x > 0, "numbers above 0"),
-    ),
+_Domain = tuple[float, float, bool, str]
+_UNIT: _Domain = (-1, 1, True, "numbers from -1 to 1")
+_POSITIVE: _Domain = (0, math.inf, False, "numbers above 0")
+_DOMAINS: dict[str, _Domain] = {
+    "log1p": (-1, math.inf, False, "numbers above -1"),
+    "sqrt": (0, math.inf, True, "numbers from 0 on"),
+    "rsqrt": _POSITIVE,
+    "acosh": (1, math.inf, True, "numbers from 1 on"),
+    "atanh": (-1, 1, False, "numbers between -1 and 1"),
+    "acos": _UNIT,
+    "asin": _UNIT,
+    "log": _POSITIVE,
+    "log2": _POSITIVE,
+    "log10": _POSITIVE,
 }
-"""Of which inputs a function has a finite result, and what is said where it has none."""
+"""Between which numbers a function has a finite result, at these as well or not, and in words."""
+_ROUNDING = 1e-5
+"""So far beyond the end of a domain rounding takes a number, as a rule."""
 _LARGEST = {
     "float8_e4m3fn": 448.0,
     "float8_e5m2": 57344.0,
@@ -95,13 +94,7 @@ def outside_domain(evidence: Evidence) -> Hint | None:
         return None
     text = None
     if op in _DOMAINS:
-        holds, needs = _DOMAINS[op]
-        if not math.isnan(value) and not holds(value):
-            text = f"{op}({value:g}) is not finite: {op} takes {needs}"
-            if "softmax(" in _line(evidence) and op == "log":
-                text = f"{op}({value:g}) is not finite: log_softmax computes it without the 0"
-            elif op.startswith("log") and op != "log1p":
-                text += _above_zero(evidence)
+        text = _of_domain(evidence, op, value)
     elif op == "pow":
         text = _of_power(value, _input(evidence, "exponent"))
     elif op == "rdiv":  # of a number by a tensor
@@ -112,6 +105,24 @@ def outside_domain(evidence: Evidence) -> Hint | None:
         return None
     is_hidden = "where(" in _line(evidence) and any(item.requires_grad for item in evidence.tensors)
     return Hint(text=f"{text}; {_HIDDEN}" if is_hidden else text)
+
+
+def _of_domain(evidence: Evidence, op: str, value: float) -> str | None:
+    low, high, is_closed, needs = _DOMAINS[op]
+    is_inside = low < value < high or (is_closed and value in (low, high))
+    if math.isnan(value) or is_inside:
+        return None
+    text = f"{op}({value:g}) is not finite: {op} takes {needs}"
+    if value == 0 and op == "log" and "softmax(" in _line(evidence):
+        return f"{op}({value:g}) is not finite: log_softmax computes it without the 0"
+    if value == 0 and op in ("log", "log2", "log10"):
+        return text + _above_zero(evidence)
+    if is_closed and max(low - value, value - high) <= _ROUNDING:
+        return f"{text}, and rounding may take one beyond: clamp it"
+    fact = evidence.tensor("self")
+    if fact is None or not fact.expression or numel(fact) < 2:
+        return text
+    return f"{text}; {fact.expression} runs from {fact.summary.min} to {fact.summary.max}"
 
 
 def _above_zero(evidence: Evidence) -> str:
@@ -138,7 +149,9 @@ def _of_division(evidence: Evidence, above: float, below: float) -> str | None:
         return "the divisor is 0 there: dividing by 0 gives inf" if above == 0 else None
     if below != 0:
         return None
-    if above != 0:
+    offenders = evidence.violation.offenders.first if evidence.violation else ()
+    is_nan = bool(offenders) and offenders[0].value == "nan"  # what was divided may be overwritten
+    if above != 0 and not is_nan:
         return "the divisor is 0 there: dividing by 0 gives inf"
     one, two = evidence.tensor("self"), evidence.tensor("other")
     name = one.expression if one and two and one.expression == two.expression else None
@@ -197,6 +210,22 @@ def overflow(evidence: Evidence) -> Hint | None:
         )
     cure = "; compute this op in float32, or autocast to bfloat16" if kind == "float16" else ""
     return Hint(text=f"the largest {kind} is {_LARGEST[kind]:.6g}: the result overflowed{cure}")
+
+
+@rule(priority=10)
+def row_with_infinity(evidence: Evidence) -> Hint | None:
+    """A softmax over a row with +inf divides inf by inf."""
+    violation, made = evidence.violation, _made(evidence)
+    if violation is None or made not in ("softmax", "log_softmax") or violation.is_masked_row:
+        return None
+    fact = evidence.tensor("self") or evidence.tensor("input")
+    if fact is None or not fact.summary.inf or evidence.phase == "backward":
+        return None
+    came = came_from(evidence)
+    return Hint(
+        text=f"{fact.expression or 'the input'} contains inf, and {made} of a row with inf is nan"
+        + (f"; {came}" if came else "")
+    )
 
 
 @rule(priority=10)

@@ -118,9 +118,9 @@ def _values(evidence: Evidence, violation: Violation, ids: Ids | None) -> str:
         bad = " and ".join(dict.fromkeys(ends))
         bad = bad if offenders.count <= 2 else f"such as {bad}"
     bad += ", only at the ends of the rows" if ids is not None and fills_row_ends(ids) else ""
-    if offenders.others is None:
-        return f"all {offenders.total} {noun} are outside: {bad}"
     bad = f"outside, {bad}" if bad.startswith("such") else bad
+    if offenders.others is None:
+        return f"all {offenders.total} {noun} are {bad}"
     return _share(offenders.count, f"{offenders.total} {noun}", bad, offenders.others)
 
 
@@ -158,7 +158,7 @@ def _earlier(evidence: Evidence) -> str:
         return ""
     calls = "an earlier call" if seen.calls == 1 else f"{seen.calls} earlier calls"
     low, high = (f"{it:.4g}" if isinstance(it, float) else it for it in (seen.min, seen.max))
-    return f"{calls} of the line had {low} … {high}"
+    return f"{calls} of the line had {low if low == high else f'{low} … {high}'}"
 
 
 def _in_other_dimension(evidence: Evidence, ids: Ids) -> str:

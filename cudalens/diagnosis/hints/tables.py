@@ -52,7 +52,8 @@ def mark_as_id(evidence: Evidence, ids: Ids) -> Hint | None:
     if ids.bad != {-1} or shifting_step(evidence):
         return None
     text = "the table has no row -1: if it pads the sequences, use a padding id that has a row"
-    number = evidence.scalar("padding_idx") if is_written(evidence, -1) else None
+    is_padding = fills_row_ends(ids) or is_written(evidence, -1)
+    number = evidence.scalar("padding_idx") if is_padding else None
     if _made_of_labels(evidence, ids):
         number = str(_IGNORED)
         text = "the decoder ids are made from the labels, and -1 is kept: use -100, which the loss "
