@@ -88,7 +88,7 @@ class FailureContext:
             return None, None
         site = recorder.forward_site(node.sequence_nr)
         if site is None:
-            self.limits.add(recorder.beyond_ring(FORWARD_CALL, node.sequence_nr))
+            self.limits.add(recorder.beyond_ring(FORWARD_CALL))
             return None, None
         entries, module_path, _ = site
         return locate_entries(entries), module_path

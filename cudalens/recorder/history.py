@@ -27,11 +27,10 @@ class Snapshot:
     A report asks for the forward call of each of some sixty nodes.
     """
 
-    def __init__(self, calls: Sequence[Recorded], batches: Batches, first_number: int = 0) -> None:
+    def __init__(self, calls: Sequence[Recorded], batches: Batches) -> None:
         self.calls = calls
         self.batches = batches
         self.reader = SiteReader()
-        self._first_number = first_number
 
     def history(self, limit: int) -> tuple[HistoryEntry, ...]:
         """Describe the last ``limit`` calls, oldest first."""
@@ -69,7 +68,7 @@ class Snapshot:
 
         ``None`` for a node from before the recording, and where it has left the ring.
         """
-        return None if number < self._first_number else self._makers.get(number)
+        return self._makers.get(number)
 
     @cached_property
     def _makers(self) -> dict[int, Recorded]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
 
 from torch import Tensor
 
@@ -29,14 +28,6 @@ class Recorder(RecordingMode):
     """
 
     _last_snapshot: tuple[int, Snapshot | None] = (0, None)
-    _first_number: int | None = None
-    """The sequence number that autograd would have given to the first node of the recording."""
-
-    def __enter__(self) -> Self:
-        """Start recording."""
-        if self._first_number is None:
-            self._first_number = _torch.next_sequence_nr()
-        return super().__enter__()
 
     def let_go(self) -> None:
         """Forget all tensors."""
@@ -102,17 +93,10 @@ class Recorder(RecordingMode):
         with no_dispatch_modes(), plain_torch():
             return ProvenanceWalk(tensor, self.snapshot(), is_bad, positions).run()
 
-    def beyond_ring(self, what: str, node: int | None = None) -> str | None:
-        """Say that something may have left the ring, where older calls were dropped from it.
-
-        Args:
-            what: what was looked for and not found.
-            node: the sequence number of its autograd node; one from before the recording was
-                never in the ring.
-        """
+    def beyond_ring(self, what: str) -> str | None:
+        """Say that something was not found in the ring, where older calls were dropped from it."""
         size = self._ring.maxlen or 0
-        is_older = node is not None and node < (self._first_number or 0)
-        if is_older or len(self._ring) < size or self.recorded_ops <= size:
+        if len(self._ring) < size or self.recorded_ops <= size:
             return None
         return f"{what} is not among the last {size} calls, which the recorder kept: max_ops={size}"
 
@@ -130,6 +114,6 @@ class Recorder(RecordingMode):
         if snapshot is None or number != self.recorded_ops:
             number = self.recorded_ops
             calls = [Recorded._make(item) for item in self._ring.copy()]
-            snapshot = Snapshot(calls, self._batches, self._first_number or 0)
+            snapshot = Snapshot(calls, self._batches)
             self._last_snapshot = (number, snapshot)
         return snapshot
