@@ -60,9 +60,6 @@ takes_modulo = pytest.mark.skipif(
     release() < (2, 10),
     reason="take_along_dim takes no index modulo the size before torch 2.10: nothing is silent",
 )
-tells_what_is_freed = pytest.mark.skipif(
-    release() < (2, 10), reason="SavedTensor has no data and unpack_hook before torch 2.10"
-)
 
 
 needs_rehearsal = pytest.mark.skipif(

@@ -30,7 +30,6 @@ from cudalens.core.report_types import (
     AutogradNeighbourhood,
     OpName,
     ProvenanceStep,
-    SourceSpan,
     TensorFact,
 )
 from cudalens.diagnosis.diagnose import is_device_assert
@@ -117,7 +116,7 @@ def evidence_of_error(
         tensors = (*tensors, *rest)[:MAX_TENSORS]
 
     # What autograd complains of, and the graph.
-    changed, freed, made_at = _of_autograd(error, entries, failure)
+    changed, freed = _of_autograd(error, entries, failure)
     graph = attempt("graph", partial(graph_of, failure), AutogradNeighbourhood)
     write = changed.modified if changed is not None else None
     graph = attempt("graph", lambda: _with_marked_write(graph, write), lambda: graph)
@@ -136,7 +135,6 @@ def evidence_of_error(
         phase=phase_of(entries, in_backward=is_backward) if record is None else record.phase,
         # It is not known where this process has not used CUDA.
         context_usable=False if is_lost else torch.cuda.is_initialized() or None,
-        forward_source=made_at,
         tensors=tensors,
         device_text=_printed(device_text, limits, is_expected=is_assert),
         graph=graph,
@@ -207,22 +205,22 @@ def _tensors(failure: FailureContext, record: Any, *, read: bool) -> tuple[Tenso
 
 def _of_autograd(
     error: BaseException, entries: Sequence[TracebackType], failure: FailureContext
-) -> tuple[InPlaceChange | None, FreedGraph | None, SourceSpan | None]:
-    """Return who changed a saved tensor, or who freed it and where it was made."""
+) -> tuple[InPlaceChange | None, FreedGraph | None]:
+    """Return who changed a saved tensor, or who freed it."""
     recorder, limits, message = failure.recorder, failure.limits, str(error)
-    changed, freed, made_at = None, None, None
+    changed, freed = None, None
     if recorder is not None and MODIFIED in message:
         changed = limits.attempt("writer", lambda: recorder.modified_tensor(error))
         if changed is None:
             limits.add(recorder.beyond_ring("the op that modified the tensor in place"))
     elif recorder is not None and FREED in message:
-        call, here = api_call_of(error), failure.site.source
-        raising = call.node if call is not None else None
-        find = partial(freed_graph, failure.values, recorder, entries, here, raising)
-        freed, made_at = limits.attempt("freed graph", find, lambda: (None, None), kind=tuple)
+        node, here = failure.call.node, failure.site.source
+        if node is not None:
+            find = partial(freed_graph, failure.values, recorder, entries, here, node)
+            freed = limits.attempt("freed graph", find)
         if freed is None:
             limits.add(recorder.beyond_ring("the op whose saved tensors were freed"))
-    return changed, freed, made_at
+    return changed, freed
 
 
 def _with_marked_write(

@@ -1,13 +1,11 @@
 """The tensor through which a second backward reaches a graph that an earlier one has freed.
 
-A node of autograd's tells whether what it saved is gone.  No value is read, and what hooks of the
-user's have packed is not unpacked.
+No value is read: the node that refused to run is known by its number.
 """
 
 from __future__ import annotations
 
 import ast
-import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,16 +19,14 @@ from cudalens.core.call import NodeMark
 from cudalens.core.evidence_types import FreedGraph
 from cudalens.core.report_types import LineRef, SourceSpan
 from cudalens.evidence.autograd_graph import name_of
-from cudalens.recorder.history import FreedPart, Snapshot, find_freed, is_of_earlier_graph
-from cudalens.source.locate import locate_entries, locate_line
+from cudalens.recorder.history import FreedPart, find_freed, is_of_earlier_graph
+from cudalens.source.locate import locate_line
 from cudalens.source.running_node import expressions_in, running
 from cudalens.source.safe_eval import evaluator_for, value_or
 from cudalens.source.stack import StackEntry, place_of, running_frame
 
 MAX_VISITED = 5000
 """Nodes that are looked at."""
-_MAX_WAYS = 8
-"""Freed nodes that are asked how they came to be reached."""
 _MAX_ITEMS = 64
 FREED = "Trying to backward through the graph a second time"
 _ROOTS = ("self", "tensors", "outputs")
@@ -41,16 +37,15 @@ def freed_graph(
     recorder: Any,
     entries: Sequence[TracebackType],
     here: SourceSpan | None,
-    raising: NodeMark | None = None,
-) -> tuple[FreedGraph | None, SourceSpan | None]:
-    """Return the freed part, which backward freed it and what leads back; and where it was made.
+    raising: NodeMark,
+) -> FreedGraph | None:
+    """Return the freed part, which backward freed it and what leads back.
 
     Args:
         arguments: the tensors that backward was asked of, among others, by name.
         entries: the traceback.
         here: the failing line.
-        raising: the node that refused to run, where it is known; others may have been freed by
-            the failing pass itself.
+        raising: the node that refused to run.
     """
     roots = [
         tensor.grad_fn
@@ -58,14 +53,15 @@ def freed_graph(
         if name.partition("[")[0] in _ROOTS and tensor.grad_fn is not None
     ]
     with plain_torch(), no_dispatch_modes():
-        parts = _freed_parts(roots, recorder, raising)
-        if not parts:
-            return None, None
-        way, part = next((item for item in parts if item[1].read), parts[0])
+        snapshot, way = recorder.snapshot(), _way_to(raising.sequence_nr, roots)
+        is_earlier = bool(way) and is_of_earlier_graph(snapshot, way[-1])
+        part = find_freed(snapshot, way) if is_earlier else None
+        if part is None:
+            return None
         name = _holder_name(way, part, recorder, entries)
     lines = (part.made, part.freed, part.read, part.source)
     made, freed, read, holder = (_line(stack, here) for stack in lines)
-    graph = FreedGraph(
+    return FreedGraph(
         node=name_of(way[-1]),
         made=made,
         freed=freed,
@@ -75,69 +71,24 @@ def freed_graph(
         has_stepped=part.has_stepped,
         is_made_again=part.is_made_again,
     )
-    return graph, locate_entries(part.made)
 
 
-def _freed_parts(
-    roots: Iterable[Any], recorder: Any, raising: NodeMark | None
-) -> list[tuple[tuple[Any, ...], Any]]:
-    """Return the ways to the freed parts of which the recorder knows, each with the part."""
-    snapshot = recorder.snapshot()
-    parts = [(way, find_freed(snapshot, way)) for way in _ways(roots, snapshot, raising)]
-    return [(way, part) for way, part in parts if part is not None]
-
-
-def _ways(
-    roots: Iterable[Any], snapshot: Snapshot, raising: NodeMark | None
-) -> list[tuple[Any, ...]]:
-    """Return the shortest ways from where backward began to the first nodes freed earlier."""
+def _way_to(number: int, roots: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the shortest way from where backward began to the node of a sequence number."""
     before: dict[Any, Any] = dict.fromkeys(roots)
-    waiting, ways = deque(before), list[tuple[Any, ...]]()
-    while waiting and len(before) < MAX_VISITED and len(ways) < _MAX_WAYS:
+    waiting = deque(before)
+    while waiting and len(before) < MAX_VISITED:
         node = waiting.popleft()
-        is_it = raising is None or node._sequence_nr() == raising.sequence_nr
-        if is_it and is_freed(node) and is_of_earlier_graph(snapshot, node):
-            ways.append(_way_to(node, before))
-            continue
+        if node._sequence_nr() == number:
+            way = [node]
+            while (node := before[node]) is not None:
+                way.append(node)
+            return tuple(reversed(way))
         for following, _ in node.next_functions:
             if following is not None and following not in before:
                 before[following] = node
                 waiting.append(following)
-    return ways
-
-
-def _way_to(node: Any, before: Mapping[Any, Any]) -> tuple[Any, ...]:
-    way = []
-    while node is not None:
-        way.append(node)
-        node = before[node]
-    return tuple(reversed(way))
-
-
-def is_freed(node: Any) -> bool:
-    """Return whether a backward pass has freed what a node had saved."""
-    kind: Any = type(node)
-    for name in _saved_names(kind):
-        try:
-            raw = getattr(node, name)
-        except RuntimeError:  # lists of them, and those of custom Functions, say it at once
-            return True
-        if isinstance(raw, (list, tuple)) or not hasattr(raw, "unpack_hook"):  # before torch 2.10
-            continue
-        try:
-            # What hooks have packed lives; to unpack it could run anything.
-            if raw.unpack_hook is not None or raw.data is not None:
-                continue
-            getattr(node, name.removeprefix("_raw"))
-        except RuntimeError as error:
-            if FREED in str(error):
-                return True
-    return False
-
-
-@functools.cache
-def _saved_names(kind: Any) -> tuple[str, ...]:
-    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+    return ()
 
 
 def _line(entries: Sequence[StackEntry], here: SourceSpan | None) -> LineRef | None:

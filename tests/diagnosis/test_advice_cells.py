@@ -75,8 +75,6 @@ def cells(*files: str) -> Iterator[Cell]:
 def test_a_mistake_is_answered(cell: Cell, fast: bool, sim: simulate.Simulation) -> None:
     """The observed fact, each piece of advice, and no fix with which the cell fails."""
     mistake, code, fix, says, hints = cell
-    if "has freed" in says and release() < (2, 10):
-        pytest.skip("SavedTensor has no data and unpack_hook before torch 2.10")
     if "transformers" in code:
         pytest.importorskip("transformers")
     is_watched = code.startswith(NAN)

@@ -6,11 +6,8 @@ import re
 
 import pytest
 import torch
-from torch import Tensor
 
-from cudalens.evidence.freed_graph import is_freed
 from tests.hostcells import Outcome, run_cell
-from tests.releases import tells_what_is_freed
 
 pytestmark = pytest.mark.usefixtures("sim")
 
@@ -160,7 +157,6 @@ FREED: dict[str, Row] = {
 }  # fmt: skip
 
 
-@tells_what_is_freed
 @pytest.mark.parametrize("row", FREED.values(), ids=FREED)
 def test_what_was_freed_is_named_and_the_advice_works(row: Row) -> None:
     code, (old, new), rule, *texts = row
@@ -194,67 +190,3 @@ def test_a_pass_before_the_check_is_not_blamed_on_it() -> None:
     loss.backward()
     outcome = run_cell("x = (loss * 1).sum()\nx.backward()", {"loss": loss}, fast=False)
     assert outcome.shown.headline == "a part of the graph of x was freed by an earlier backward"
-
-
-# --- a node that says whether it is freed ---------------------------------------------------------
-
-
-class Doubled(torch.autograd.Function):
-    """Saves its input."""
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return grad * 2 + x * 0
-
-
-@pytest.fixture
-def leaf() -> Tensor:
-    return torch.ones(3, requires_grad=True)
-
-
-MAKERS = {
-    "its result": pytest.param(lambda x: x.exp(), marks=tells_what_is_freed),
-    "one of two": pytest.param(lambda x: x * torch.ones(3), marks=tells_what_is_freed),
-    "a list": lambda x: x[torch.tensor([0, 1])],
-    "a Function": Doubled.apply,
-}
-
-
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_a_node_tells_whether_it_is_freed(make: object, leaf: Tensor) -> None:
-    result = make(leaf)  # type: ignore[operator]
-    assert not is_freed(result.grad_fn)
-    result.sum().backward(retain_graph=True)
-    assert not is_freed(result.grad_fn)
-    result.sum().backward()
-    assert is_freed(result.grad_fn)
-
-
-def test_a_node_that_saves_nothing_is_never_freed(leaf: Tensor) -> None:
-    result = leaf + 1
-    result.sum().backward()
-    assert not is_freed(result.grad_fn)
-
-
-@tells_what_is_freed
-def test_what_hooks_have_packed_is_not_unpacked(leaf: Tensor) -> None:
-    """To unpack could compute the forward pass again, or read a file."""
-    calls: list[str] = []
-
-    def unpack(number: int) -> Tensor:
-        calls.append("unpacked")
-        return torch.ones(3)
-
-    with torch.autograd.graph.saved_tensors_hooks(lambda _: 3, unpack):
-        result = leaf.exp()
-    assert not is_freed(result.grad_fn)
-    assert calls == []
-    result.sum().backward()
-    assert is_freed(result.grad_fn)
-    assert calls == ["unpacked"]
