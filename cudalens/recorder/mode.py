@@ -380,8 +380,6 @@ class RecordingMode(_torch.RemovableMode):
         """Forget all tensors: torch is about to swap some, and refuses those with references."""
         self._ring.clear()
         self._batches.clear()
-        if self.watch is not None:
-            self.watch.let_go()
 
 
 def _versions_of(tensors: list[Tensor]) -> list[int] | None:

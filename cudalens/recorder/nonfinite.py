@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -26,7 +27,7 @@ from cudalens.core.tensor_values import find_offenders, number
 from cudalens.recorder._torch import is_wrapped, physical
 from cudalens.recorder.calls import FROM_PYTHON, Api, Write
 from cudalens.recorder.failure import named_arguments
-from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
+from cudalens.recorder.tensor_refs import NO_TENSORS, tensors_in
 from cudalens.source.locate import locate_entries
 from cudalens.source.stack import namespaces, stack_of
 
@@ -35,8 +36,8 @@ MAX_INPUTS = 3
 _SOFTMAXES = ("softmax", "log_softmax")
 _HANDFUL = 16
 """Values up to this number are added by Python, which is faster than any op of torch's."""
-MAX_KNOWN = 500
-"""Number of tensors known to be finite, besides living ones, before dead ones are forgotten."""
+_MAX_NOTED = 4096
+"""Number of calls with values that are not finite that are kept, as of calls in the ring."""
 
 
 class NonFiniteWatch:
@@ -44,12 +45,14 @@ class NonFiniteWatch:
 
     Args:
         on_found: called with the call's arguments by name and the finding.
+        recorder: returns the recorder that calls it.
     """
 
-    def __init__(self, on_found: OnNonFinite) -> None:
+    def __init__(self, on_found: OnNonFinite, recorder: Callable[[], Any]) -> None:
         self._on_found = on_found
-        self._finite: dict[int, Ref] = {}
-        self._most_known = MAX_KNOWN
+        self._recorder = recorder
+        self._bad_calls: deque[int] = deque(maxlen=_MAX_NOTED)
+        """Numbers of the calls that gave values that are not finite, or passed them on."""
         self.facts = NanWatch()
         """Facts for the cause rules: how the first NaN came, where a call was given it."""
         self._has_met_nan = False
@@ -66,7 +69,6 @@ class NonFiniteWatch:
         # The usual results first: every call pays for it.
         kind = result.__class__
         if kind is Tensor and not _torch.has_dispatch_modes() and _is_surely_finite(result):
-            self._remember(result)
             return None
         if kind in NO_TENSORS and not written:
             return None
@@ -89,7 +91,7 @@ class NonFiniteWatch:
         self, node: str, made: Sequence[Any], grads: Sequence[Any]
     ) -> BaseException | None:
         inputs = _floats(grads)
-        for tensor in self._suspects(made):
+        for tensor in _suspects(made):
             values = physical(tensor)
             bad = ~torch.isfinite(values)
             if bool(bad.any()) and all(bool(torch.isfinite(item).all()) for item in inputs):
@@ -107,14 +109,6 @@ class NonFiniteWatch:
                 return self._on_found({"gradient": inputs[0]} if inputs else {}, violation)
         return None
 
-    def _suspects(self, values: Iterable[Any]) -> Iterator[Tensor]:
-        """Yield the tensors whose sum is not finite, and remember the others."""
-        for tensor in _floats(values):
-            if math.isfinite(abs(physical(tensor).sum().item())):
-                self._remember(tensor)
-            else:
-                yield tensor
-
     def _judge(
         self,
         api: Api,
@@ -123,7 +117,7 @@ class NonFiniteWatch:
         result: Any,
         written: Sequence[Tensor],
     ) -> BaseException | None:
-        for tensor in self._suspects(written if result is None else (result,)):
+        for tensor in _suspects(written if result is None else (result,)):
             with torch.no_grad():
                 error = self._judge_result(api, args, kwargs, tensor, written)
             if error is not None:
@@ -144,6 +138,7 @@ class NonFiniteWatch:
         bad = ~torch.isfinite(result)
         if not bool(bad.any()):
             return None
+        self._bad_calls.append(self._recorder().recorded_ops)
         has_nan = bool(result.isnan().any())
         inputs = [item for item in _floats((*args, *kwargs.values())) if id(item) not in lost]
         inputs = list(map(physical, inputs))
@@ -179,23 +174,19 @@ class NonFiniteWatch:
             except Exception as failure:  # a user's module may refuse to name its parameters
                 raise_if_outside(failure)
 
-    def let_go(self) -> None:
-        """Forget which tensors were finite."""
-        self._finite.clear()
-
-    def _remember(self, tensor: Tensor) -> None:
-        if len(self._finite) >= self._most_known:
-            self._finite = {key: item for key, item in self._finite.items() if item() is not None}
-            self._most_known = len(self._finite) + MAX_KNOWN
-        self._finite[id(tensor)] = ref(tensor)
-
     def _was_finite(self, tensor: Tensor) -> bool:
-        """Return whether a tensor, or what it is a view of, was last seen with finite values."""
-        tensors = (tensor, _torch.base_of(tensor))
-        return any(
-            item is not None and (seen := self._finite.get(id(item))) is not None and seen() is item
-            for item in tensors
-        )
+        """Return whether a tensor that the running call has overwritten was last made finite."""
+        recorder = self._recorder()
+        snapshot = recorder.snapshot()
+        call = snapshot.newest(snapshot.whole(ref(tensor)), before=recorder.recorded_ops)
+        return call is not None and call.api.makes_values and call.seq not in self._bad_calls
+
+
+def _suspects(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors whose sum is not finite."""
+    for tensor in _floats(values):
+        if not math.isfinite(abs(physical(tensor).sum().item())):
+            yield tensor
 
 
 def _doubtful(values: Iterable[Any]) -> list[Any]:

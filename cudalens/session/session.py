@@ -174,7 +174,7 @@ class CheckSession:
                 Recorder,
                 max_ops=self.max_ops,
                 sync=self.sync and not self.fast,
-                watch=NonFiniteWatch(on_nonfinite) if self.nan else None,
+                watch=NonFiniteWatch(on_nonfinite, lambda: self.recorder) if self.nan else None,
                 is_fatal=lost_context.is_fatal,
                 on_device_end=self._on_device_end,
             )

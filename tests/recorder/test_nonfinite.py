@@ -265,6 +265,24 @@ def test_an_input_that_the_op_wrote_over_is_not_read(
     assert all(fact.summary.min is None for fact in over.tensors if fact.argument == "self")
 
 
+@pytest.mark.parametrize(
+    ("before", "is_found"), [("finite", True), ("a NaN in a view", False), ("unknown", False)]
+)
+def test_a_call_in_place_is_blamed_for_a_tensor_that_was_made_finite(
+    before: str, is_found: bool
+) -> None:
+    """What a tensor contained before is gone: only what was seen of it counts."""
+    old = torch.tensor([1.0, -1.0], device="cuda")
+
+    def code() -> None:
+        x = old if before == "unknown" else torch.tensor([1.0, -1.0], device="cuda") * 1
+        if before == "a NaN in a view":
+            x[0:1] = NAN
+        x.sqrt_()
+
+    assert (found(code) is not None) is is_found
+
+
 def test_what_went_in_stands_beside_each_bad_value() -> None:
     """In the table, in the text, and in the graph for the first of them."""
     x = torch.tensor([[1.0, -4.0], [-9.0, 2.0]], device="cuda")
