@@ -17,6 +17,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, SourceSpan
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.hints._roles import LOOKUP_OPS
+from cudalens.diagnosis.moves import OF_KIND
 from cudalens.diagnosis.user_code import (
     Change,
     Fix,
@@ -29,11 +30,13 @@ from cudalens.diagnosis.user_code import (
 )
 
 _AT_ORIGIN = frozenset(
-    {"cast_needed", "image_not_divided", "labels_as_binary_target", "mask_of_0_and_255"}
-    | {"move_tensor", "one_based_ids", "one_based_labels", "one_hot_target", "relabel"}
-    | {"sign_coded_labels", "segment_ids"}
+    {"image_not_divided", "labels_as_binary_target", "mask_of_0_and_255", "one_based_ids"}
+    | {"one_based_labels", "one_hot_target", "relabel", "sign_coded_labels", "segment_ids"}
 )
-"""Rules whose fix is of the values themselves, and not of this call's layout."""
+"""Rules whose fix is of the values themselves, which all calls have to read alike.
+
+A cast and a move act at the failing call alone: others may need the dtype and device as they are.
+"""
 _FACTORIES = frozenset(
     {"arange", "empty", "eye", "from_numpy", "full", "linspace", "ones", "rand", "randint"}
     | {"randn", "randperm", "tensor", "zeros"}
@@ -66,7 +69,7 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
         text += f"; this call was {others[-1].rpartition('.')[2]} before, which took it as it is"
     elif hint.at is None and every:
         text += f"; line {list_of(every)} reads {name} too: change it where it is made"
-    elif hint.at is not None and counting and hint.rule not in ("cast_needed", "move_tensor"):
+    elif hint.at is not None and counting:
         text += f", and adapt line {list_of(counting)}, which needs its numbers as they are"
     else:
         return hint
@@ -76,7 +79,7 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
 def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     changed = hint.fix.of_name() if isinstance(hint.fix, Fix) else None
     name, value = changed or ("", "")
-    binding = trial.binding(name) if name and hint.rule in _AT_ORIGIN else None
+    binding = trial.binding(name) if name and hint.rule in (*_AT_ORIGIN, *OF_KIND) else None
     if hint.rule == "move_tensor" and name and (held := trial.held_in(name)):
         kind, place_of = held[1], trial.binding(held[0])
         what = "" if held[0] == name else f"{held[0]}, "
@@ -89,15 +92,15 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
         return replace(hint, text=hint.text + _where_dropped(hint, trial))
     if binding is None:
         return hint
-    if binding.dropped is not None and hint.rule in ("cast_needed", "move_tensor"):
-        return _keep_result(hint, name, value, binding.dropped, trial)
-    hint = replace(hint, text=hint.text + _how_made(hint, name, binding))
+    if hint.rule in OF_KIND:
+        if binding.dropped is not None:
+            return _keep_result(hint, name, value, binding.dropped, trial)
+        return replace(hint, text=hint.text + _how_made(hint, binding))
     assert isinstance(hint.fix, Fix)
     own, (change,) = binding.name or name, hint.fix.changes
     value = change.template.replace("{x}", own)
     fix = Fix(f"{own} = {value}", [change._replace(span=None)])
-    is_elsewhere = own != name and hint.rule in ("cast_needed", "move_tensor")
-    if not binding.is_read_again or is_elsewhere or not trial(fix).succeeds:
+    if not binding.is_read_again or not trial(fix).succeeds:
         return hint
     text = f"{hint.text}; {own} is used more than once: change it behind line {binding.at.line}"
     return replace(hint, text=text, fix=fix, at=binding.at)
@@ -119,9 +122,9 @@ def _keep_result(
     return hint
 
 
-def _how_made(hint: Hint, name: str, binding: Binding) -> str:
+def _how_made(hint: Hint, binding: Binding) -> str:
     """Say how a tensor came to its device or dtype."""
-    if binding.value is None or hint.rule not in ("cast_needed", "move_tensor"):
+    if binding.value is None:
         return ""
     made = f"; {f'it is {binding.name}, ' if binding.name else ''}made in line {binding.at.line}: "
     made += _short(binding)
