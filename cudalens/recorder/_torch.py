@@ -131,19 +131,22 @@ class _Carrier(threading.local):
 _carrier = _Carrier()
 
 
-def before_node(node: Any, hook: Callable[[Any], None], is_kept: bool) -> Callable[[], object]:
-    """Have a hook called before an autograd node runs; return what removes the hook.
+def before_nodes(
+    hook: Callable[[Any], None],
+) -> tuple[Callable[[Any], None], Callable[[], None]]:
+    """Return what has a hook called before an autograd node runs, and what removes it from all.
 
-    Args:
-        is_kept: whether the graph may be run again.  Else the node gets the hooks of a tensor,
-            which are made in a third of the time and leave an empty dictionary on the node.
+    A node gets the hooks of a tensor, a third of the time of its own method.  They leave
+    an empty dictionary on it, so it must be one of a graph that runs once; and they are not called
+    on a node that accumulates gradients.
     """
-    if is_kept:
-        return node.register_prehook(hook).remove  # type: ignore[no-any-return]
     carrier = _carrier.tensor
     hooks = carrier._backward_hooks = {0: hook}
-    node._register_hook_dict(carrier)
-    return hooks.clear
+
+    def before_node(node: Any) -> None:
+        node._register_hook_dict(carrier)
+
+    return before_node, hooks.clear
 
 
 is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor

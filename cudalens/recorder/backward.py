@@ -11,9 +11,10 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from cudalens.core._python import raise_if_outside
 from cudalens.core._torch import Unseen
@@ -21,12 +22,13 @@ from cudalens.core.call import ApiCall, NodeMark, api_call_of
 from cudalens.recorder import _torch
 from cudalens.recorder.sites import Site
 
+_ACCUMULATOR = "AccumulateGrad"
 _PASSING_ON = (
     *("AddBackward", "AliasBackward", "CatBackward", "CloneBackward", "NegBackward"),
     *("PermuteBackward", "ReshapeAliasBackward", "SelectBackward", "SliceBackward"),
     *("SplitBackward", "SqueezeBackward", "StackBackward", "SubBackward", "TBackward"),
     *("TransposeBackward", "UnbindBackward", "UnsafeViewBackward", "UnsqueezeBackward"),
-    *("ViewBackward", "torch::autograd::AccumulateGrad"),
+    *("ViewBackward", _ACCUMULATOR),
     *("ClampBackward1", "IndexAddBackward", "MeanBackward", "ReluBackward", "SumBackward"),
 )
 """Nodes that make no NaN and no infinity of finite gradients."""
@@ -36,6 +38,31 @@ _VIEWING = tuple(
     f"{name}Backward" for name in ("T", "Transpose", "Permute", "Squeeze", "Unsqueeze", "Alias")
 )
 """Nodes that only give a view of their gradient: they launch nothing and need no mark."""
+
+
+class _Kind(NamedTuple):
+    """What a class of autograd nodes needs."""
+
+    has_mark: bool
+    has_look: bool
+    """True if its gradients are looked at, where a watch is."""
+    is_lasting: bool
+    """True if one of its nodes may be part of many graphs."""
+
+
+class _Kinds(dict[type[Any], _Kind]):
+    """What each class of nodes needs, read from its name once."""
+
+    def __missing__(self, node_class: type[Any]) -> _Kind:
+        if issubclass(node_class, FunctionCtx):  # a user's, which may have any name: not kept
+            return _Kind(has_mark=True, has_look=True, is_lasting=False)
+        name = node_class.__name__
+        is_viewing, is_passing_on = name.startswith(_VIEWING), name.startswith(_PASSING_ON)
+        kind = self[node_class] = _Kind(not is_viewing, not is_passing_on, name == _ACCUMULATOR)
+        return kind
+
+
+_KINDS = _Kinds()
 
 
 class BackwardPass:
@@ -50,8 +77,9 @@ class BackwardPass:
 
     def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
-        self.marks: dict[int, tuple[str, int]] = {}
-        """The node that runs in each thread."""
+        self.marks: dict[int, Any] = {}
+        """The node that runs in each thread.  It is let go when the next one starts: to keep it
+        would keep alive what a checkpoint or a custom Function has saved."""
 
     def run_backward(self, run: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the engine with a mark before each node."""
@@ -90,6 +118,7 @@ class BackwardPass:
             recorder.passes.remove(self)
             for step in undo:
                 step()
+            self.marks.clear()
             self.finding = None
 
     def _register(self, outputs: Any, is_kept: bool, undo: list[Callable[[], object]]) -> None:
@@ -100,55 +129,55 @@ class BackwardPass:
             undo: takes what removes the hooks.
         """
         recorder = self._recorder
-        seen: set[Any] = set()
-        watch, before = recorder.watch_node, self._mark
+        watch, mark = recorder.watch_node, self._mark
         if recorder.devices and recorder.is_synchronous:
-            before = self._wait_and_mark
+            mark = self._wait_and_mark
+        look = None if watch is None else partial(self._look, watch)
+        before_node, remove = _torch.before_nodes(mark)
+        undo.append(remove)
         outputs = outputs if isinstance(outputs, (list, tuple)) else (outputs,)
-        waiting = [
-            getattr(item, "grad_fn", None) or getattr(item, "node", None) for item in outputs
-        ]
-        while waiting:
-            node = waiting.pop()
-            if node is None or node in seen:
+        nodes = [getattr(item, "grad_fn", None) or getattr(item, "node", None) for item in outputs]
+        seen: set[Any] = {None}
+        while nodes:
+            node = nodes.pop()
+            if node in seen:
                 continue
             seen.add(node)
             for following, _ in node.next_functions:
-                waiting.append(following)
-            # No reference to the node: it would keep alive what checkpoint has saved.
-            mark = node.name(), node._sequence_nr()
-            if not mark[0].startswith(_VIEWING):
-                undo.append(_torch.before_node(node, partial(before, mark), is_kept))
-            if watch is not None and not mark[0].startswith(_PASSING_ON):
-                undo.append(node.register_hook(partial(self._look, watch, mark[0])).remove)
+                nodes.append(following)
+            kind = _KINDS[node.__class__]
+            if kind.has_mark and (is_kept or kind.is_lasting):
+                undo.append(node.register_prehook(mark).remove)
+            elif kind.has_mark:
+                before_node(node)
+            if look is not None and kind.has_look:
+                undo.append(node.register_hook(look).remove)
 
-    def _mark(self, mark: tuple[str, int], grads: Any) -> None:
+    def _mark(self, grads: Any) -> None:
         """Mark the node that is about to run."""
-        self.marks[get_ident()] = mark
+        self.marks[get_ident()] = _torch.current_node()
 
-    def _wait_and_mark(self, mark: tuple[str, int], grads: Any) -> None:
+    def _wait_and_mark(self, grads: Any) -> None:
         """Wait for what the node before has launched.
 
         What raises here on a thread of autograd's can end the process: a fault is noted, and torch
         raises it by itself at its next call.
         """
-        here, recorder = get_ident(), self._recorder
+        recorder = self._recorder
         if self.fault is None:
             try:
                 recorder.wait_for_all()
             except Exception as error:
                 raise_if_outside(error)
-                self.fault = NodeMark(*self.marks.get(here, mark))
+                self.fault = _mark_of(self.marks.get(get_ident()) or _torch.current_node())
                 recorder.note_end(error, ApiCall(func=None, site=self.site, node=self.fault))
-        self.marks[here] = mark
+        self._mark(grads)
 
-    def _look(
-        self, watch: Callable[..., BaseException | None], node: str, made: Any, inputs: Any
-    ) -> None:
-        """Look at the gradients that a node has made."""
+    def _look(self, watch: Callable[..., BaseException | None], made: Any, inputs: Any) -> None:
+        """Look at the gradients that the running node has made."""
         if self.finding is None:
             try:
-                self.finding = watch(node, made, inputs)
+                self.finding = watch(_torch.current_node(), made, inputs)
             except Exception as trouble:
                 self._recorder.internal_error("a gradient was not looked at", trouble)
 
@@ -157,9 +186,8 @@ class BackwardPass:
         """The node that raised: that of this thread, or the only one that runs."""
         if self.fault is not None:
             return self.fault
-        marks = list(self.marks.values())
-        mark = self.marks.get(get_ident()) or (marks[0] if len(marks) == 1 else None)
-        return None if mark is None else NodeMark(*mark)
+        nodes = list(self.marks.values())
+        return _mark_of(self.marks.get(get_ident()) or (nodes[0] if len(nodes) == 1 else None))
 
     def _failed(self, error: BaseException, outputs: Any) -> None:
         """Note on an exception in which node it came.
@@ -177,3 +205,7 @@ class BackwardPass:
                 call.node = self.running
         except Exception as trouble:
             self._recorder.internal_error("the failing node was not noted", trouble)
+
+
+def _mark_of(node: Any) -> NodeMark | None:
+    return None if node is None else NodeMark(node.name(), node._sequence_nr())

@@ -76,19 +76,15 @@ class NonFiniteWatch:
         look = self._judge
         return _torch.without_modes(look, api, args, kwargs or {}, result, overwritten)  # type: ignore[no-any-return]
 
-    def of_node(self, node: str, made: Sequence[Any], grads: Sequence[Any]) -> BaseException | None:
-        """Judge the gradients that a node of a backward pass made.
-
-        Args:
-            node: its name.
-        """
+    def of_node(self, node: Any, made: Sequence[Any], grads: Sequence[Any]) -> BaseException | None:
+        """Judge the gradients that a node of a backward pass made."""
         if not _torch.has_dispatch_modes():
             with _torch.Unseen():
                 made = _doubtful(made)
         return _torch.without_modes(self._judge_node, node, made, grads) if made else None
 
     def _judge_node(
-        self, node: str, made: Sequence[Any], grads: Sequence[Any]
+        self, node: Any, made: Sequence[Any], grads: Sequence[Any]
     ) -> BaseException | None:
         inputs = _floats(grads)
         for tensor in _suspects(made):
@@ -96,7 +92,7 @@ class NonFiniteWatch:
             bad = ~torch.isfinite(values)
             if bool(bad.any()) and all(bool(torch.isfinite(item).all()) for item in inputs):
                 offenders = find_offenders(_real(values), bad)
-                name = node.rpartition("::")[2]
+                name = node.name().rpartition("::")[2]
                 violation = Violation(
                     guard="nonfinite",
                     op=name,
