@@ -52,18 +52,16 @@ class RemovableMode(TorchFunctionMode):
 
     def is_on(self) -> bool:
         """Return whether this mode is on the stack of the running thread."""
-        return self in modes_of(object)
+        return self in map(_get_function_stack_at, range(_len_torch_function_stack()))
 
     def remove(self) -> None:
         """Take this mode off the stack, also from below modes that were left on it."""
         above: list[Any] = []
-        top = _len_torch_function_stack() - 1
-        if top >= 0 and _get_function_stack_at(top) is self:  # as usual
-            _pop_torch_function_stack()
         while self.is_on():
             mode = _pop_torch_function_stack()
-            if mode is not self:
-                above.append(mode)
+            if mode is self:
+                break
+            above.append(mode)
         for mode in reversed(above):
             _push_on_torch_function_stack(mode)
 

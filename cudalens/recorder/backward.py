@@ -137,10 +137,10 @@ class BackwardPass:
         undo.append(remove)
         outputs = outputs if isinstance(outputs, (list, tuple)) else (outputs,)
         nodes = [getattr(item, "grad_fn", None) or getattr(item, "node", None) for item in outputs]
-        seen: set[Any] = {None}
+        seen: set[Any] = set()
         while nodes:
             node = nodes.pop()
-            if node in seen:
+            if node is None or node in seen:
                 continue
             seen.add(node)
             for following, _ in node.next_functions:

@@ -6,7 +6,7 @@ them are made, and almost all are thrown away unread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 from weakref import ref
@@ -92,6 +92,7 @@ class Api:
 
     __slots__ = (
         "adds",
+        "extra_of",
         "forgets",
         "func",
         "is_backward",
@@ -144,6 +145,12 @@ class Api:
         self.forgets = kind == "function" and name in _FORGETFUL
         self.is_special = self.is_foreign or self.forgets
         self.may_write = kind not in _COMPILED or self.is_in_place or not writes_nothing(name)
+        self.extra_of: Callable[..., Any] | None = None
+        """What else is noted of a call, if anything: see the functions."""
+        if self.is_view:
+            self.extra_of = shows_argument
+        elif self.value_at:
+            self.extra_of = operand_of
 
     @property
     def name(self) -> str:
@@ -210,7 +217,7 @@ class Recorded(NamedTuple):
     """The autograd nodes that the call made have the sequence numbers from here ..."""
     last_nr: int
     """... to before here; none where both are the same."""
-    reads: tuple[Ref, ...] | None
+    reads: Sequence[Ref] | None
     """References to its tensor arguments, ``None`` where they were not noted: in optimizers."""
     output: Any
     """A reference to the result, or a tuple of them."""
@@ -218,10 +225,18 @@ class Recorded(NamedTuple):
     """The shape of the result, or a tuple of them."""
     dtype: Any
     written: tuple[Write, ...] = ()
-    operand: Any = None
-    """Of a call that writes to some elements what it writes, a number or a reference."""
-    is_alias: bool = False
-    """True if the result shows the memory of the first argument."""
+    extra: Any = None
+    """What else is noted of calls of its API."""
+
+    @property
+    def operand(self) -> Any:
+        """Of a call that writes to some elements what it writes, a number or a reference."""
+        return None if self.api.is_view else self.extra
+
+    @property
+    def is_alias(self) -> bool:
+        """Return whether the result shows the memory of the first argument."""
+        return self.api.is_view and bool(self.extra)
 
     @property
     def name(self) -> str:
@@ -229,7 +244,7 @@ class Recorded(NamedTuple):
         return self.api.name
 
     @property
-    def inputs(self) -> tuple[Ref, ...]:
+    def inputs(self) -> Sequence[Ref]:
         """References to the tensors that the call read, as far as they were noted."""
         return self.reads or ()
 
@@ -268,7 +283,9 @@ def writes_of(
     return tuple(writes)
 
 
-def operand_of(api: Api, args: tuple[Any, ...], kwargs: Any) -> Any:
+def operand_of(
+    api: Api, args: tuple[Any, ...], kwargs: Any, result: Any, tensors: Sequence[Tensor]
+) -> Any:
     """Return what a call writes to some elements."""
     value = args[api.value_at] if api.value_at < len(args) else None
     if api.adds or any(args[api.value_at + 1 :]) or kwargs:  # what was there is not replaced
@@ -276,7 +293,9 @@ def operand_of(api: Api, args: tuple[Any, ...], kwargs: Any) -> Any:
     return ref(value) if isinstance(value, Tensor) else value if type(value) in _NUMBERS else None
 
 
-def shows_argument(result: Any, tensors: Sequence[Tensor]) -> bool:
+def shows_argument(
+    api: Api, args: tuple[Any, ...], kwargs: Any, result: Any, tensors: Sequence[Tensor]
+) -> bool:
     """Return whether a result of a function that makes views shows the memory of the argument."""
     if len(tensors) != 1 or not isinstance(result, Tensor):
         return len(tensors) == 1

@@ -28,9 +28,6 @@ from cudalens.recorder.calls import (
     Apis,
     Write,
     describe_results,
-    meta_of,
-    operand_of,
-    shows_argument,
     writes_of,
 )
 from cudalens.recorder.dataloader import Batches
@@ -91,6 +88,8 @@ class RecordingMode(_torch.RemovableMode):
         self.watch = watch
         self._is_fatal, self._on_device_end = is_fatal, on_device_end
         self._seen = EarlierValues()
+        self._read: list[tuple[str, float, float]] = []
+        """What guards have read in the call that is being made."""
 
     @property
     def watch_node(self) -> Callable[..., BaseException | None] | None:
@@ -104,7 +103,9 @@ class RecordingMode(_torch.RemovableMode):
             _torch.add_hooks(self.sites.enter_module, self.sites.enter_step)
             REPLACED.install(self)
             here().append(self)
-            EXTREMES.values = []
+            if EXTREMES.values is None:
+                EXTREMES.values = []
+            self._read = EXTREMES.values
             self.install()
             return self
         except BaseException:
@@ -232,29 +233,28 @@ class RecordingMode(_torch.RemovableMode):
                 site, number, last = self._of_worker(site, number, last)
             if versions is not _UNWRITTEN:
                 written = writes_of(api, tensors, versions)
-            kind = result.__class__
             output: Any
+            shape: Any
+            kind = result.__class__
             if kind is Tensor or kind is Parameter:
-                output, (shape, dtype) = ref(result), meta_of(result)
-            elif kind in NO_TENSORS:
-                output = shape = dtype = ()
+                output, dtype = ref(result), result.dtype
+                try:
+                    shape = result.shape
+                except RuntimeError:  # of a nested tensor
+                    shape = None
             else:
                 output, shape, dtype = describe_results(result)
-            is_alias = api.is_view and shows_argument(result, tensors)
-            operand = operand_of(api, args, kwargs) if api.value_at else None
+            extra = api.extra_of and api.extra_of(api, args, kwargs, result, tensors)
             is_brief = site.__class__ is Site and site.is_brief
-            reads = None if is_brief else (*map(ref, tensors),)
+            reads = None if is_brief else [*map(ref, tensors)]
             self.recorded_ops = seq = self.recorded_ops + 1
             self._ring.append(
-                (
-                    *(seq, api, site, number, last, reads, output, shape, dtype, written, operand),
-                    is_alias,
-                )
+                (seq, api, site, number, last, reads, output, shape, dtype, written, extra)
             )
-            if EXTREMES.values:
-                values, EXTREMES.values = EXTREMES.values, []
+            if self._read:
                 if not api.is_backward:  # that is of many calls
-                    self._seen.note(frame, site, values)
+                    self._seen.note(frame, site, [*self._read])
+                self._read.clear()
         except Exception as trouble:
             self.internal_error("a call was not recorded", trouble)
         if self.watch is not None and api.makes_values:
@@ -303,9 +303,7 @@ class RecordingMode(_torch.RemovableMode):
             api, number = self._apis[func], _next()
             site = self.sites.of(frame)
             self.recorded_ops = seq = self.recorded_ops + 1
-            self._ring.append(
-                (seq, api, site, number, number + nodes, (), (), (), (), (), None, False)
-            )
+            self._ring.append((seq, api, site, number, number + nodes, (), (), (), (), (), None))
         except Exception as trouble:
             self.internal_error("a call was not recorded", trouble)
 
@@ -349,8 +347,7 @@ class RecordingMode(_torch.RemovableMode):
         except Exception as trouble:
             self.internal_error("the failing call was not recorded", trouble)
         finally:
-            if EXTREMES.values:
-                EXTREMES.values = []
+            self._read.clear()
 
     def attach(self, call: ApiCall, error: BaseException) -> None:
         """Let an exception carry a call, until the recorder is closed."""
