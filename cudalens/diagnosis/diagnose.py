@@ -256,7 +256,9 @@ def _labels_of_one_hot(evidence: Evidence) -> str | None:
     node = call_node(evidence)
     if not isinstance(node, ast.Call) or not node.args or isinstance(node.args[0], ast.Starred):
         return None
-    return written(evidence, node.args[0])
+    # A library that calls it got other arguments from the user's line.
+    is_users = not evidence.frames or evidence.frames[-1].is_user
+    return written(evidence, node.args[0]) if is_users else None
 
 
 # --- a guard's finding ---------------------------------------------------------------------------
@@ -313,7 +315,8 @@ def _in_own_names(evidence: Evidence, violation: Violation) -> str:
     owner = next((item for item in evidence.owners if item.argument == violation.related), None)
     template = None
     if _is_one_hot(evidence):
-        template = f"{violation.element} is outside num_classes = {violation.size}"
+        joined = ", which is" if evidence.deferred else " is"
+        template = f"{violation.element}{joined} outside num_classes = {violation.size}"
     if owner is not None:
         names.append(f"{owner.text}.{owner.attribute}")
     if owner is not None and violation.unit and violation.element and not any(names[:-1]):
@@ -339,7 +342,7 @@ def _own_element(evidence: Evidence, violation: Violation) -> dict[str, Any]:
     The op may have got the user's tensor in another shape.
     """
     expression = _expression(evidence, violation.argument or None)
-    if expression is not None and _is_one_hot(evidence):
+    if expression is not None and _is_one_hot(evidence) and violation.offenders.first:
         position = violation.offenders.first[0].position[:-1]
         return {"argument": _own_name(expression), "position": position}
     if expression is not None:

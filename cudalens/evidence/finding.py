@@ -5,10 +5,11 @@ Here the call and what was found in it become a report; its evidence is built in
 
 from __future__ import annotations
 
+import ast
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import CodeType
@@ -18,6 +19,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from cudalens.core import _python, _torch
+from cudalens.core.api_names import api_names, stem_of
 from cudalens.core.call import Call, NodeMark, OpCall
 from cudalens.core.errors import (
     DeviceAssertError,
@@ -64,7 +66,9 @@ from cudalens.recorder.provenance import Provenance
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.files import is_user_file
 from cudalens.source.locate import locate_entries
-from cudalens.source.stack import stack_of
+from cudalens.source.running_call import is_tensor_method
+from cudalens.source.running_node import running
+from cudalens.source.stack import Entry, places_of, stack_of
 
 # --- findings while the code runs ----------------------------------------------------------------
 
@@ -217,7 +221,11 @@ def _report_of_past(violation: Violation, past: PastCall, started: float) -> Rep
         values={},
         entries=entries,
         violation=violation,
-        op=OpName(name=violation.op, overload=violation.overload),
+        op=OpName(
+            name=violation.op,
+            overload=violation.overload,
+            api=limits.attempt("api", lambda: _compiled_function(violation.op, entries)),
+        ),
         started=started,
         limits=limits,
     )
@@ -231,6 +239,19 @@ def _report_of_past(violation: Violation, past: PastCall, started: float) -> Rep
         device_text=violation.device_text,
     )
     return diagnose(evidence, None)
+
+
+def _compiled_function(op: str, entries: Sequence[Entry]) -> str | None:
+    """Return the function of ``torch.nn.functional`` without code of Python's that a line called.
+
+    It calls the op, and no method of tensors has its name: ``F.one_hot``.
+    """
+    places = places_of(entries)
+    # A function of Python's would have a line of its own below.
+    node = running(places[-1]).node if places else None
+    name = stem_of(ast.unparse(node.func)) if isinstance(node, ast.Call) else ""
+    is_known = f"F.{name}" in api_names(op) and not is_tensor_method(name)
+    return f"torch.nn.functional.{name}" if is_known else None
 
 
 def _replay(violation: Violation, op: OpCall) -> Replay:

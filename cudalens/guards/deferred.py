@@ -285,7 +285,7 @@ def violation_of(
     return replace(
         violation,
         headline=f"{{argument}}{item} contained {value}, which is outside {place}",
-        element="",
+        element=f"{{argument}}{item} contained {value}",
         explanation=f"{need.why} {captured}".strip(),
         offenders=Offenders(min=low, max=high),
         device_text=None if is_narrowed else violation.device_text,

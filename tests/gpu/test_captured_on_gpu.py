@@ -97,7 +97,7 @@ def test_a_bad_label_in_compiled_code(deferred: None, mode: str) -> None:
     assert torch.allclose(loss(logits, labels), _loss(logits, labels))
     labels[3] = 10
     loss(logits, labels)
-    with pytest.raises(cudalens.DeviceIndexError, match="holds 10, which is outside") as caught:
+    with pytest.raises(cudalens.DeviceIndexError, match="contained 10, which is outside") as caught:
         cudalens.settle()
     assert caught.value.report.source is not None
     assert caught.value.report.source.text == "return F.cross_entropy(logits * 2, labels)"

@@ -524,6 +524,30 @@ def found_by(function: Callable[[], object]) -> list[str]:
 
 
 @pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda y: F.one_hot(y, 4), "y contained 4, which is outside num_classes = 4"),
+        (lambda y: F.one_hot(y.view(2, 1), num_classes=4), "y.view(2, 1) contained 4, which is"),
+        (lambda y: y.new_zeros(2, 4).scatter_(1, y.view(2, 1), 1), "index contained 4, which is"),
+        (lambda y: encode(4, y), "index contained 4, which is outside dimension 1"),
+    ],
+    ids=["a variable", "an expression", "scatter_ itself", "another name"],
+)
+def test_one_hot_is_reported_with_its_own_arguments(
+    call: Callable[[Tensor], Tensor], says: str
+) -> None:
+    """The index of its ``scatter_`` is no tensor that anyone typed."""
+    assert found_by(lambda: call(cuda(0, 4)).sum().item())[0].startswith(says)
+
+
+def encode(count: int, y: Tensor) -> Tensor:
+    """Call ``F.one_hot`` by a name that no function of torch has."""
+    of_torch = F.one_hot
+    return of_torch(y, count)
+
+
+@pytest.mark.usefixtures("installed")
 def test_eight_threads() -> None:
     """Each finding is raised once, in the thread whose call it was."""
     together = threading.Barrier(8)
