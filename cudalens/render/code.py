@@ -5,7 +5,7 @@ The rows are data that text, HTML and widget all draw, so that the three cannot 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal
@@ -24,6 +24,8 @@ MAX_LINES = 24
 MAX_BEFORE = 8
 MAX_LABELS = 10
 MAX_LINE_LENGTH = 240
+_BESIDE = 3
+"""Columns that the narrowest pane has beyond those in which code is folded."""
 _RANK = {"plain": 0, "call": 1, "tensor": 2, "bad": 3}
 
 
@@ -77,13 +79,15 @@ def code_rows(
 
     ``context`` adds the lines outside the failing statement, ``dedent`` leaves out the indentation
     that all lines share, and after ``fold`` columns a line of the failing statement goes on in the
-    next row; labels may be ``label_room`` columns wider.
+    next row; labels may be ``label_room`` columns wider, and a line whose labels are too wide for
+    the narrowest pane has them on the left of its expressions.
     """
     source = report.source
     if source is None:
         return ()
     lines = _with_changes(report, _lines(source, context=context))
     indent = _common_indent(line.text for line in lines) if dedent else 0
+    end = None if fold is None else fold + min(label_room, _BESIDE)
     rows: list[Row] = []
     previous: int | None = None
     for line in lines:
@@ -99,7 +103,7 @@ def code_rows(
         has_caret = has_caret and not any(_hung(report, other) for other in lines)
         for part, own in _folded(text, marks, fold if hot or not source.line else None, label_room):
             rows.append(Row(number=number, pieces=_pieces(part, own), is_hot=hot))
-            rows.extend(replace(row, is_hot=hot) for row in _hanging(part, own))
+            rows.extend(replace(row, is_hot=hot) for row in _hanging(part, own, end))
             if has_caret:
                 rows.extend(replace(row, is_hot=hot) for row in _caret_row(part, own))
             number = None
@@ -295,29 +299,56 @@ def _pieces(text: str, marks: Sequence[Mark]) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def _hanging(text: str, marks: Sequence[Mark]) -> list[Row]:
+def _hanging(text: str, marks: Sequence[Mark], width: int | None) -> list[Row]:
+    """Return a row for each label; all are left of their rules where one would pass ``width``."""
     labelled = sorted((m for m in marks if m.label), key=lambda m: (-m.start, m.end))
+    starts = [cell_len(text[: m.start]) for m in labelled]
+    sizes = [cell_len(m.label or "") + 2 for m in labelled]
+    ends = [start + size for start, size in zip(starts, sizes, strict=True)]
+    is_left = (
+        width is not None
+        and any(end > width for end in ends)
+        and all(size <= start for start, size in zip(starts, sizes, strict=True))
+        # Labels that need a name, as where two begin in one column, are wider.
+        and len(set(starts)) == len(starts)
+        and not any(mark.name for mark in labelled)
+    )
+    draw = _label_on_left if is_left else _label_row
+    labelled = labelled[::-1] if is_left else labelled
     return [
-        _label_row(text, mark, {m.start for m in labelled[at + 1 :]})
-        for at, mark in enumerate(labelled)
+        draw(text, mark, {m.start for m in labelled[at + 1 :]}) for at, mark in enumerate(labelled)
     ]
 
 
 def _label_row(text: str, mark: Mark, waiting: set[int]) -> Row:
     shares = mark.start in waiting
     signs = {**dict.fromkeys(waiting, "│"), mark.start: "├ " if shares else "└ "}
-    pieces: list[Piece] = []
-    drawn = 0
+    # Where two expressions begin in one column, only the name tells which label is whose.
+    name = mark.name or (text[mark.start : mark.end] if shares else "")
+    label = _label(mark, f"{name}: {mark.label}" if name else f"{mark.label}")
+    return Row(number=None, pieces=(*_rules(text, signs, 0), label))
+
+
+def _label_on_left(text: str, mark: Mark, waiting: set[int]) -> Row:
+    label = _label(mark, f"{mark.label} ")
+    start = cell_len(text[: mark.start]) - cell_len(label.text)
+    rules = _rules(text, {mark.start: "┘", **dict.fromkeys(waiting, "│")}, start + len(label.text))
+    return Row(number=None, pieces=(Piece(text=" " * start, tone="rule"), label, *rules))
+
+
+def _label(mark: Mark, text: str) -> Piece:
+    tone: PieceTone = "badlabel" if mark.tone == "bad" else "label"
+    return Piece(text=text, tone=tone, tensor=mark.tensor)
+
+
+def _rules(text: str, signs: Mapping[int, str], drawn: int) -> list[Piece]:
+    """Draw a sign under each of these characters; so many cells of the row are drawn already."""
+    pieces = []
     for start, sign in sorted(signs.items()):
         cells = cell_len(text[:start])
         pieces.append(Piece(text=" " * (cells - drawn) + sign, tone="rule"))
         drawn = cells + 1
-    # Where two expressions begin in one column, only the name tells which label is whose.
-    name = mark.name or (text[mark.start : mark.end] if shares else "")
-    tone: PieceTone = "badlabel" if mark.tone == "bad" else "label"
-    label = f"{name}: {mark.label}" if name else f"{mark.label}"
-    pieces.append(Piece(text=label, tone=tone, tensor=mark.tensor))
-    return Row(number=None, pieces=tuple(pieces))
+    return pieces
 
 
 def _caret_row(text: str, marks: Sequence[Mark]) -> list[Row]:

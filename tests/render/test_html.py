@@ -146,8 +146,8 @@ def test_sanitised_page_tells_the_story_in_order() -> None:
         "CUDA is fine: nothing was launched",
         "F.cross_entropy(logits, y - 1)",
         "▸ 12      loss = F.cross_entropy(logits, y)",
-        "└ i64[32], 3 bad",
-        "└ f32[32, 10]",
+        "f32[32, 10] ┘",
+        "i64[32], 3 bad ┘",
         "Where the bad values came from",
         "nll_loss_forward",
         "[17]",
@@ -300,8 +300,21 @@ def test_a_long_failing_line_is_folded(width: int) -> None:
 
 
 def test_a_short_failing_line_is_not_folded() -> None:
-    for report in (make_report(), REPRESENTATIVE["nonfinite"]()):
-        assert code_rows(report, fold=37) == code_rows(report)
+    rows = [[row.text for row in code_rows(make_report(), fold=fold)] for fold in (None, 48, 47)]
+    assert rows[0] == rows[1]
+    assert [row for row in rows[0] if "└" not in row] == [row for row in rows[2] if "┘" not in row]
+    assert code_rows(REPRESENTATIVE["nonfinite"](), fold=37) == code_rows(
+        REPRESENTATIVE["nonfinite"]()
+    )
+
+
+def test_labels_that_would_pass_the_edge_are_on_the_left() -> None:
+    rows = [row.text for row in code_rows(make_report(), fold=37) if row.is_hot]
+    assert rows == [
+        "    loss = F.cross_entropy(logits, y)",
+        "               f32[32, 10] ┘       │",
+        "                    i64[32], 3 bad ┘",
+    ]
 
 
 def test_the_width_of_the_pane_chooses_the_folding() -> None:
@@ -310,7 +323,7 @@ def test_the_width_of_the_pane_chooses_the_folding() -> None:
     for html, names in (
         (render_page(report), ["cl-code cl-wide", "cl-code cl-narrow"]),
         (render_fragment(report), ["cl-code"]),
-        (render_page(make_report()), ["cl-code"]),
+        (render_page(REPRESENTATIVE["nonfinite"]()), ["cl-code"]),
     ):
         assert [at.get("class") for at in Page(html).every("pre")] == names
 
