@@ -95,13 +95,16 @@ def run_cell(
 def applied(code: str, report: Report, hint: Hint) -> str:
     """Put a fix where it belongs: behind the line that made the values, or at the failing call.
 
-    At a loop it takes the place of what the loop runs over.
+    At a loop it takes the place of what the loop runs over, and a change in place gives way to it.
     """
     source, fix = report.source, hint.fix
     assert source is not None and source.line is not None and fix is not None
     lines = code.split("\n")
     line = lines[source.line - 1]
-    if hint.at is not None or parsed(fix) is None:
+    if hint.rule == "out_of_place" and hint.at is not None and hint.at.line is not None:
+        old = lines[hint.at.line - 1]
+        lines[hint.at.line - 1] = old[: hint.at.column] + fix + old[hint.at.end_column :]
+    elif hint.at is not None or parsed(fix) is None:
         at = source.line - 1 if hint.at is None else hint.at.end_line
         assert at is not None
         is_behind = hint.at is not None and not lines[at - 1].rstrip().endswith(":")

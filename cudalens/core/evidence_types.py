@@ -100,6 +100,12 @@ class InPlaceChange:
     is_parameter: bool = False
     module: str | None = None
     """The class of torch's module that wrote it because of ``inplace=True``."""
+    is_only_line: bool = False
+    """True if no other line wrote to what backward may need."""
+    is_shared: bool = False
+    """True if a caller, or the base of a view, has the tensor too: a new one changes neither."""
+    out_of_place: SourceSpan | None = None
+    """The statement of the write, where its form without a change in place was tried."""
 
 
 @dataclass(frozen=True, kw_only=True)

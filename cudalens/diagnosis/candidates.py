@@ -158,7 +158,7 @@ def verify_fixes(hints: Iterable[Hint], trial: Trial) -> tuple[Hint, ...]:
     checked = []
     for hint in hints:
         outcome = trial(hint.fix) if isinstance(hint.fix, Fix) else TrialResult()
-        if outcome.succeeds:
+        if outcome.succeeds or hint.tried:
             checked.append(replace(hint, tried=True))
         elif outcome.succeeds is None:
             checked.append(replace(hint, fix=None, tried=None))

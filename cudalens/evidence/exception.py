@@ -39,6 +39,7 @@ from cudalens.evidence.collect import FailureContext, error_facts, evidence_of, 
 from cudalens.evidence.failing_call import api_call_of_stack, arguments_of, refused_call
 from cudalens.evidence.freed_graph import FREED, freed_graph
 from cudalens.evidence.host_value import observed_value
+from cudalens.evidence.out_of_place import MODIFIED, with_tried_form
 from cudalens.evidence.tensors import of_meta, tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
 from cudalens.evidence.trial import ApiTrial, trial_of_error
@@ -46,7 +47,6 @@ from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.locate import CallSite, locate_entries
 from cudalens.source.stack import frames_of
 
-MODIFIED = "has been modified by an inplace operation"
 MAX_TENSORS = 40
 
 
@@ -210,8 +210,11 @@ def _of_autograd(
     recorder, limits, message = failure.recorder, failure.limits, str(error)
     changed, freed = None, None
     if recorder is not None and MODIFIED in message:
-        changed = limits.attempt("writer", lambda: recorder.modified_tensor(error))
-        if changed is None:
+        write = limits.attempt("writer", lambda: recorder.modified_tensor(error))
+        if write is not None:
+            look = partial(with_tried_form, write[0], write[1], recorder.snapshot())
+            changed = limits.attempt("form out of place", look, lambda: write[0])
+        else:
             limits.add(recorder.beyond_ring("the op that modified the tensor in place"))
     elif recorder is not None and FREED in message:
         node, here = failure.call.node, failure.site.source

@@ -93,7 +93,7 @@ class ApiTrial(Variables):
     def _run(self, api: ApiCall, fix: Fix | None) -> TrialResult:
         if not is_known([*api.args, *api.kwargs.values()]) or not is_torchs(api.func):
             return TrialResult()
-        with _quiet(has_autograd=self._has_autograd):
+        with quiet_torch(has_autograd=self._has_autograd):
             for on_meta in (False, True):
                 attempt = self._attempt(on_meta=on_meta)
                 try:
@@ -154,7 +154,7 @@ class ApiTrial(Variables):
         return all(self._is_possible(api, fix, item) for item in resizes)
 
     def _is_possible(self, api: ApiCall, fix: Fix, resize: Resize) -> bool:
-        with _quiet(has_autograd=self._has_autograd):
+        with quiet_torch(has_autograd=self._has_autograd):
             try:
                 self._attempt(on_meta=True, resize=resize).run(api, fix)
             except Exception as error:
@@ -191,7 +191,7 @@ def _refusal(fix: Fix, error: RefusedError, violation: Violation) -> Refusal | N
     tensor = tensor_values(arguments).get(key)
     if tensor is None or tensor.device.type == "meta":
         return None
-    with _quiet(has_autograd=False):
+    with quiet_torch(has_autograd=False):
         fact = replace(of_meta(key, _torch.meta_of(tensor)), summary=summarise(tensor))
     return Refusal(fix=fix, violation=violation, fact=fact, scalars=scalars_of(arguments))
 
@@ -202,7 +202,7 @@ def _reason(error: Exception) -> str:
 
 
 @contextmanager
-def _quiet(*, has_autograd: bool) -> Iterator[None]:
+def quiet_torch(*, has_autograd: bool) -> Iterator[None]:
     """Run torch unseen: no modes, no warnings, no trace in the random state."""
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings(action="ignore"))

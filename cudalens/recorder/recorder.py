@@ -100,8 +100,8 @@ class Recorder(RecordingMode):
             return None
         return f"{what} is not among the last {size} calls, which the recorder kept: max_ops={size}"
 
-    def modified_tensor(self, error: BaseException) -> InPlaceChange | None:
-        """Find who modified the tensor that autograd complains of.
+    def modified_tensor(self, error: BaseException) -> tuple[InPlaceChange, Recorded] | None:
+        """Find the write to the tensor that autograd complains of, and its call.
 
         Args:
             error: with the text "… has been modified by an inplace operation: …".

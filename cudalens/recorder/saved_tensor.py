@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from cudalens.core.call import api_call_of
 from cudalens.core.evidence_types import InPlaceChange
+from cudalens.core.report_types import ProvenanceStep
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.provenance import describe_step
@@ -17,7 +18,9 @@ from cudalens.source.safe_eval import instance_dict
 _COMPLAINT: Final = re.compile(r"modified by an inplace operation: .* is at version (\d+);")
 
 
-def find_modified(snapshot: Snapshot, error: BaseException) -> InPlaceChange | None:
+def find_modified(
+    snapshot: Snapshot, error: BaseException
+) -> tuple[InPlaceChange, Recorded] | None:
     """Return the last write to the tensor that autograd complains of.
 
     It is one that the forward call of the failing node read or made.
@@ -26,7 +29,8 @@ def find_modified(snapshot: Snapshot, error: BaseException) -> InPlaceChange | N
         error: "… has been modified by an inplace operation: … is at version 3; …".
 
     Returns:
-        ``None`` unless the writes of one line, since that call, led to the version of the message.
+        the write and its call; ``None`` unless the writes of one line, since the forward call, led
+        to the version of the message.
     """
     match, call = _COMPLAINT.search(str(error)), api_call_of(error)
     node = None if call is None else call.node
@@ -43,12 +47,31 @@ def find_modified(snapshot: Snapshot, error: BaseException) -> InPlaceChange | N
         return None
     writer, living = next(iter(fitting.values()))
     is_one_op = len({step.op for step in steps}) == 1
-    return InPlaceChange(
+    change = InPlaceChange(
         modified=steps[0] if is_one_op else replace(steps[0], op=None),
         savers=(describe_step(saver, snapshot),),
         is_parameter=living is not None and living.is_leaf and living.requires_grad,
         module=_in_place_module(calling_module(writer.site)),
+        is_only_line=_is_only_line(snapshot, steps[0]),
     )
+    return change, writer
+
+
+def _is_only_line(snapshot: Snapshot, step: ProvenanceStep) -> bool:
+    """Return whether no other line wrote to a tensor that the graph may need as it was.
+
+    What an earlier backward pass has run through is freed.
+    """
+    start = max((call.seq for _, call in snapshot.earlier_passes), default=0)
+    needed: set[int] = set()
+    for call in snapshot.calls:
+        for item in call.written:
+            is_needed = id(snapshot.whole(item.tensor)) in needed
+            if is_needed and snapshot.reader.line(call.site) != step.source:
+                return False
+        if call.first_nr < call.last_nr and call.seq > start:
+            needed.update(id(snapshot.whole(item)) for item in (*call.inputs, *call.outputs))
+    return True
 
 
 def _in_place_module(module: object) -> str | None:

@@ -37,10 +37,12 @@ def test_the_line_at_fault_stands_in_the_code(code: str, line: int) -> None:
     assert report.headline == f"`y += 1` in line {line} changed `y`, which backward needs"
     assert "y = x.exp()" in report.explanation
     assert "<code>y += 1</code> in line" in report.to_html()
-    assert [hint.text for hint in report.hints] == [
+    (hint,) = report.hints
+    assert (hint.fix, hint.at and hint.at.line) == ("y = y + 1", line)
+    assert hint.text == (
         f"In [{report.source.cell}] line {line}: make a new tensor instead of changing the one "  # type: ignore[union-attr]
-        "that backward needs: y = y + 1"
-    ]
+        "that backward needs"
+    )
     for text in (report.to_text(), report.to_html()):
         assert "y += 1" in text
         assert CHANGED in text

@@ -293,7 +293,12 @@ def _out_of_place(evidence: Evidence) -> Hint | None:
         return None
     code = modified.modified.source.text or ""
     text = f"{modified.modified.source.where}: make a new tensor instead of changing the one that "
-    text += f"backward needs{_as_new_tensor(code)}"
+    text += "backward needs"
+    new = "" if modified.is_shared else _as_new_tensor(code)
+    at = modified.out_of_place
+    if new and at is not None and not modified.is_parameter:
+        return Hint(rule="out_of_place", text=text, fix=new.removeprefix(": "), tried=True, at=at)
+    text += new
     if _only_steps(code):
         return _after_step(evidence, modified.modified.source, modified.savers)
     if modified.is_parameter:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cudalens.core.report_types import Hint
-from tests.hostcells import run_cell
+from tests.hostcells import applied, run_cell
 
 pytestmark = pytest.mark.usefixtures("sim")
 SETUP = """
@@ -41,7 +41,7 @@ block, plain = Block().cuda(), Plain().cuda()
 STEP = "make a new tensor instead of changing the one that backward needs"
 PLAIN = "{} was made with inplace=True"
 CHANGES = [
-    # The place of the change; another line cannot be tried, so it is advice in words.
+    # The place of the change; what no statement alone replaces is advice in words.
     ("a mask", "e = torch.softmax(w, -1)\ne[e < 0.1] = 0", 2, STEP),
     ("another tensor's row", "e = w.exp()\ne[0] = x[0]", 2, STEP),
     ("an item taken from", "e = w.exp()\ne[0] -= x[0]", 2, STEP),
@@ -92,16 +92,48 @@ def test_what_changed_the_tensor_is_named(
     [
         ("e += 1.0  # harmless", "e = e + 1.0"),
         ("e *= x + 1", "e = e * (x + 1)"),
-        ("e.clamp_(0.1, max=0.9)", "e = e.clamp(0.1, max=0.9)"),
-        ("e[0] = x[0]", "e = e.clone() before this line"),
+        ("e.clamp_(0.1, max=1 - 0.1)", "e = e.clamp(0.1, max=1 - 0.1)"),
+        ("e.add_(w, alpha=2)", "e = e.add(w, alpha=2)"),
+        ("for t in range(2):\n    e -= 1", "e = e - 1"),
     ],
 )
-def test_the_statement_without_a_change_in_place_is_given(change: str, new: str) -> None:
-    """With it in place of the change, or before it, backward runs."""
-    code = f"e = w.sigmoid()\n{change}\n(e * e).sum().backward()"
-    assert hint_of(code).text.endswith(f"{STEP}: {new}")
-    better = f"{new.removesuffix(' before this line')}\n{change}" if "before" in new else new
-    assert run_cell(f"{SETUP}{code.replace(change, better)}", fast=False).error is None
+def test_the_statement_without_a_change_in_place_is_tried(change: str, new: str) -> None:
+    """On stand-ins; with it in place of the change backward runs."""
+    code = f"{SETUP}e = w.sigmoid()\n{change}\n(e * e).sum().backward()".strip()
+    report = run_cell(code, fast=False).shown
+    (hint,) = report.hints
+    assert (hint.rule, hint.fix, hint.tried) == ("out_of_place", new, True)
+    assert run_cell(applied(code, report, hint), fast=False).error is None
+
+
+IN_A_CALLER = "def shift(e):\n    e += 1\ne = w.sigmoid()\nshift(e)"
+
+
+@pytest.mark.parametrize(
+    ("code", "new"),
+    [
+        ("e = w.sigmoid()\ne[0] = x[0]", ": e = e.clone() before this line"),
+        ("e = w.sigmoid()\nother = w.exp()\nother += 1\ne += 1\ne = e * other", ": "),
+        ("e = w.sigmoid()\ne *= 2\ne += 1", ": e = e + 1"),
+        ("e = w.sigmoid()\ne += x.double()", ": e = e + x.double()"),
+        ("e = w.sigmoid()\ne += len('ab')", ": e = e + len('ab')"),
+        ("e = w.sigmoid()\nrow = e[0]\nrow += 1", ""),
+        (IN_A_CALLER, ""),
+    ],
+    ids=[
+        "a part",
+        "two tensors",
+        "two lines",
+        "another dtype",
+        "no literal",
+        "a view",
+        "a caller's tensor",
+    ],
+)
+def test_what_alone_does_not_help_is_not_tried(code: str, new: str) -> None:
+    """Nor what gives another result, or leaves the tensor that others have as it was."""
+    words = hint_of(f"{code}\n(e * e).sum().backward()").text
+    assert words.endswith(f"{STEP}{new}") or (new == ": " and f"{STEP}{new}" in words)
 
 
 @pytest.mark.parametrize("change", ["es[0] += 1", "es[0].zero_()", "e.zero_()", "e.fill_(2)"])
