@@ -122,9 +122,12 @@ def one_based_ids(evidence: Evidence, ids: Ids) -> Hint | None:
         return None
     if evidence.scalar("padding_idx") == "0" or _meets_blank(evidence):
         return None
-    what = "ids" if ids.role == "token" else "numbers"
+    if ids.role == "token":
+        # Either succeeds: row 0 may be meant for padding.
+        text = f"the ids run from 1 to {ids.high}: subtract 1, or make a table of {ids.high + 1} "
+        return Hint(text=text + "rows")
     return Hint(
-        text=f"the {what} run from 1 to {ids.high}: they look 1-based",
+        text=f"the numbers run from 1 to {ids.high}: they look 1-based",
         fix=rewritten(evidence, ids.named, "{x} - 1"),
     )
 

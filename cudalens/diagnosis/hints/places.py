@@ -35,7 +35,7 @@ _PLACES: dict[Role, str] = {"label": "outputs", "one_hot": "columns", "token": "
 _ALL: tuple[Role, ...] = ("label", "one_hot", "token", "position", "index", "edge")
 
 
-@ids_rule(*_ALL, priority=LAST)
+@ids_rule(*(role for role in _ALL if role != "position"), priority=LAST)
 def too_few_places(evidence: Evidence, ids: Ids) -> Hint | None:
     """The values count from 0 without a gap, and need more places than there are."""
     if not ids.is_above or not ids.is_count or ids.size < 2 or fills_row_ends(ids):
@@ -145,9 +145,11 @@ def _shifted(ids: Ids | None) -> str:
     if not isinstance(by, int) or not isinstance(node.op, ast.Add | ast.Sub):
         return ""
     by = by if isinstance(node.op, ast.Add) else -by
+    low = ids.violation.bounds.min
+    low = low if isinstance(low, int) else 0
     return (
         f"{ast.unparse(node.left)} runs from {ids.low - by} to {ids.high - by}, there are places "
-        f"for {-by} … {ids.size - 1 - by}"
+        f"for {low - by} … {ids.size - 1 - by}"
     )
 
 

@@ -91,24 +91,28 @@ def not_probabilities(evidence: Evidence) -> Hint | None:
     fact, low, high = numbers
     text = f"{name_of(fact)} runs from {low:.4g} to {high:.4g}, "
     made, line = next(way_of(evidence), ("", ""))
-    if made in _ACTIVATIONS or _is_difference(fact, made):
-        made = made or "a difference"
+    if _is_difference(fact, made):
+        return Hint(text=f"{text}as {made or 'a difference'}{line} gives it; it has to be 0 … 1")
+    if made in _ACTIVATIONS:
         return Hint(text=f"{text}made by {made}{line}: probabilities end with a sigmoid")
     if made not in _SCORES and low >= 0:
         percent = "; percentages are to be divided by 100" if 2 < high <= _PERCENT else ""
         return Hint(text=f"{text}and a probability is at most 1{percent}")
     if made not in _SCORES and low >= -1 and high <= 1:
         return Hint(text=f"{text}and a probability is at least 0")
-    fix, cure = None, "use a sigmoid"
+    fix, cure = None, "a sigmoid makes probabilities of them"
     if evidence.op.name == _BCE:
-        cure = "use the loss that takes logits, or a sigmoid"
+        cure = "binary_cross_entropy_with_logits takes them as they are"
+    if made not in _SCORES:
+        # Nobody knows what they are; the call would run in either way.
+        return Hint(text=f"{text}which no sigmoid gives; if they are scores, {cure}")
+    if evidence.op.name == _BCE:
         fix = renamed(evidence, "binary_cross_entropy", "binary_cross_entropy_with_logits")
         fix = fix or renamed(
             evidence, "BCELoss", "BCEWithLogitsLoss", "binary_cross_entropy_with_logits"
         )
-    why = f"the scores of a layer{line}" if made in _SCORES else "these look like logits"
     return Hint(
-        text=f"{text}which no sigmoid gives: {why}; {cure}",
+        text=f"{text}which no sigmoid gives: the scores of a layer{line}; {cure}",
         fix=fix or rewritten(evidence, fact, "torch.sigmoid({x})"),
     )
 
@@ -311,17 +315,14 @@ def bad_weights(evidence: Evidence) -> Hint | None:
         return _nothing_to_draw(evidence, weights)
     if _is_rounded(low, high):
         return None
-    text, (made, _) = (
-        f"the weights run from {low:.4g} to {high:.4g}",
-        next(way_of(evidence), ("", "")),
-    )
-    is_small = made not in (*_SCORES, "_log_softmax") and low >= -1 and high <= 1 + _ROUNDING
-    if _is_difference(weights, made):
-        return Hint(text=f"{text}, and none may be below 0: abs() makes weights of errors")
-    if is_small:
-        return Hint(text=f"{text}, and none may be below 0: softmax turns scores into weights")
+    made, line = next(way_of(evidence), ("", ""))
+    text = f"the weights run from {low:.4g} to {high:.4g}, and none may be below 0"
     # No code: for scores of another kind the draw would run as well, and mean something else.
-    return Hint(text=f"{text}: these look like logits, softmax is missing")
+    if made in (*_SCORES, "log_softmax", "_log_softmax"):
+        what = "logarithms of probabilities" if "log" in made else "the scores of a layer"
+        cure = "exp" if "log" in made else "softmax"
+        return Hint(text=f"{text}: {what}{line}, of which {cure} makes weights")
+    return Hint(text=f"{text}: softmax makes weights of scores, abs() of errors")
 
 
 def _nothing_to_draw(evidence: Evidence, weights: TensorFact) -> Hint | None:

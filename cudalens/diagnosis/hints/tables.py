@@ -102,15 +102,13 @@ def unknown_tokens(evidence: Evidence, ids: Ids) -> Hint | None:
         text += f"of {ids.size} rows has no row for it"
         return Hint(rule="padding_beyond_table", text=text + f"; {_RESIZE}" * is_near)
     if not is_near:
-        text = f"ids go up to {ids.high} in a table of {ids.size} rows{length}: they look like "
-        text += "ids of a different tokenizer than the model's; load both under the same name"
+        text = f"ids go up to {ids.high} in a table of {ids.size} rows{length}: if a tokenizer "
+        text += "made them, load it and the model under the same name"
         return Hint(rule="other_vocabulary", text=text)
     text = f"the invalid ids ({list_of(ids.bad)}) are just beyond the {ids.size} rows{length}; "
     # A tokenizer's vocab_size leaves added tokens out; its length does not.
-    cure = f"after tokens are added: {_RESIZE}" if is_library else "a table for all tokens has "
-    return Hint(
-        rule="added_tokens", text=text + cure + ("" if is_library else "len(tokenizer) rows")
-    )
+    cure = f"if tokens were added, {_RESIZE}" if is_library else "len(tokenizer) rows are enough"
+    return Hint(rule="added_tokens", text=text + cure)
 
 
 # --- positions ------------------------------------------------------------------------------------
@@ -133,7 +131,10 @@ def positions_beyond_table(evidence: Evidence, ids: Ids) -> Hint | None:
     """The sequence is longer than the table of positions, or its positions begin further on."""
     if not ids.is_above or not ids.fact.shape:
         return None
-    is_counted = is_run(ids.fact) and (ids.low or 0) <= _MAX_OFFSET
+    # Where a counter goes on, the sequence is shorter than its last position says.
+    first = ids.fact.summary.min
+    is_start = isinstance(first, int) and first <= _MAX_OFFSET and ids.low in (None, first)
+    is_counted = is_run(ids.fact) and is_start
     # A step of generation looks up one position at a time.
     if not is_counted and (ids.fact.shape[-1] != 1 or not in_library(evidence, "transformers")):
         return None

@@ -60,10 +60,12 @@ BCE = "F.binary_cross_entropy(b, t)"
 @pytest.mark.parametrize(
     ("call", "before", "bad", "advice"),
     [
-        (BCE, None, floats(-2.5, 0.5, 3.0), "F.binary_cross_entropy_with_logits(b, t)"),
+        (BCE, None, floats(-2.5, 0.5, 3.0), "b runs from -2.5 to 3, which no sigmoid gives; if "
+         "they are scores, binary_cross_entropy_with_logits takes them as they are"),
         (BCE, floats(0.1, 0.5, 0.9), floats(-2.5, 0.5, 3.0), None),
         ("torch.multinomial(b, 1)", None, floats(-2.5, 0.5, 3.0),
-         "the weights run from -2.5 to 3: these look like logits, softmax is missing"),
+         "the weights run from -2.5 to 3, and none may be below 0: softmax makes weights of "
+         "scores, abs() of errors"),
         ("torch.multinomial(b, 1)", floats(0.1, 0.5, 2.0), floats(-2.5, 0.5, 3.0), None),
         ("F.binary_cross_entropy(t, b)", None, floats(0.0, 255.0, 0.0),
          "F.binary_cross_entropy(t, b / 255)"),
