@@ -8,78 +8,73 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from types import CodeType
 from typing import Any
 
-from cudalens.core._python import replace_attribute
-from cudalens.core.late_import import when_imported
+from cudalens.core.late_import import when_loaded
 
 COMPILER = "torch._dynamo"
 TRACE_RULES = "torch._dynamo.trace_rules"
-COMPILER_CONFIG = "torch._inductor.config"
-"""Imported, it has the compiler loaded, which takes a second."""
-_HOOK = "post_grad_custom_pre_pass"
+INDUCTOR = "torch._inductor.compile_fx"
 
 
 def rewrite_compiled_graphs(
-    config: Any, rewrite: Callable[[Any], None], identity: Callable[[], object | None]
+    devices: frozenset[str],
+    rewrite: Callable[[Any, str], None],
+    identity: Callable[[], object],
+    complain: Callable[[str], None],
 ) -> Callable[[], None]:
     """Have each graph that inductor compiles in this process rewritten, forward and backward.
 
-    What the user sets belongs to a context (a thread, a cell), and a default would be copied into
-    each: so this stands where an environment variable would, and lets the user's own pass, that of
-    the moment, run first.
+    The pass is that of a device's backend, which all threads share; what a backend brings itself
+    runs first.
 
     Args:
-        config: the loaded module :data:`COMPILER_CONFIG`.
-        identity: returns what inductor's caches tell the rewritten code by; ``None`` keeps the
-            graph that is being compiled out of them.
+        devices: device types.
+        rewrite: takes a graph, and the type of a device that it has tensors on.
+        identity: returns what inductor's caches tell the rewritten code by.
+        complain: told, in one line, that this torch has no such passes.
 
     Returns:
         a function that undoes it.
-
-    Raises:
-        NotImplementedError: this torch has no such hook.
     """
-    entry: Any = getattr(config, "_config", {}).get(_HOOK)
-    if not hasattr(entry, "env_value_force") or not hasattr(entry, "user_override"):
-        msg = f"this torch has no {_HOOK}"
-        raise NotImplementedError(msg)
-    from torch._inductor import custom_graph_pass
 
-    def others() -> list[Any]:
-        override = entry.user_override
-        override = override.get() if hasattr(override, "get") else override
-        passes = override if isinstance(override, list | tuple) else [override]
-        return [item for item in passes if callable(item) and not isinstance(item, RewritePass)]
+    def enter(_: object) -> Callable[[], object]:
+        from torch._inductor.codegen import common
 
-    # torch 2.11 tells no pass whether a graph is for inference.
-    aware: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
+        passes: Any = getattr(common, "custom_backend_passes", None)
+        if passes is None:
+            complain("compiled code is not guarded: this torch has no passes of a backend")
+            return lambda: None
+        common.init_backend_registration()
+        from torch._inductor.custom_graph_pass import CustomGraphModulePass
+        from torch._inductor.virtualized import V
 
-    class RewritePass(aware or custom_graph_pass.CustomGraphPass):  # type: ignore[misc]
-        def __call__(self, graph: Any, is_inference: bool = False) -> None:
-            for item in others():
-                item(graph, *([is_inference] if aware and isinstance(item, aware) else []))
-            # Else somebody has kept it beyond its time.
-            if entry.env_value_force is made and not _is_for_another_process():
-                rewrite(graph)
+        class RewritePass(CustomGraphModulePass):
+            def __init__(self, device: str) -> None:
+                self.device, self.before = device, passes[device]
 
-        def uuid(self) -> object | None:
-            parts = [item.uuid() if hasattr(item, "uuid") else None for item in others()]
-            if entry.env_value_force is made:
-                parts.append(identity())
-            return None if None in parts else tuple(parts)
+            def __call__(self, module: Any) -> None:
+                if self.before is not None:
+                    self.before(module)
+                # Compiled ahead of time, it will run where nobody knows our op.
+                if not getattr(V, "aot_compilation", False):
+                    rewrite(module.graph, self.device)
 
-    made = RewritePass()
-    return replace_attribute(entry, "env_value_force", made)
+            def uuid(self) -> object:
+                return self.before and self.before.uuid(), identity()
 
+        ours = {device: RewritePass(device) for device in devices & passes.keys()}
+        passes.update(ours)
 
-def _is_for_another_process() -> bool:
-    """Return whether code is compiled ahead of time: where it will run, nobody knows our op."""
-    from torch._inductor.virtualized import V
+        def leave() -> None:
+            passes.update(
+                {name: item.before for name, item in ours.items() if passes[name] is item}
+            )
 
-    return bool(getattr(V, "aot_compilation", False))
+        return leave
+
+    return when_loaded(INDUCTOR, enter)
 
 
 def leave_out_own_frames() -> Callable[[], None]:
@@ -88,32 +83,18 @@ def leave_out_own_frames() -> Callable[[], None]:
     Returns:
         a function that undoes it.
     """
-    undo: list[Callable[[], object]] = []
 
-    def enter(rules: Any) -> None:
+    def enter(rules: Any) -> Callable[[], object]:
         rules.add(__name__.partition(".")[0])
-        undo.extend((rules._recompile_re, partial(rules.SKIP_DIRS.remove, rules.SKIP_DIRS[-1])))
+        skipped = rules.SKIP_DIRS[-1]
 
-    undo.append(when_loaded(TRACE_RULES, enter))
+        def leave() -> None:
+            rules.SKIP_DIRS.remove(skipped)
+            rules._recompile_re()
 
-    def leave() -> None:
-        while undo:
-            undo.pop()()
+        return leave
 
-    return leave
-
-
-def when_loaded(name: str, enter: Callable[[Any], None]) -> Callable[[], None]:
-    """Call a function with a module: now, or once it is imported.
-
-    Returns:
-        a function that waits no longer.
-    """
-    module = sys.modules.get(name)
-    if module is None:
-        return when_imported(name, enter)
-    enter(module)
-    return lambda: None
+    return when_loaded(TRACE_RULES, enter)
 
 
 def forget_compiled_code() -> None:
@@ -130,10 +111,15 @@ def code_being_compiled() -> list[CodeType] | None:
     return getattr(context, "traced_code", None) or None
 
 
+def has_kernel(op: Any) -> bool:
+    """Return whether inductor writes kernels for an op, and does not leave it to torch's own."""
+    from torch._inductor.lowering import fallbacks, lowerings
+
+    return op in lowerings and op not in fallbacks
+
+
 def is_data_dependent(size: Any) -> bool:
     """Return whether a size in a graph that is being compiled depends on values: nonzero's."""
-    if isinstance(size, int):
-        return False
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     return bool(free_unbacked_symbols(size))

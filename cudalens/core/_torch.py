@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -163,6 +163,21 @@ def op_of(name: str) -> Any:
 def all_op_names() -> list[str]:
     """Return the full names of all ops that the dispatcher knows."""
     return list(torch._C._dispatch_get_all_op_names())
+
+
+@cache
+def ops_that_read() -> frozenset[str]:
+    """Return the full names of ops by which the host learns values, as a number or as a shape."""
+    tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+    def reads(name: str) -> bool:
+        op_name, _, overload = name.partition(".")
+        return not tags.isdisjoint(torch._C._get_operation_overload(op_name, overload)[2])
+
+    own = [name for name in all_op_names() if name.startswith("aten::")]
+    return frozenset(
+        name for name in own if reads(name) and not has_kernel(name, "CompositeImplicitAutograd")
+    )
 
 
 def is_plain(tensor: Tensor) -> bool:

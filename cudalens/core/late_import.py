@@ -1,4 +1,4 @@
-"""Act on a module as soon as it is imported, without importing it.
+"""Act on a module as soon as it is there, without importing it.
 
 Not here: the search for the user's own files, which :mod:`cudalens.source.files` does.
 """
@@ -10,6 +10,26 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+
+def when_loaded(name: str, enter: Callable[[Any], Callable[[], object]]) -> Callable[[], None]:
+    """Call ``enter`` with a module: now, or right behind its import.
+
+    Returns:
+        a function that undoes it, as what ``enter`` returned does, or waits no longer.
+    """
+    module = sys.modules.get(name)
+    undo: list[Callable[[], object]] = []
+    if module is not None:
+        undo.append(enter(module))
+    else:
+        undo.append(when_imported(name, lambda module: undo.append(enter(module))))
+
+    def leave() -> None:
+        while undo:
+            undo.pop()()
+
+    return leave
 
 
 def when_imported(name: str, callback: Callable[[ModuleType], None]) -> Callable[[], None]:

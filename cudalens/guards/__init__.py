@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _NO_GUARDS = frozenset(
-    {"captured", "compiled", "compiled_graph", "deferred", "engine", "host_waits", "interceptor"}
+    {"compiled", "deferred", "engine", "host_waits", "interceptor"}
     | {"past_calls", "pending", "plans", "process", "refused_calls"}
 )
 for _module in pkgutil.iter_modules(__path__):

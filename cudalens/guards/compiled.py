@@ -1,44 +1,47 @@
-"""Guards inside compiled code: the op that looks at an index there, and the installation.
+"""Guards inside compiled code: a pass over the graphs that inductor is about to compile.
 
-A pass has each index brought into bounds by our op, which has its extremes looked at as a deferred
-guard does.  What they mean (op, argument, bounds, line) are arguments of the call: code from a warm
-cache says the same as code just made.
+An op that reads or writes by index is given what ``cudalens::in_bounds`` makes of the index: it is
+brought into bounds, and has its extremes looked at as a deferred guard does.  What they mean (op,
+argument, bounds, line) are arguments of the call: code from a warm cache says the same as code just
+made.
 
 Ops that inductor leaves to torch's own kernels come by the dispatcher, and are guarded there.
-
-Not here: what is put into a graph (``compiled_graph.py``); how a pending check is read and reported
-(``pending.py``, ``deferred.py``).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import threading
-from collections.abc import Callable, Iterable
-from functools import cache, lru_cache, partial
-from pathlib import Path
-from types import ModuleType
+import re
+from collections.abc import Callable
+from functools import cache, lru_cache
 from typing import Any
+from uuid import uuid4
 
 import torch
 from torch import Tensor
+from torch.fx import Node, map_arg
 
 from cudalens.core import _compiler, _torch
-from cudalens.core._python import Uninterrupted, raise_if_outside
-from cudalens.core.errors import DeviceIndexError
+from cudalens.core._python import raise_if_outside
 from cudalens.core.limits import failure_line
+from cudalens.core.version import __version__
 from cudalens.guards import GUARDS
-from cudalens.guards._ranges import extremes, lies_within
-from cudalens.guards.captured import CAPTURED
-from cudalens.guards.compiled_graph import guard_graph
-from cudalens.guards.deferred import ReportViolation, violation_of
-from cudalens.guards.engine import Within, in_bounds
-from cudalens.guards.past_calls import IsUsers, PastCall, StackLine, running_call
-from cudalens.guards.pending import PENDING, Check
+from cudalens.guards._base import full_name, schema_parameters
+from cudalens.guards.deferred import PastCalls
+from cudalens.guards.engine import INDEX_DTYPES, Within, in_bounds
+from cudalens.guards.pending import PENDING
+from cudalens.guards.plans import plans_of, required_of
 
-NO_HOOK = "compiled code is not guarded: {reason}"
-NO_ROOM = "a CUDA graph was captured with checks that cannot be noted: guards make room at calls"
+_BY_SHAPES = "aten::_unsafe_index"
+"""Reads by what the compiler computed from shapes, as ``interpolate`` does."""
+_SAME_VALUES = frozenset(
+    f"aten::{name}"
+    for name in ("expand", "unsqueeze", "squeeze", "view", "reshape", "permute", "clone", "alias")
+)
+"""Ops whose result has the values of their first argument, each at least once."""
+_UNKNOWN_SIZE = 1 << 13
+"""In place of a size that only the run of the graph knows."""
+_SCHEMA = "in_bounds(Tensor index, SymInt size, str meaning) -> Tensor"
 _read = lru_cache(256)(json.loads)
 
 _installed: list[CompiledGuards] = []
@@ -46,136 +49,183 @@ _installed: list[CompiledGuards] = []
 
 
 class CompiledGuards:
-    """The guards inside compiled code: :meth:`install` puts them in, :meth:`uninstall` takes out.
+    """The guards inside compiled code.
 
     Functions that were compiled without them are compiled anew when they are next called, and so
     are those compiled with them once they are gone.
 
     Args:
-        report_violation: makes the report of a finding, and returns what is to be raised.
-        on_internal_error: told, in one line, when a guard cannot be put in; the code is compiled
-            without it.
-        devices: device types to act on, instead of the accelerators.
-        is_users: whether a file is the user's.
+        past: makes the checks, and is told of code that is compiled without a guard.
+        devices: device types to act on.
     """
 
-    def __init__(
-        self,
-        report_violation: ReportViolation,
-        on_internal_error: Callable[[str], None],
-        *,
-        is_users: IsUsers = lambda file: False,
-        devices: Iterable[str] | None = None,
-    ) -> None:
-        self.is_users, self.complain = is_users, on_internal_error
-        self._report_violation = report_violation
-        self._devices = frozenset(devices) if devices is not None else _torch.ACCELERATORS
-        self._undo: list[Callable[[], None]] = []
-        self._lock = threading.RLock()
+    def __init__(self, past: PastCalls, devices: frozenset[str]) -> None:
+        self.past, self._devices = past, devices
 
-    def install(self) -> None:
-        """Put the pass in, or wait for the compiler to be imported; does nothing twice."""
-        with Uninterrupted(), self._lock:
-            if not self._undo:
-                _installed.append(self)
-                self._undo.append(_compiler.when_loaded(_compiler.COMPILER_CONFIG, self._enter))
-                _compiler.forget_compiled_code()
+    def install(self) -> Callable[[], None]:
+        """Put the pass in, or wait for the compiler to be imported; return what takes it out.
 
-    def uninstall(self) -> None:
-        """Take the pass out; what is still pending is reported as before."""
-        with Uninterrupted(), self._lock:
-            if self._undo:
-                for _ in range(len(self._undo)):
-                    self._undo.pop()()
-                _installed.remove(self)
-                _compiler.forget_compiled_code()
-
-    def _enter(self, config: ModuleType) -> None:
+        What is pending by then is reported as before.
+        """
         _define_op()
-        try:
-            undo = _compiler.rewrite_compiled_graphs(config, self._rewrite, self._identity)
-            self._undo.append(undo)
-        except NotImplementedError as error:
-            self.complain(NO_HOOK.format(reason=error))
+        undo = _compiler.rewrite_compiled_graphs(
+            self._devices, self._rewrite, _identity, self.past.complain
+        )
+        _installed.append(self)
+        _compiler.forget_compiled_code()
 
-    def _rewrite(self, graph: Any) -> None:
+        def remove() -> None:
+            undo()
+            _installed.remove(self)
+            _compiler.forget_compiled_code()
+
+        return remove
+
+    def _rewrite(self, graph: Any, device: str) -> None:
         try:
-            guard_graph(graph, self._devices)
+            _guard_graph(graph, device)
         except Exception as failure:  # a guard that fails must never stop a compilation
             raise_if_outside(failure)
-            self.complain(failure_line("guards of a compiled graph", failure))
-
-    def _identity(self) -> str | None:
-        """Return what distinguishes guarded code in inductor's caches: the lines travel in it.
-
-        The same graph may come from other lines, so that their code objects belong to it.
-        """
-        codes = _compiler.code_being_compiled()
-        if codes is None:
-            return None
-        digest = hashlib.sha256(_own_source() + repr(sorted(self._devices)).encode())
-        for code in codes:
-            lines = (code.co_filename, code.co_firstlineno, code.co_code, code.co_linetable)
-            digest.update(repr(lines).encode())
-        return digest.hexdigest()
-
-    def report(
-        self,
-        check: dict[str, Any],
-        need: Within,
-        stack: tuple[StackLine, ...],
-        smallest: int,
-        largest: int,
-        replay: int | None = None,
-    ) -> BaseException | None:
-        """Report a finding, and return what is to be raised."""
-        lines = tuple(_line(*frame) for frame in check["frames"])
-        past = PastCall(
-            lines=stack if check["backward"] else (*stack, *lines),
-            in_backward=check["backward"],
-            forward=lines if check["backward"] else (),
-        )
-        op = _torch.op_of(check["op"])
-        violation = violation_of(need, smallest, largest, replay=replay)
-        return self._report_violation(op, GUARDS[op][0], violation, past)
+            self.past.complain(failure_line("guards of a compiled graph", failure))
 
 
-@cache
-def _own_source() -> bytes:
-    # What is put into a graph follows from the catalogue, too.
-    return b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
+def _identity() -> object:
+    """Return what distinguishes guarded code in inductor's caches: the lines travel in it.
+
+    The same graph may come from other lines, so that their code objects belong to it.
+    """
+    codes = _compiler.code_being_compiled()
+    if codes is None:
+        return uuid4().hex  # no other is the same
+    lines = [(code.co_filename, code.co_firstlineno, code.co_linetable) for code in codes]
+    return __version__, _SCHEMA, lines
 
 
-def _line(file: str, line: int, function: str) -> StackLine:
-    """Return a line of the user's in the form of one that ran: inside compiled code none does."""
-    code = compile("0", file, "exec").replace(co_firstlineno=line, co_name=function)
-    positions = enumerate(code.co_positions())
-    return code, next(2 * at for at, position in positions if position[0] == line)
+# --- the pass -------------------------------------------------------------------------------------
+
+
+def _guard_graph(graph: Any, device: str) -> None:
+    """Have each index of a graph on a type of device looked at, and brought into bounds."""
+    safe: dict[Any, Any] = {}
+    replaced = []
+    for node in list(graph.nodes):
+        op: Any = node.target
+        if op not in GUARDS or _schema_name(node) == _BY_SHAPES or not _compiler.has_kernel(op):
+            continue
+        slots = {item.name: item for item in schema_parameters(op)}
+        required = required_of(plans_of(op), *map_arg((node.args, node.kwargs), _stand_in))
+        for one in required.deferred:
+            need, wraps, index = one.need, one.low < 0, one.tensor_of(node.args, node.kwargs)
+            if not isinstance(need, Within) or need.of is None or need.dim is None:
+                continue
+            if not _is_index(index, device):
+                continue
+            source: Any = slots[need.of].of(node.args, node.kwargs)
+            size = _value(source).shape[need.dim] if _value(source).dim() else 1
+            with graph.inserting_before(node):
+                if isinstance(size, torch.SymInt):  # it is that of the run
+                    size = _call(graph, torch.ops.aten.sym_size.int, source, need.dim)
+                if (index, size, wraps) not in safe:  # one of the same bounds is enough
+                    meaning = _meaning(node, need, wraps)
+                    safe[index, size, wraps] = _in_bounds(graph, index, size, meaning)
+            replaced.append((node, one, safe[index, size, wraps]))
+    # Nothing can fail any more.
+    for node, one, index in replaced:
+        node.args, node.kwargs = one.slot.put(node.args, node.kwargs, index, one.item)
+
+
+def _stand_in(node: Node) -> Any:
+    """Return the compiler's example of a node, with sizes in numbers."""
+    value = _value(node)
+    # Indices broadcast: of one element, one of unknown size fits the others.
+    is_index = isinstance(value, Tensor) and value.dtype in INDEX_DTYPES
+    unknown = 1 if is_index else _UNKNOWN_SIZE
+
+    def number(size: Any) -> Any:
+        if not isinstance(size, torch.SymInt):
+            return size
+        return unknown if _compiler.is_data_dependent(size) else size.node.hint
+
+    if not isinstance(value, Tensor):
+        return number(value)
+    sizes, strides = map(number, value.shape), map(number, value.stride())
+    return torch.empty_strided([*sizes], [*strides], dtype=value.dtype, device="meta")
+
+
+def _is_index(node: Any, device: str) -> bool:
+    """Return whether a node is an integer tensor on a device that surely has elements.
+
+    The graph of one element of an attention mask, in which nothing can be reduced, has only
+    indices without dimensions; elsewhere the compiler reads those on the host.
+    """
+    value = _value(node)
+    if value.dtype not in INDEX_DTYPES or not value.dim() or value.device.type != device:
+        return False
+    # The size of nonzero's result is not known yet: no reduction may be made of it.
+    return not any(_compiler.is_data_dependent(size) or size == 0 for size in value.shape)
+
+
+def _meaning(node: Node, need: Within, wraps: bool) -> str:
+    """Return op, requirement and lines of a check, as they travel in the compiled code."""
+    # torch 2.11 marks backward by the tag alone.
+    is_tagged = node.meta.get("partitioner_tag") == "is_backward"
+    trace = node.meta.get("stack_trace") or ""
+    frames = re.findall(r'^\s*File "(.+)", line (\d+), in (.+)$', trace, flags=re.MULTILINE)
+    fields = ("argument", "item", "of", "dim", "why")
+    return json.dumps(
+        {
+            "op": full_name(node.target),
+            "need": {name: getattr(need, name) for name in fields},
+            "wraps": wraps,
+            "backward": is_tagged or bool(node.meta.get("autograd_backward")),
+            "frames": [(file, int(line), function) for file, line, function in frames],
+        }
+    )
+
+
+def _in_bounds(graph: Any, index: Any, size: Any, meaning: str) -> Any:
+    views = []
+    # A view has the same values: looked at before it is spread, an index stays a view.
+    while _schema_name(index) in _SAME_VALUES:
+        views.append(index)
+        index = index.args[0]
+    safe = _call(graph, torch.ops.cudalens.in_bounds.default, index, size, meaning)
+    for view in reversed(views):
+        safe = _call(graph, view.target, safe, *view.args[1:], **view.kwargs)
+    return safe
+
+
+def _call(graph: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    node = graph.call_function(target, args, kwargs)
+    values, options = map_arg((args, kwargs), _value)
+    node.meta["val"] = target(*values, **options)
+    return node
+
+
+def _value(node: Node) -> Any:
+    return node.meta["val"]
+
+
+def _schema_name(node: Node) -> str:
+    return getattr(getattr(node.target, "_schema", None), "name", "")
 
 
 # --- the op ---------------------------------------------------------------------------------------
 
 
-def _in_bounds(index: Tensor, low: int, high: int, meaning: str) -> Tensor:
+def _checked(index: Tensor, size: int, meaning: str) -> Tensor:
     """Return a copy of an index of a compiled graph in bounds; the host does not wait for it.
 
-    Raises:
-        DeviceIndexError: it was out of bounds, in code that outlives the guards; nothing else
-            would say it.
+    Where nobody can be told of it, as in code that outlives the guards, it is as it was.
     """
+    past = _installed[-1].past if _installed else None
+    if past is None or not index.numel() or not past.can_check(index.device):
+        return index.clone(memory_format=torch.contiguous_format)
     check = _read(meaning)
-    need = Within(low=low, high=high, **check["need"])
-    if index.numel() == 0:
-        pass
-    elif not _installed:
-        if not (_torch.is_capturing() or lies_within(index, low, high)):
-            raise DeviceIndexError(violation_of(need, *extremes(index)).sentence())
-    elif _torch.is_capturing() and not CAPTURED.has_room(index.device):
-        _installed[-1].complain(NO_ROOM)
-    else:
-        thread, stack = running_call(_installed[-1].is_users)
-        report = partial(_installed[-1].report, check, need, stack)
-        PENDING.note(index, Check(low, high, report, thread))
+    need = Within(low=-size if check["wraps"] else 0, high=size - 1, **check["need"])
+    op, in_backward, traced = _torch.op_of(check["op"]), check["backward"], check["frames"]
+    guard = GUARDS[op][0]
+    PENDING.note(index, past.check(op, guard, need, in_backward=in_backward, traced=traced))
     safe = in_bounds(need, index.contiguous())
     return safe.clone() if safe is index else safe
 
@@ -184,7 +234,7 @@ def _in_bounds(index: Tensor, low: int, high: int, meaning: str) -> Tensor:
 def _define_op() -> Any:
     """Define ``cudalens::in_bounds`` once for the process: compiled code may outlive the guards."""
     library = torch.library.Library("cudalens", "DEF")
-    library.define("in_bounds(Tensor index, SymInt low, SymInt high, str meaning) -> Tensor")
-    library.impl("in_bounds", _in_bounds, "CompositeExplicitAutograd")
+    library.define(_SCHEMA)
+    library.impl("in_bounds", _checked, "CompositeExplicitAutograd")
     library.impl("in_bounds", lambda index, *_: index.new_empty(index.shape), "Meta")
     return library

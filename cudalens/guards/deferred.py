@@ -12,7 +12,7 @@ is no interval of one tensor's values is looked at at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -26,15 +26,18 @@ from cudalens.core._python import raise_if_outside
 from cudalens.core.limits import failure_line
 from cudalens.core.report_types import Offenders, Violation
 from cudalens.guards import engine
-from cudalens.guards._base import Guard, schema_parameters
+from cudalens.guards._base import ArgumentSlot, Guard, schema_parameters
 from cudalens.guards._ranges import FEW, unexpanded
 from cudalens.guards.engine import Between, Within
 from cudalens.guards.host_waits import HostWaits
-from cudalens.guards.past_calls import IsUsers, PastCall, StackLine, running_call
+from cudalens.guards.past_calls import IsUsers, PastCall, running_call, traced_line
 from cudalens.guards.pending import PENDING, Check
 from cudalens.guards.plans import Required, Requirement
 
 ReportViolation = Callable[[Any, Guard, Violation, PastCall], "BaseException | None"]
+NO_ROOM = (
+    "calls in a CUDA graph are not guarded: no guarded call came before, or its room is used up"
+)
 _MOST_VIEWS = 256
 """Views of one tensor that are remembered: a dataset may be cut into any number of batches."""
 
@@ -125,33 +128,80 @@ def _nothing(*ends: object) -> None:
     """Report nothing."""
 
 
+class PastCalls:
+    """Makes the checks of calls, and the findings of those that fail.
+
+    Args:
+        report_violation: makes the report of a finding, and returns what is to be raised.
+        waits: counts guarded calls, and knows what was written since.
+        is_users: whether a file is the user's.
+        complain: told, in one line, what is not looked at.
+    """
+
+    def __init__(
+        self,
+        report_violation: ReportViolation,
+        waits: HostWaits,
+        is_users: IsUsers,
+        complain: Callable[[str], None],
+    ) -> None:
+        self._report_violation, self._waits, self._is_users = report_violation, waits, is_users
+        self.complain = complain
+
+    def can_check(self, device: torch.device) -> bool:
+        """Return whether checks can be made: a CUDA graph that is captured may have no room."""
+        if not (can_note := PENDING.can_note(device)):
+            self.complain(NO_ROOM)
+        return can_note
+
+    def check(
+        self,
+        op: Any,
+        guard: Guard,
+        need: Within | Between,
+        *,
+        in_backward: bool,
+        traced: Sequence[tuple[str, int, str]] = (),
+    ) -> Check:
+        """Return a check of the running call.
+
+        Args:
+            traced: lines of the user's that led to it where it was compiled.
+        """
+        thread, running = running_call(self._is_users)
+        count, is_captured = self._waits.count(), _torch.is_capturing()
+
+        def report(smallest: Any, largest: Any) -> BaseException | None:
+            violation = _violation_of(need, smallest, largest, guard.is_silent)
+            names = " and ".join(slot.name for slot in written_by(op))
+            if names and not (guard.is_silent or guard.is_composite):
+                note = f"{names} was written to, with other values instead of the bad ones."
+                violation = replace(violation, explanation=f"{need.why} {note}".strip())
+            lines = tuple(traced_line(*line) for line in traced)
+            call = PastCall(
+                lines=running if in_backward else (*running, *lines),
+                in_backward=in_backward,
+                forward=lines if in_backward else (),
+                calls_ago=None if is_captured else self._waits.count() - count,
+                buffers=self._waits.written_since(count),
+            )
+            return self._report_violation(op, guard, violation, call)
+
+        low, high, _ = engine.interval(need)
+        return Check(low, high, report, thread)
+
+
 class DeferredOp:
     """The deferred look at the calls of one op.
 
     Args:
         checked: the tensors that were looked at.
-        report_violation: makes the report of a finding, and returns what is to be raised.
-        complain: called with a line when a guard failed; it looks at once then.
-        waits: counts guarded calls, and knows what was written since.
-        is_users: whether a file is the user's.
+        past: makes the checks, and is told of a guard that failed; it looks at once then.
     """
 
-    def __init__(
-        self,
-        op: Any,
-        checked: CheckedTensors,
-        report_violation: ReportViolation,
-        complain: Callable[[str], None],
-        waits: HostWaits,
-        is_users: IsUsers,
-    ) -> None:
-        self._op, self._checked, self._complain = op, checked, complain
-        self._report_violation = report_violation
-        self._waits, self._is_users = waits, is_users
-        slots = zip(schema_parameters(op), op._schema.arguments, strict=True)
-        self._written = [
-            slot for slot, item in slots if item.alias_info and item.alias_info.is_write
-        ]
+    def __init__(self, op: Any, checked: CheckedTensors, past: PastCalls) -> None:
+        self._op, self._checked, self._past = op, checked, past
+        self._written = written_by(op)
 
     # Every call of a guarded op passes here, so speed comes before form.
     def look(
@@ -179,7 +229,7 @@ class DeferredOp:
                 is_noted = self._note(one, tensor, checks, noted)
             except Exception as failure:
                 raise_if_outside(failure)
-                self._complain(failure_line(f"deferred {one.guard.name}", failure))
+                self._past.complain(failure_line(f"deferred {one.guard.name}", failure))
                 noted, is_noted = noted or Noted(args, kwargs, []), False
             if not is_noted:
                 noted.at_once = [*noted.at_once, one.guard]
@@ -211,10 +261,10 @@ class DeferredOp:
         distinct = tensor if tensor.numel() <= FEW else unexpanded(tensor)
         check = None if checks is None else checks.get(required.exception)
         if check is None or not check.implies(required.low, required.high):
-            thread, lines = running_call(self._is_users)
             in_backward = _torch.current_node() is not None
-            report = partial(self._report, required, lines, in_backward, self._waits.count())
-            check = Check(required.low, required.high, report, thread)
+            check = self._past.check(
+                self._op, required.guard, required.need, in_backward=in_backward
+            )
             reduced = distinct
             if isinstance(required.exception, torch.dtype):
                 reduced = distinct.to(required.exception)
@@ -231,46 +281,17 @@ class DeferredOp:
             noted.args, noted.kwargs = required.slot.put(args, kwargs, safe, required.item)
         return True
 
-    def _report(
-        self,
-        required: Requirement,
-        lines: tuple[StackLine, ...],
-        in_backward: bool,
-        count: int,
-        smallest: Any,
-        largest: Any,
-        replay: int | None = None,
-    ) -> BaseException | None:
-        guard = required.guard
-        violation = violation_of(
-            required.need, smallest, largest, replay=replay, is_silent=guard.is_silent
-        )
-        if self._written and not violation.is_silent and not guard.is_composite:
-            names = " and ".join(slot.name for slot in self._written)
-            note = f"{names} was written to, with other values instead of the bad ones."
-            violation = replace(violation, explanation=f"{violation.explanation} {note}".strip())
-        past = PastCall(
-            lines=lines,
-            in_backward=in_backward,
-            calls_ago=self._waits.count() - count,
-            buffers=self._waits.written_since(count),
-        )
-        return self._report_violation(self._op, guard, violation, past)
+
+def written_by(op: Any) -> list[ArgumentSlot]:
+    """Return the arguments that an op writes to."""
+    slots = zip(schema_parameters(op), op._schema.arguments, strict=True)
+    return [slot for slot, item in slots if item.alias_info and item.alias_info.is_write]
 
 
-def violation_of(
-    need: Within | Between,
-    smallest: Any,
-    largest: Any,
-    *,
-    replay: int | None = None,
-    is_silent: bool = False,
+def _violation_of(
+    need: Within | Between, smallest: Any, largest: Any, is_silent: bool
 ) -> Violation:
-    """Describe a finding of which the smallest and the largest value alone are known.
-
-    Args:
-        replay: of the CUDA graph whose check failed.
-    """
+    """Describe a finding of which the smallest and the largest value alone are known."""
     dtype = torch.int64 if isinstance(need, Within) else torch.float64
     ends = torch.tensor([smallest, largest], dtype=dtype)
     violation = engine.violation(need, ends, is_silent=is_silent)
@@ -279,18 +300,15 @@ def violation_of(
     place = need.where if isinstance(need, Within) else f"the interval {need.bounds.text}"
     value = low if largest <= need.high else high
     # A kernel that compares 32 bits alone takes a larger value for another one.
-    is_wide = not _INT32.min <= smallest <= largest <= _INT32.max
+    limit = torch.iinfo(torch.int32)
+    is_wide = not limit.min <= smallest <= largest <= limit.max
     is_narrowed = is_wide and getattr(need, "narrows", False)
-    captured = "" if replay is None else f"It was in replay {replay} of a CUDA graph."
     return replace(
         violation,
         headline=f"{{argument}}{item} contained {value}, which is outside {place}",
         element=f"{{argument}}{item} contained {value}",
-        explanation=f"{need.why} {captured}".strip(),
+        explanation=need.why,
         offenders=Offenders(min=low, max=high),
         device_text=None if is_narrowed else violation.device_text,
         is_replay_safe=False,
     )
-
-
-_INT32 = torch.iinfo(torch.int32)

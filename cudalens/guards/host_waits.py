@@ -6,9 +6,10 @@ looked at first, and a finding is raised before anything is read, written or sen
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -16,19 +17,9 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from cudalens.core import _torch
-from cudalens.core._python import Uninterrupted
+from cudalens.guards import GUARDS
 from cudalens.guards.pending import PENDING
 
-_READS = (
-    "aten::_local_scalar_dense",
-    "aten::equal",
-    "aten::nonzero",
-    "aten::masked_select",
-    "aten::_unique2",
-    "aten::unique_consecutive",
-    "aten::unique_dim",
-)
-"""``item``, ``bool``, ``float`` and what is made of them; and where values become a shape."""
 _COPY = "aten::copy_"
 """``cpu``, ``tolist``, ``to``, ``host[...] = x``, ``torch.save``: all of them copy."""
 _ALWAYS = ("c10d::", "_c10d_functional::", "aten::_amp_foreach_non_finite_check_and_unscale_")
@@ -38,9 +29,6 @@ _NOTHING_SENT = ("barrier", "recv", "wait_tensor", "monitored")
 _NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update")
 """Write to the running statistics, arguments 3 and 4, unless argument 5 (training) is false."""
 _MOST_WRITTEN = 256
-
-Settle = Callable[[], BaseException | None]
-_Again = Callable[[], None]
 
 
 class HostWaits:
@@ -55,7 +43,7 @@ class HostWaits:
 
     def __init__(
         self,
-        settle: Settle,
+        settle: Callable[[], BaseException | None],
         devices: frozenset[str],
         count: Callable[[], int],
         on_failed_call: Callable[[BaseException], None],
@@ -64,16 +52,14 @@ class HostWaits:
         self._settle, self._bits = settle, _torch.backend_bits(devices)
         self._has_host = "cpu" in devices
         self.count = count
-        self._undo: list[Callable[[], object]] = []
-        self._again: WeakKeyDictionary[Optimizer, _Again] = WeakKeyDictionary()
-        """The optimizers that were seen, each with what raises a finding that was caught again."""
+        self._left: WeakKeyDictionary[Optimizer, _LeftGradients] = WeakKeyDictionary()
         self._buffers: deque[tuple[int, ref[Tensor]]] = deque(maxlen=_MOST_WRITTEN)
 
-    def install(self) -> None:
-        """Put everything in; does nothing twice."""
-        if self._undo:
-            return
-        kernels = {name: self._kernel(name, self._wait) for name in _READS}
+    def install(self) -> Callable[[], None]:
+        """Put everything in; return what takes it out."""
+        # Guarded ops that read wait by themselves.
+        reads = _torch.ops_that_read() - {op.name() for op in GUARDS}
+        kernels = {name: self._kernel(name, self._wait) for name in reads}
         # Nothing is copied from the host to the host, and there are many such copies.
         if not self._has_host:
             kernels[_COPY] = self._kernel(_COPY, self._before_copy)
@@ -82,15 +68,14 @@ class HostWaits:
                 kernels[name] = self._kernel(name, self._wait)
             elif name.removeprefix("aten::") in _NORMS:
                 kernels[name] = self._kernel(name, self._before_norm)
-        with Uninterrupted():
-            self._undo.append(partial(_torch.destroy, _torch.register_kernels(kernels)))
-            self._undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
+        libraries = _torch.register_kernels(kernels)
+        hook = register_optimizer_step_pre_hook(self._before_step)
 
-    def remove(self) -> None:
-        """Take everything out; does nothing twice."""
-        with Uninterrupted():
-            for _ in range(len(self._undo)):
-                self._undo.pop()()
+        def remove() -> None:
+            _torch.destroy(libraries)
+            hook.remove()
+
+        return remove
 
     def _wait(self, *_: Any, **__: Any) -> None:
         """Raise what is found among the checks that are pending."""
@@ -108,14 +93,19 @@ class HostWaits:
 
     def note_finding(self, error: BaseException) -> None:
         """Take note that a finding is raised: gradients that are there now may come of it."""
-        for optimizer in list(self._again):
-            self._again[optimizer] = _raiser_while_left(optimizer, error)
+        for optimizer in [item for item in gc.get_objects() if issubclass(type(item), Optimizer)]:
+            groups = vars(optimizer).get("param_groups", ())
+            owners = (item for group in groups for item in group["params"])
+            owner = next((it for it in owners if it.requires_grad and it.grad is not None), None)
+            if owner is not None:
+                self._left[optimizer] = _LeftGradients(owner, error)
 
     def _kernel(self, name: str, before: Callable[..., None]) -> Callable[..., Any]:
         op = _torch.op_of(name)
         go_on, below = _torch.redispatcher(op)
-        kinds = [str(item.type) for item in op._schema.arguments if not item.has_default_value()]
-        places = [at for at, kind in enumerate(kinds) if kind == "Tensor"]
+        required = [item for item in op._schema.arguments if not item.has_default_value()]
+        positional = [str(item.type) for item in required if not item.kwarg_only]
+        places = [at for at, kind in enumerate(positional) if kind == "Tensor"]
         numbers, bits = _torch.NUMBERS, self._bits
 
         # Every read and every copy passes here, so speed comes before form.
@@ -148,12 +138,13 @@ class HostWaits:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        self._again.setdefault(optimizer, _nothing)
         closure: Any = args[1] if len(args) > 1 else kwargs.get("closure")
 
         def wait() -> None:
             self._wait()
-            self._again.get(optimizer, _nothing)()
+            left = self._left.get(optimizer)
+            if left is not None and left.is_there():
+                raise left.error()
 
         def closed(*args: Any, **kwargs: Any) -> Any:
             loss = closure(*args, **kwargs)
@@ -168,41 +159,30 @@ class HostWaits:
         return args, {**kwargs, "closure": closed}
 
 
-def _nothing() -> None:
-    """Raise nothing."""
+class _LeftGradients:
+    """Gradients that are there when a finding is raised, by the first of them."""
 
+    def __init__(self, owner: Tensor, error: BaseException) -> None:
+        gradient: Any = owner.grad
+        self._owner, self._gradient, self._version = ref(owner), ref(gradient), gradient._version
+        self._was_cleared: bool | None = None
+        message = (
+            f"{str(error).partition(chr(10))[0]}: the gradients of that step are still there; call "
+            "zero_grad() where the error is caught"
+        )
+        self.error: Any = partial(type(error), message, getattr(error, "report", None))
+        # Asked before the next backward pass adds to it, which counts a version as zeroing does.
+        self._hook = owner.register_hook(self._look)
 
-def _raiser_while_left(optimizer: Optimizer, error: BaseException) -> _Again:
-    """Return what raises a finding once more while the gradients that are there now are left."""
-    parameters = [item for group in optimizer.param_groups for item in group["params"]]
-    first = next(
-        (item for item in parameters if item.requires_grad and item.grad is not None), None
-    )
-    if first is None:
-        return _nothing
-    parameter, gradient, version = ref(first), ref(first.grad), first.grad._version
-    kind, report = type(error), getattr(error, "report", None)
-    headline = str(error).partition("\n")[0]
+    def _look(self, _: object = None) -> None:
+        self._hook.remove()
+        if self._was_cleared is None:
+            gradient = self._gradient()
+            self._was_cleared = gradient is None or gradient._version != self._version
 
-    # Asked before the next backward pass adds to it, which counts a version as zeroing does.
-    @cache
-    def was_left() -> bool:
-        hook.remove()
-        values = gradient()
-        return values is not None and values._version == version
-
-    def look(_: object) -> None:
-        was_left()
-
-    def raise_while_left() -> None:
-        owner = parameter()
-        is_there = owner is not None and owner.grad is not None and owner.grad is gradient()
-        if was_left() and is_there:
-            message = (
-                f"{headline}: the gradients of that step are still there; call zero_grad() where "
-                "the error is caught"
-            )
-            raise kind(message, report)
-
-    hook = first.register_hook(look)
-    return raise_while_left
+    def is_there(self) -> bool:
+        """Return whether they are still there, alone or with those of other steps."""
+        self._look()
+        owner, gradient = self._owner(), self._gradient()
+        is_same = owner is not None and gradient is not None and owner.grad is gradient
+        return is_same and not self._was_cleared

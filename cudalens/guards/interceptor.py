@@ -27,16 +27,23 @@ from cudalens.core.limits import Limits
 from cudalens.core.report_types import Violation
 from cudalens.guards import GUARDS
 from cudalens.guards._base import OF_USER, Guard, full_name, schema_parameters
-from cudalens.guards.captured import CAPTURED
 from cudalens.guards.compiled import CompiledGuards
-from cudalens.guards.deferred import CheckedTensors, DeferredOp, Noted, remembering_draws
+from cudalens.guards.deferred import (
+    CheckedTensors,
+    DeferredOp,
+    Noted,
+    PastCalls,
+    remembering_draws,
+)
 from cudalens.guards.host_waits import HostWaits
-from cudalens.guards.past_calls import IsUsers, OnPastViolation, PastCall
+from cudalens.guards.past_calls import IsUsers, PastCall
 from cudalens.guards.pending import PENDING
 from cudalens.guards.plans import Forms, Plan, Required, plans_of, required_of
 from cudalens.guards.refused_calls import is_refused
 
 OnViolation = Callable[[OpCall, Violation], BaseException | None]
+OnPastViolation = Callable[[Violation, PastCall], BaseException | None]
+"""Makes the report of a finding in a past call, and returns what is to be raised."""
 OnInternalError = Callable[[str], None]
 
 
@@ -73,7 +80,7 @@ class Interceptor:
         self._on_failed_call = on_failed_call
         self._on_violation = on_violation
         self._on_past_violation: Any = on_past_violation
-        self._is_users, self._checked = is_users, CheckedTensors()
+        self._checked = CheckedTensors()
         self._on_internal_error = on_internal_error
         self._devices = frozenset(devices) if devices is not None else _torch.ACCELERATORS
         self._bits = _torch.backend_bits(self._devices)
@@ -83,15 +90,16 @@ class Interceptor:
         self._trace_again: Callable[[], None] = lambda: None
         self.checked_ops = 0
         self.is_deferred, self._in_compiled = is_deferred, False
+        self._leave_later: list[Callable[[], None]] = []
+        """Functions that take out what only deferred guards need."""
         self._waits = HostWaits(
             self._settle_here,
             self._devices,
             lambda: self.checked_ops,
             on_failed_call,
         )
-        self._compiled = CompiledGuards(
-            self._report_past, self._complain, is_users=is_users, devices=self._devices
-        )
+        self.past = PastCalls(self._report_past, self._waits, is_users, self._complain)
+        self._compiled = CompiledGuards(self.past, self._devices)
 
     def install(self) -> None:
         """Register a kernel for each guarded overload that has none yet; does nothing twice."""
@@ -114,8 +122,7 @@ class Interceptor:
 
     def uninstall(self) -> None:
         """Remove every registration; does nothing when there is none."""
-        self._waits.remove()
-        self._compiled.uninstall()
+        self._look_later(is_wanted=False)
         while self._libraries:
             _torch.destroy([self._libraries.pop()])
         self._covered.clear()
@@ -128,9 +135,7 @@ class Interceptor:
         if full_name(op) == "aten::multinomial":
             go_on = remembering_draws(go_on, self._checked, lambda: self.is_deferred)
         plans, inside = plans_of(op), self._inside
-        deferred = DeferredOp(
-            op, self._checked, self._report_past, self._complain, self._waits, self._is_users
-        )
+        deferred = DeferredOp(op, self._checked, self.past)
         ask, acts_on, later = self._asker(op, plans), _acting(self), self._later(op, deferred)
         ask_without_modes = partial(_torch.without_modes, ask)
         later_unseen = partial(_torch.unseen_without_wait, later)
@@ -226,12 +231,15 @@ class Interceptor:
             in_compiled: look inside compiled code too, which is always later.
         """
         self.is_deferred, self._in_compiled = is_deferred, in_compiled
-        if is_deferred or in_compiled:
-            self._waits.install()
-            self._compiled.install()
-        else:
-            self._waits.remove()
-            self._compiled.uninstall()
+        self._look_later(is_wanted=is_deferred or in_compiled)
+
+    def _look_later(self, *, is_wanted: bool) -> None:
+        with Uninterrupted():
+            if is_wanted and not self._leave_later:
+                for part in (self._waits, self._compiled):
+                    self._leave_later.append(part.install())
+            while self._leave_later and not is_wanted:
+                self._leave_later.pop()()
 
     def settle(self, thread: int | None = None) -> BaseException | None:
         """Wait for the checks that are pending; return what is to be raised.
@@ -420,7 +428,7 @@ def _acting(guards: Interceptor) -> Callable[[tuple[Any, ...], dict[str, Any]], 
                         acts = acts or _torch.device_type(item) in devices
         return acts and (
             not is_capturing()
-            or (guards.is_deferred and CAPTURED.has_room(_torch.current_device()))
+            or (guards.is_deferred and guards.past.can_check(_torch.current_device()))
         )
 
     return acts_on

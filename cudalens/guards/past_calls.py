@@ -10,8 +10,6 @@ from types import CodeType, FrameType
 
 from torch import Tensor
 
-from cudalens.core.report_types import Violation
-
 StackLine = tuple[CodeType, int]
 """The code of a frame and its instruction, which hold no variable."""
 IsUsers = Callable[[str], bool]
@@ -30,14 +28,10 @@ class PastCall:
     in_backward: bool
     forward: tuple[StackLine, ...] = ()
     """For a call in backward: where the forward op was called, where that is known."""
-    calls_ago: int = 0
-    """Guarded calls that were made since."""
+    calls_ago: int | None = 0
+    """Guarded calls that were made since; ``None`` for the replays of a CUDA graph."""
     buffers: tuple[Tensor, ...] = ()
     """Running statistics that were written since, for as long as the report is made."""
-
-
-OnPastViolation = Callable[[Violation, PastCall], BaseException | None]
-"""Makes the report of a finding in a past call, and returns what is to be raised."""
 
 
 def running_call(is_users: IsUsers) -> tuple[int, tuple[StackLine, ...]]:
@@ -64,3 +58,10 @@ def _lines(frame: FrameType | None, is_users: IsUsers) -> tuple[tuple[StackLine,
         users += is_users(code.co_filename)
         frame = frame.f_back
     return tuple(lines[::-1]), users > 0
+
+
+def traced_line(file: str, line: int, function: str) -> StackLine:
+    """Return a line of the user's in the form of one that ran: inside compiled code none does."""
+    code = compile("0", file, "exec").replace(co_firstlineno=line, co_name=function)
+    positions = enumerate(code.co_positions())
+    return code, next(2 * at for at, position in positions if position[0] == line)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cudalens
-from cudalens.guards.captured import CAPTURED
+from cudalens.guards.pending import PENDING
 
 pytestmark = pytest.mark.gpu
 
@@ -32,7 +32,7 @@ def test_a_wait_leaves_what_is_queued_behind_the_last_call(
     deferred: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second of work is still under way when the checks have been looked at."""
-    monkeypatch.setattr(CAPTURED, "_rows", {})  # replays are waited for
+    monkeypatch.setattr(PENDING, "_replays", {})  # replays are waited for
     table, at = torch.randn(5, 3, device="cuda"), torch.tensor([4, 0], device="cuda")
     F.embedding(at, table)
     cudalens.settle()  # what is made at the first call may wait
@@ -44,8 +44,8 @@ def test_a_wait_leaves_what_is_queued_behind_the_last_call(
         torch.cuda.synchronize()
 
 
-def test_a_replay_of_a_captured_graph_is_named(deferred: None) -> None:
-    """The third replay is the bad one; those before it and behind it are good."""
+def test_a_bad_replay_of_a_captured_graph_is_found(deferred: None) -> None:
+    """The third one is bad; those before it and behind it are good."""
     table, at = torch.randn(5, 3, device="cuda"), torch.zeros(4, dtype=torch.int64, device="cuda")
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -61,7 +61,8 @@ def test_a_replay_of_a_captured_graph_is_named(deferred: None) -> None:
         graph.replay()
     with pytest.raises(cudalens.DeviceIndexError) as caught:
         cudalens.settle()
-    assert "It was in replay 3 of a CUDA graph." in caught.value.report.explanation
+    says = "Its values went from 1 to 5, in the replays of a CUDA graph; "
+    assert says in caught.value.report.explanation
     assert caught.value.report.op.name == "aten::embedding"
     cudalens.settle()  # it is told once
     assert torch.equal(rows, table[2].expand(4, 3))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,7 +19,8 @@ from cudalens.core import _compiler
 from cudalens.core.errors import DeviceIndexError
 from cudalens.core.report_types import Violation
 from cudalens.guards import Guard, full_name
-from cudalens.guards.compiled import CompiledGuards, _define_op
+from cudalens.guards.compiled import CompiledGuards, _define_op, _identity
+from cudalens.guards.deferred import PastCalls
 from cudalens.guards.past_calls import PastCall
 from cudalens.guards.pending import PENDING
 from tests.hostcells import run_cell
@@ -34,7 +34,10 @@ class Findings:
     def __init__(self) -> None:
         self.told: list[tuple[str, Violation, PastCall]] = []
         self.trouble: list[str] = []
-        self.guards = CompiledGuards(self._tell, self.trouble.append, devices={"cpu"})
+        self.calls = 0
+        waits: Any = SimpleNamespace(count=lambda: self.calls, written_since=lambda count: ())
+        past = PastCalls(self._tell, waits, lambda file: False, self.trouble.append)
+        self.guards = CompiledGuards(past, frozenset({"cpu"}))
 
     def _tell(self, op: Any, guard: Guard, violation: Violation, past: PastCall) -> BaseException:
         self.told.append((full_name(op), violation, past))
@@ -58,7 +61,7 @@ class Findings:
 
         def rewrite(graph: Any) -> None:
             if guarded:
-                self.guards._rewrite(graph)
+                self.guards._rewrite(graph, "cpu")
                 graph.lint()
 
         return torch.compile(function, backend=as_inductor(rewrite), **options)
@@ -92,12 +95,12 @@ def fresh() -> Iterator[None]:
 def findings() -> Iterator[Findings]:
     """Guards for the CPU's compiled code, installed."""
     found = Findings()
-    found.guards.install()
+    remove = found.guards.install()
     try:
         yield found
     finally:
         PENDING.settle()
-        found.guards.uninstall()
+        remove()
     assert found.trouble == []
 
 
@@ -163,21 +166,17 @@ def test_every_op_and_its_good_neighbour(findings: Findings, case: str) -> None:
     assert findings.last_line()[0] == __file__
 
 
-def test_the_other_devices_are_left_alone() -> None:
-    """By default the CPU's graphs get nothing: their own kernels raise."""
-    _define_op()
-    trouble: list[str] = []
-    guards = CompiledGuards(lambda *_: None, trouble.append)
+def test_the_other_devices_are_left_alone(findings: Findings) -> None:
+    """Their own kernels raise, or have a pass of their own."""
     graph = torch.fx.symbolic_trace(lambda x, i: torch.ops.aten.index.Tensor(x, [i])).graph
     for node, value in zip(graph.nodes, (ROWS, AT, ROWS[AT]), strict=False):
         node.meta["val"] = value
-    guards._rewrite(graph)
+    findings.guards._rewrite(graph, "cuda")
     assert [node.target for node in graph.nodes if node.op == "call_function"] == [
         torch.ops.aten.index.Tensor
     ]
-    CompiledGuards(lambda *_: None, trouble.append, devices={"cpu"})._rewrite(graph)
+    findings.guards._rewrite(graph, "cpu")
     assert torch.ops.cudalens.in_bounds.default in [node.target for node in graph.nodes]
-    assert trouble == []
 
 
 def test_dynamic_shapes(findings: Findings) -> None:
@@ -235,7 +234,7 @@ def test_one_index_is_reduced_once(findings: Findings) -> None:
     """Ops that take the same index in the same bounds share it."""
     graphs: list[Any] = []
     rewrite = findings.guards._rewrite
-    findings.guards._rewrite = lambda graph: (rewrite(graph), graphs.append(graph))  # type: ignore[method-assign]
+    findings.guards._rewrite = lambda graph, device: (rewrite(graph, device), graphs.append(graph))  # type: ignore[method-assign]
     findings.compile(lambda x, i: x[i] + x.index_select(0, i) + F.embedding(i, x))(ROWS, AT)
     names = [str(node.target) for node in graphs[0].nodes]
     # Negative values count from the end in the first, and are none in the others.
@@ -246,7 +245,7 @@ def test_a_failing_guard_leaves_the_graph_as_it_was(findings: Findings) -> None:
     """The code is compiled without it, and one line says so."""
     graph = torch.fx.symbolic_trace(lambda x, i: torch.ops.aten.index.Tensor(x, [i])).graph
     next(node for node in graph.nodes if node.name == "i").meta["val"] = AT
-    findings.guards._rewrite(graph)
+    findings.guards._rewrite(graph, "cpu")
     assert findings.trouble.pop().startswith("guards of a compiled graph")
     index = next(node for node in graph.nodes if node.target is torch.ops.aten.index.Tensor)
     assert [item.op for item in index.args[1]] == ["placeholder"]
@@ -255,86 +254,95 @@ def test_a_failing_guard_leaves_the_graph_as_it_was(findings: Findings) -> None:
 # --- the pass among others ------------------------------------------------------------------------
 
 
-def _config() -> Any:
-    from torch._inductor import config
+def _pass() -> Any:
+    """Return the pass that inductor runs on graphs for the CPU."""
+    from torch._inductor import compile_fx
+    from torch._inductor.codegen.common import custom_backend_passes, init_backend_registration
 
-    return config
+    assert compile_fx
+    init_backend_registration()
+    return custom_backend_passes["cpu"]
 
 
 class Theirs:
-    """Somebody else's pass."""
+    """The pass of a backend."""
 
     def __init__(self) -> None:
-        self.graphs: list[object] = []
+        self.modules: list[object] = []
 
-    def __call__(self, graph: object) -> None:
-        self.graphs.append(graph)
+    def __call__(self, module: object) -> None:
+        self.modules.append(module)
 
     def uuid(self) -> str:
         return "theirs"
 
 
-EMPTY = torch.fx.Graph()
-EMPTY.output(None)
+EMPTY = torch.fx.GraphModule({}, torch.fx.Graph())
+EMPTY.graph.output(None)
 
 
 @guards_compiled_code
-@pytest.mark.parametrize("is_first", [True, False])
-def test_somebody_elses_pass_keeps_working(is_first: bool) -> None:
-    """It runs before ours, whichever was there first, and stays when ours goes."""
-    config, theirs, found = _config(), Theirs(), Findings()
-    seen = []
-    found.guards._rewrite = seen.append  # type: ignore[method-assign]
-    if is_first:
-        config.post_grad_custom_pre_pass = theirs
-    try:
-        found.guards.install()
-        config.post_grad_custom_pre_pass = theirs
-        config.post_grad_custom_pre_pass(EMPTY, True)
-        assert theirs.graphs == seen == [EMPTY]
-        found.guards.uninstall()
-        assert config.post_grad_custom_pre_pass is theirs
-    finally:
-        found.guards.uninstall()
-        config.post_grad_custom_pre_pass = None
+def test_the_pass_of_a_backend_runs_before_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And stays when ours goes."""
+    assert _pass() is None
+    from torch._inductor.codegen.common import custom_backend_passes
+
+    theirs, found, seen = Theirs(), Findings(), []
+    monkeypatch.setitem(custom_backend_passes, "cpu", theirs)
+    found.guards._rewrite = lambda *item: seen.append((*item, len(theirs.modules)))  # type: ignore[method-assign]
+    remove = found.guards.install()
+    _pass()(EMPTY)
+    assert seen == [(EMPTY.graph, "cpu", 1)] and theirs.modules == [EMPTY]
+    assert _pass().uuid()[0] == "theirs"
+    remove()
+    assert _pass() is theirs
 
 
-def test_the_pass_is_there_in_every_thread_and_goes(findings: Findings) -> None:
-    """What a user sets belongs to one context; the guards belong to the process."""
-    config = _config()
-    seen: list[object] = []
-    for _ in range(2):
-        with ThreadPoolExecutor(1) as pool:
-            seen += pool.map(lambda _: config.post_grad_custom_pre_pass, [0])
-        findings.guards.uninstall()
-    assert seen[0] is not None and seen[1] is None
-    assert config.post_grad_custom_pre_pass is None
-    # Who has kept it beyond its time has a pass that does nothing.
-    before = str(EMPTY)
-    seen[0](EMPTY, True)  # type: ignore[operator]
-    assert str(EMPTY) == before
+@guards_compiled_code
+def test_a_pass_that_came_later_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _pass() is None
+    from torch._inductor.codegen.common import custom_backend_passes
+
+    theirs, before = Theirs(), dict(custom_backend_passes)
+    remove = Findings().guards.install()
+    with monkeypatch.context() as patch:
+        patch.setitem(custom_backend_passes, "cpu", theirs)
+        remove()
+        assert _pass() is theirs
+    custom_backend_passes["cpu"] = None
+    assert custom_backend_passes == before
 
 
-def test_caches_tell_the_lines_apart(findings: Findings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_tell_the_lines_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same graph of another function is other code; of an unknown one it is not kept."""
-    hook = _config().post_grad_custom_pre_pass
-    assert hook.uuid() is None
+    _define_op()
+    assert _identity() != _identity()
     found = []
     for function in (_loss, _loss, test_backward):
         monkeypatch.setattr(_compiler, "code_being_compiled", lambda it=function: [it.__code__])
-        found.append(hook.uuid())
+        found.append(_identity())
     assert found[0] == found[1] != found[2]
 
 
-def test_what_outlives_the_guards_does_not_hide_a_bad_index(findings: Findings) -> None:
-    """Code that is still held uses replaced indices: then it is looked at once, and raises."""
+def test_what_outlives_the_guards_is_as_without_them(findings: Findings) -> None:
+    """Code that still runs uses the index as it is, so that its kernel says what it says."""
     index = torch.tensor([0, 4])
     need = {"argument": "index", "item": None, "of": "self", "dim": 0, "why": "Why."}
-    text = json.dumps({"op": "aten::gather", "need": need, "backward": False, "frames": []})
-    findings.guards.uninstall()
-    assert torch.equal(torch.ops.cudalens.in_bounds(index, 0, 4, text), index)
-    with pytest.raises(DeviceIndexError, match="index contained 4, which is outside dimension 0"):
-        torch.ops.cudalens.in_bounds(index, 0, 3, text)
+    check = {"op": "aten::gather", "need": need, "wraps": False, "backward": False, "frames": []}
+    text = json.dumps(check)
+    assert torch.ops.cudalens.in_bounds(index, 4, text).tolist() == [0, 3]
+    assert len(findings.look()) == 1
+    with mock.patch("cudalens.guards.compiled._installed", []):
+        assert torch.ops.cudalens.in_bounds(index, 4, text).tolist() == [0, 4]
+    assert findings.look() == []
+
+
+def test_a_finding_counts_the_calls_since(findings: Findings) -> None:
+    look_up = findings.compile(lambda x, i: x[i])
+    look_up(ROWS, torch.tensor([4]))
+    findings.calls += 3
+    assert len(findings.look()) == 1
+    assert findings.told[0][2].calls_ago == 3
 
 
 def test_functions_are_compiled_anew_with_the_guards_and_without_them() -> None:
@@ -344,24 +352,27 @@ def test_functions_are_compiled_anew_with_the_guards_and_without_them() -> None:
         runs.append(module)
         return module.forward
 
-    _config()
+    assert _pass() is None
     doubled = torch.compile(lambda x: x * 2, backend=backend)
-    found = Findings()
-    for step in (lambda: None, found.guards.install, found.guards.uninstall):
-        step()
+    remove: Callable[[], None] = lambda: None
+    for step in ("before", "with", "behind"):
+        if step == "with":
+            remove = Findings().guards.install()
+        elif step == "behind":
+            remove()
         doubled(ROWS)
         doubled(ROWS)
     assert len(runs) == 3
 
 
-def test_a_torch_without_the_hook_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, _compiler.COMPILER_CONFIG, SimpleNamespace(_config={}))
+def test_a_torch_without_passes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _pass() is None
+    from torch._inductor.codegen import common
+
+    monkeypatch.delattr(common, "custom_backend_passes")
     found = Findings()
-    found.guards.install()
-    found.guards.uninstall()
-    assert found.trouble == [
-        "compiled code is not guarded: this torch has no post_grad_custom_pre_pass"
-    ]
+    found.guards.install()()
+    assert found.trouble == ["compiled code is not guarded: this torch has no passes of a backend"]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -380,13 +391,14 @@ LATER = """
 import sys
 from cudalens.guards.compiled import CompiledGuards
 before = list(sys.meta_path)
-guards = CompiledGuards(print, print)
-guards.install()
+from types import SimpleNamespace
+remove = CompiledGuards(SimpleNamespace(complain=print), frozenset({"cpu"})).install()
 print("torch._dynamo" in sys.modules)
-import torch._inductor.config as config
-print(config.post_grad_custom_pre_pass is not None, sys.meta_path == before)
-guards.uninstall()
-print(config.post_grad_custom_pre_pass, sys.meta_path == before)
+import torch._inductor.compile_fx
+from torch._inductor.codegen.common import custom_backend_passes
+print(custom_backend_passes["cpu"] is not None, sys.meta_path == before)
+remove()
+print(custom_backend_passes["cpu"], sys.meta_path == before)
 """
 
 
@@ -416,8 +428,8 @@ def test_the_compiler_traces_what_is_watched() -> None:
 
 def _installed(graph: Any) -> None:
     """Run the pass that is installed."""
-    if (hook := _config().post_grad_custom_pre_pass) is not None:
-        hook(graph, False)
+    if (hook := _pass()) is not None:
+        hook(SimpleNamespace(graph=graph))
 
 
 def _rows(table: Tensor, at: Tensor) -> Tensor:
@@ -490,7 +502,7 @@ def test_a_cell_that_keeps_functions_compiled(on_cpu: None, fast: bool) -> None:
     assert outcome.shown.source is not None
     assert outcome.shown.source.text == "return table[at].sum()"
     assert not any("cudalens" in entry.op for entry in outcome.shown.history)
-    assert _config().post_grad_custom_pre_pass is None
+    assert _pass() is None
 
 
 # --- inductor itself ------------------------------------------------------------------------------
@@ -567,7 +579,7 @@ logits, labels = torch.randn(6, 5, requires_grad=True), torch.tensor([0, 4, 1, -
 plain = torch.compile(loss)
 results = [plain(logits, labels), *torch.autograd.grad(plain(logits, labels), logits)]
 found = Findings()
-found.guards.install()
+remove = found.guards.install()
 torch._dynamo.utils.counters.clear()
 guarded = torch.compile(loss)
 value = guarded(logits, labels)
@@ -578,7 +590,7 @@ guarded(logits, labels).backward()
 print(found.look()[0], found.last_line()[1:])
 counts = torch._dynamo.utils.counters["aot_autograd"]
 print(counts["autograd_cache_miss"], counts["autograd_cache_hit"])
-found.guards.uninstall()
+remove()
 try:
     guarded(logits, labels)
 except RuntimeError as error:

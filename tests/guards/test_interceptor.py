@@ -19,6 +19,8 @@ import cudalens
 from cudalens import simulate
 from cudalens.core import _torch
 from cudalens.evidence import lost_context
+from cudalens.guards.deferred import NO_ROOM
+from cudalens.guards.pending import PENDING
 from cudalens.recorder import Recorder
 
 
@@ -43,6 +45,24 @@ def test_nothing_is_read_or_waited_for(
         with nullcontext() if capturing else pytest.raises(cudalens.DeviceIndexError):
             F.embedding(ids, table)
     assert (sim.pending is not None) is capturing
+
+
+@pytest.mark.usefixtures("sim")
+@pytest.mark.parametrize("has_room", [False, True])
+def test_a_capture_without_room_for_checks_is_one_line(
+    has_room: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, ids = torch.zeros(3, 2, device="cuda"), torch.tensor([1], device="cuda")
+    monkeypatch.setattr(PENDING, "_replays", {})
+    monkeypatch.setattr(PENDING, "_has_captured", False)
+    with cudalens.guard(deferred=True):
+        if has_room:
+            F.embedding(ids, table)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            F.embedding(ids, table)
+            F.embedding(ids, table)
+    assert capsys.readouterr().err == ("" if has_room else f"cudalens: {NO_ROOM}\n")
 
 
 def test_a_lost_context_that_cannot_say_counts_as_a_capture(

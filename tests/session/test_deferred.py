@@ -283,9 +283,10 @@ CLEARED: dict[str, Callable[[torch.optim.Optimizer], object]] = {
 
 
 @pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize("where", ["step", "item"])
 @pytest.mark.parametrize("how", CLEARED)
-def test_gradients_of_a_caught_finding(how: str, where: str) -> None:
+def test_gradients_of_a_caught_finding(how: str, where: str, is_first: bool) -> None:
     """They are still there: the next step raises once more, unless they were cleared."""
     table = nn.Embedding(4, 1).cuda()
     optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
@@ -298,7 +299,8 @@ def test_gradients_of_a_caught_finding(how: str, where: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    step(0, 1)
+    if not is_first:
+        step(0, 1)
     before = table.weight.detach().cpu()
     with pytest.raises(DeviceIndexError, match="contained 4, which is outside"):
         step(4, 1)
@@ -335,6 +337,7 @@ def test_running_statistics_that_a_bad_call_reached_are_named() -> None:
 def test_a_wait_is_for_the_last_guarded_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is queued behind it is not waited for: nothing is put into the stream by then."""
     done: list[tuple[str, Any, Any]] = []
+    awaited_streams: list[Any] = []
     users, record = torch.cuda.current_stream(), torch.cuda.Event.record
     wait_event = torch.cuda.Stream.wait_event
 
@@ -348,6 +351,9 @@ def test_a_wait_is_for_the_last_guarded_call(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(torch.cuda.Event, "record", recorded)
     monkeypatch.setattr(torch.cuda.Stream, "wait_event", awaited)
+    monkeypatch.setattr(
+        torch.cuda.Stream, "synchronize", lambda stream: awaited_streams.append(stream)
+    )
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: users)
     for _ in range(2):
         looked_up(0, 2)
@@ -355,11 +361,10 @@ def test_a_wait_is_for_the_last_guarded_call(monkeypatch: pytest.MonkeyPatch) ->
     cudalens.settle()
     (_, filled, stream), _ = at_calls
     assert [(name, item) for name, item, _ in at_calls] == [("record", filled)] * 2
-    (first, second) = done
-    copying = first[2]
+    ((name, event, copying),) = done
+    assert (name, event) == ("wait", filled)
     assert stream is users is not copying
-    assert first == ("wait", filled, copying)
-    assert second[0] == "record" and second[1] is not filled and second[2] is copying
+    assert awaited_streams == [copying]
 
 
 COPY = Tensor.copy_
@@ -382,6 +387,9 @@ LEAVING: dict[str, Callable[[Tensor], Any]] = {
     "several copies": lambda x: torch._foreach_copy_([torch.empty(2, 2)], [x.detach()]),
     "equal": lambda x: torch.equal(x, x),
     "nonzero": lambda x: x.nonzero(),
+    "nonzero, out": lambda x: torch.nonzero(x, out=cuda().long()),
+    "unique rows": lambda x: torch.unique_consecutive(x.detach(), dim=0),
+    "allclose": lambda x: torch.allclose(x, x),
     "mask": lambda x: x.masked_select(x > 0),
     "save": lambda x: torch.save(x, io.BytesIO()),
     "settle": lambda x: cudalens.settle(),
@@ -729,13 +737,13 @@ def test_what_is_pending_at_a_fork_stays_the_parents() -> None:
 @pytest.mark.usefixtures("installed")
 def test_an_interrupt_while_waiting_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_up(0, 3)
-    wait = torch.cuda.Event.synchronize
+    wait = torch.cuda.Stream.synchronize
 
-    def interrupted(event: Any) -> None:
-        monkeypatch.setattr(torch.cuda.Event, "synchronize", wait)
+    def interrupted(stream: Any) -> None:
+        monkeypatch.setattr(torch.cuda.Stream, "synchronize", wait)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(torch.cuda.Event, "synchronize", interrupted)
+    monkeypatch.setattr(torch.cuda.Stream, "synchronize", interrupted)
     with pytest.raises(KeyboardInterrupt):
         cudalens.settle()
     with pytest.raises(DeviceIndexError):
