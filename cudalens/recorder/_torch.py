@@ -171,17 +171,10 @@ class Replaced:
     def __init__(
         self, functions: dict[tuple[Any, str], Callable[[Callable[..., Any]], Callable[..., Any]]]
     ) -> None:
-        self._functions: dict[tuple[Any, str], Callable[..., Any]] = {}
+        self._functions = {key: make for key, make in functions.items() if hasattr(*key)}
         self._ours: dict[tuple[Any, str], Callable[..., Any]] = {}
         self._before: dict[tuple[Any, str], Callable[..., Any]] = {}
         self._users: dict[int, object] = {}
-        for key, make in functions.items():
-            self.add(key, make)
-
-    def add(self, key: tuple[Any, str], make: Callable[..., Any]) -> None:
-        """Replace one more, where this torch has it."""
-        if hasattr(*key):
-            self._functions[key] = make
 
     @staticmethod
     def _of(owner: Any, name: str) -> Any:

@@ -92,6 +92,8 @@ def _applying(unwrap: Callable[..., Any]) -> Callable[..., Any]:
 
 def _applied(apply: Any) -> Any:
     """Return the same ``apply`` where it is written in C, as from torch 2.15 on."""
+    if isinstance(apply, classmethod):
+        return apply
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -103,30 +105,24 @@ def _applied(apply: Any) -> Any:
     return classmethod(applied)
 
 
-def _next_index(next_index: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return what asks a loader's sampler for the indices of a batch."""
+def _noting(part: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    """Return what replaces a method of a loader's iterator so that its results are noted.
 
-    def noted_index(iterator: Any) -> Any:
-        __tracebackhide__ = True
-        indices = next_index(iterator)
-        for recorder in here():
-            recorder.note_batch(iterator, indices=indices)
-        return indices
+    Args:
+        part: what they are: ``indices`` of a batch, or its ``data``.
+    """
 
-    return noted_index
+    def replace(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def noted(iterator: Any) -> Any:
+            __tracebackhide__ = True
+            value = method(iterator)
+            for recorder in here():
+                recorder.note_batch(iterator, **{part: value})
+            return value
 
+        return noted
 
-def _next_batch(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return what gives out the batches of a loader."""
-
-    def noted_batch(iterator: Any) -> Any:
-        __tracebackhide__ = True
-        data = next_batch(iterator)
-        for recorder in here():
-            recorder.note_batch(iterator, data=data)
-        return data
-
-    return noted_batch
+    return replace
 
 
 REPLACED = _torch.Replaced(
@@ -135,12 +131,11 @@ REPLACED = _torch.Replaced(
         (torch.overrides, "has_torch_function"): _overridden,
         (torch.utils, "swap_tensors"): _swapping,
         (_torch.functorch_utils, "unwrap_dead_wrappers"): _applying,
-        (_torch.LoaderIterator, "_next_index"): _next_index,
-        (_torch.LoaderIterator, "__next__"): _next_batch,
+        (torch.autograd.Function, "apply"): _applied,
+        (_torch.LoaderIterator, "_next_index"): _noting("indices"),
+        (_torch.LoaderIterator, "__next__"): _noting("data"),
     }
 )
-if not isinstance(vars(torch.autograd.Function)["apply"], classmethod):
-    REPLACED.add((torch.autograd.Function, "apply"), _applied)
 
 
 def _leave_worker() -> None:
