@@ -19,7 +19,7 @@ from cudalens.core.call import NodeMark
 from cudalens.core.evidence_types import FreedGraph
 from cudalens.core.report_types import LineRef, SourceSpan
 from cudalens.evidence.autograd_graph import name_of
-from cudalens.recorder.history import FreedPart, find_freed, is_of_earlier_graph
+from cudalens.recorder.history import FreedPart, find_freed
 from cudalens.source.locate import locate_line
 from cudalens.source.running_node import expressions_in, running
 from cudalens.source.safe_eval import evaluator_for, value_or
@@ -53,9 +53,8 @@ def freed_graph(
         if name.partition("[")[0] in _ROOTS and tensor.grad_fn is not None
     ]
     with plain_torch(), no_dispatch_modes():
-        snapshot, way = recorder.snapshot(), _way_to(raising.sequence_nr, roots)
-        is_earlier = bool(way) and is_of_earlier_graph(snapshot, way[-1])
-        part = find_freed(snapshot, way) if is_earlier else None
+        way = _way_to(raising.sequence_nr, roots)
+        part = find_freed(recorder.snapshot(), way)
         if part is None:
             return None
         name = _holder_name(way, part, recorder, entries)

@@ -320,20 +320,3 @@ def meta_of(tensor: Tensor) -> tuple[Any, Any]:
     except Exception as trouble:  # nested tensors have no shape, and a subclass may refuse it
         raise_if_outside(trouble)
         return None, None
-
-
-_SHORT = {torch.bool: "bool", torch.bfloat16: "bf16"}
-_SHORT |= {getattr(torch, f"uint{bits}"): f"u{bits}" for bits in (8, 16, 32, 64)}
-
-
-def short_meta(shape: Any, dtype: Any) -> str:
-    """Return ``f32[32, 10]``, and ``?`` for a tensor of which nothing is known any more."""
-    if shape is None or dtype is None:
-        return "?"
-    short = _SHORT.get(dtype)
-    if short is None:
-        kind = "f" if dtype.is_floating_point else "c" if dtype.is_complex else "i"
-        bits = dtype.itemsize * 8
-        is_plain = str(dtype) in (f"torch.float{bits}", f"torch.complex{bits}", f"torch.int{bits}")
-        short = f"{kind}{bits}" if is_plain else str(dtype).removeprefix("torch.")
-    return f"{short}[{', '.join(str(size) for size in shape)}]"

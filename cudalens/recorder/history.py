@@ -6,6 +6,7 @@ both are dead.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,11 +15,13 @@ from typing import Any
 
 from cudalens.core.call import ApiCall
 from cudalens.core.report_types import HistoryEntry
-from cudalens.recorder.calls import Recorded, Write, meta_of, short_meta
+from cudalens.recorder.calls import Recorded, Write, meta_of
 from cudalens.recorder.dataloader import Batches
 from cudalens.recorder.sites import SiteReader, entries_of, phase_of, shared_site
 from cudalens.recorder.tensor_refs import Ref
 from cudalens.source.stack import StackEntry
+
+_LONG = re.compile(r"^torch\.(?:(b?f|u|i|c)(?:loat|int|nt|omplex))?")
 
 
 class Snapshot:
@@ -48,8 +51,14 @@ class Snapshot:
         )
 
     def _shapes(self, call: Recorded) -> str:
+        """Return ``f32[32, 10] -> f32[]``, and ``?`` for a tensor that is not known any more."""
+
         def text(tensors: Sequence[Ref]) -> str:
-            return ", ".join(short_meta(*self.meta_of(item)) for item in tensors)
+            metas = [self.meta_of(item) for item in tensors]
+            return ", ".join(
+                "?" if shape is None else _LONG.sub(r"\1", str(dtype)) + str(list(shape))
+                for shape, dtype in metas
+            )
 
         return f"{text(call.inputs)} -> {text(call.outputs)}".strip()
 
@@ -195,28 +204,22 @@ class FreedPart:
     """True if an optimizer has changed parameters since the pass."""
 
 
-def is_of_earlier_graph(snapshot: Snapshot, node: Any) -> bool:
-    """Return whether a node was made before an earlier pass: the failing one has not freed it.
-
-    What the failing pass has run through, it has freed as well.
-    """
-    call = _maker(snapshot, node)
-    return call is not None and any(first > call.seq for first, _ in snapshot.earlier_passes)
-
-
 def find_freed(snapshot: Snapshot, way: Sequence[Any]) -> FreedPart | None:
-    """Return how a way came to lead into a freed part; ``None`` if its last call is not known.
+    """Return how a way came to lead into a freed part.
+
+    ``None`` if its last call is not known, or no earlier pass has run since: then the failing pass,
+    which frees what it has run through, has freed it.
 
     Args:
         way: autograd's nodes, from the one that backward was asked of to the freed one.
     """
-    calls = [_maker(snapshot, node) for node in way]
-    made = calls[-1]
-    if made is None:
+    calls = [snapshot.forward_call(int(node._sequence_nr())) for node in way]
+    made = calls[-1] if calls else None
+    done = [item for item in snapshot.earlier_passes if made is not None and item[0] > made.seq]
+    if made is None or not done:
         return None
     entries = entries_of(made.site)
-    done = [item for item in snapshot.earlier_passes if item[0] > made.seq]
-    if len(done) != 1:
+    if len(done) > 1:
         return FreedPart(made=entries, freed=[], read=[])
     ((first, freeing),) = done
     after = [item for item in snapshot.calls if item.seq > freeing.seq]
@@ -239,7 +242,3 @@ def find_freed(snapshot: Snapshot, way: Sequence[Any]) -> FreedPart | None:
 
 def _lines(entries: Sequence[StackEntry]) -> list[tuple[CodeType, int]]:
     return [(item.code, item.lineno) for item in entries]
-
-
-def _maker(snapshot: Snapshot, node: Any) -> Recorded | None:
-    return snapshot.forward_call(int(node._sequence_nr()))
