@@ -12,7 +12,7 @@ from cudalens.core.report_types import ProvenanceStep
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.provenance import describe_step
-from cudalens.recorder.sites import calling_module
+from cudalens.recorder.sites import RawSite, Site
 from cudalens.source.safe_eval import instance_dict
 
 _COMPLAINT: Final = re.compile(r"modified by an inplace operation: .* is at version (\d+);")
@@ -51,7 +51,7 @@ def find_modified(
         modified=steps[0] if is_one_op else replace(steps[0], op=None),
         savers=(describe_step(saver, snapshot),),
         is_parameter=living is not None and living.is_leaf and living.requires_grad,
-        module=_in_place_module(calling_module(writer.site)),
+        module=_in_place_module(writer.site),
         is_only_line=_is_only_line(snapshot, steps[0]),
     )
     return change, writer
@@ -74,8 +74,12 @@ def _is_only_line(snapshot: Snapshot, step: ProvenanceStep) -> bool:
     return True
 
 
-def _in_place_module(module: object) -> str | None:
-    """Return the class of a module of torch's that was made with ``inplace=True``."""
+def _in_place_module(site: RawSite) -> str | None:
+    """Return the class of the module that made a call, one of torch's made with ``inplace=True``.
+
+    ``None`` where the user's own code made it.
+    """
+    module = site.module() if isinstance(site, Site) and site.module is not None else None
     kind = type(module)
     # Another's may mean something else by it.
     is_torch = kind.__module__.partition(".")[0] == "torch"

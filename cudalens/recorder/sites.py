@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import takewhile
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -197,17 +196,3 @@ class SiteReader:
         inner = next(item for item in running if id(item) in paths)
         path = paths[id(inner)]
         return RunningModule(path, type(inner).__name__, root) if path else RunningModule()
-
-
-def calling_module(site: RawSite) -> nn.Module | None:
-    """Return the module inside which a library made a recorded call.
-
-    ``None`` where the user's own code made it.
-    """
-    if site is None or isinstance(site, tuple) or site.code is None:
-        return None
-    line = site.code, site.lasti
-    of_line = takewhile(lambda item: (item.code, item.lasti) == line, _shared_sites(site))
-    outermost = list(of_line)[-1]
-    is_module = outermost.module is not None and outermost.module() is not None
-    return site.module() if is_module and site.module is not None else None
