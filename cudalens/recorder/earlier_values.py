@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
 
 from cudalens.recorder.sites import RawSite, shared_site
 
-_MAX_NOTED = 1000
 _MODE = str(Path(__file__).with_name("mode.py"))
 _DETOUR = torch.overrides.__file__
 _PASSING = frozenset([_MODE, _DETOUR])
-
-Place = tuple[CodeType | None, int, RawSite]
-"""The code and the instruction that made a call, and the user's line."""
 
 
 class EarlierValues:
@@ -26,34 +21,26 @@ class EarlierValues:
 
     def __init__(self) -> None:
         self._extremes: dict[tuple[Any, ...], list[float]] = {}
-        self._noted: deque[tuple[Place, Sequence[tuple[str, float, float]]]] = deque()
 
     def note(
         self, frame: FrameType, site: RawSite, values: Sequence[tuple[str, float, float]]
     ) -> None:
         """Note what was read in a call: argument, smallest and largest value of each."""
         caller = caller_of(frame) if frame.f_code.co_filename in _PASSING else frame
-        self._noted.append((_place(caller, site), values))
-        if len(self._noted) >= _MAX_NOTED:
-            self._sum_up()
+        place, counted = _place(caller, site), set()
+        for argument, low, high in values:
+            seen = self._extremes.setdefault((place, argument), [0, low, high])
+            if argument not in counted:  # several guards may have looked at it
+                counted.add(argument)
+                seen[0] += 1
+            seen[1], seen[2] = min(seen[1], low), max(seen[2], high)
 
     def find(
         self, caller: FrameType | None, site: RawSite, argument: str
     ) -> dict[str, float] | None:
         """Return what earlier calls from a place gave to an argument, ``None`` without any."""
-        self._sum_up()
-        values = self._extremes.get((*_key(_place(caller, site)), argument))
+        values = self._extremes.get((_place(caller, site), argument))
         return None if values is None else dict(zip(("calls", "min", "max"), values, strict=True))
-
-    def _sum_up(self) -> None:
-        while self._noted:
-            place, values = self._noted.popleft()
-            key = _key(place)
-            # Several guards may have looked at one argument.
-            for argument in {argument: None for argument, _, _ in values}:
-                ends = [end for name, *pair in values if name == argument for end in pair]
-                seen = self._extremes.setdefault((*key, argument), [0, ends[0], ends[0]])
-                seen[:] = seen[0] + 1, min(seen[1], *ends), max(seen[2], *ends)
 
 
 def caller_of(frame: FrameType | None) -> FrameType | None:
@@ -65,14 +52,10 @@ def caller_of(frame: FrameType | None) -> FrameType | None:
     return frame.f_back.f_back  # a function written in Python asks its modes
 
 
-def _place(caller: FrameType | None, site: RawSite) -> Place:
-    return (None, 0, site) if caller is None else (caller.f_code, caller.f_lasti, site)
-
-
-def _key(place: Place) -> tuple[Any, ...]:
-    """Return the call's instruction, the user's line and the module of a place."""
-    *call, site = place
+def _place(caller: FrameType | None, site: RawSite) -> tuple[Any, ...]:
+    """Return the instruction that made a call, the user's line and the module."""
     shared = shared_site(site)
     line = site[:2] if isinstance(site, tuple) else shared and (shared.code, shared.lasti)
     module = None if shared is None else shared.module
+    call = (None, 0) if caller is None else (caller.f_code, caller.f_lasti)
     return *call, line, id(module and module())
