@@ -63,10 +63,7 @@ class CompiledGuards:
         self.past, self._devices = past, devices
 
     def install(self) -> Callable[[], None]:
-        """Put the pass in, or wait for the compiler to be imported; return what takes it out.
-
-        What is pending by then is reported as before.
-        """
+        """Put the pass in, or wait for the compiler to be imported; return what takes it out."""
         _define_op()
         undo = _compiler.rewrite_compiled_graphs(
             self._devices, self._rewrite, _identity, self.past.complain

@@ -79,6 +79,7 @@ class HostWaits:
 
     def _wait(self, *_: Any, **__: Any) -> None:
         """Raise what is found among the checks that are pending."""
+        __tracebackhide__ = True
         error = self._settle()
         if error is not None:
             try:
@@ -138,15 +139,18 @@ class HostWaits:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        __tracebackhide__ = True
         closure: Any = args[1] if len(args) > 1 else kwargs.get("closure")
 
         def wait() -> None:
+            __tracebackhide__ = True
             self._wait()
             left = self._left.get(optimizer)
             if left is not None and left.is_there():
                 raise left.error()
 
         def closed(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
             loss = closure(*args, **kwargs)
             wait()
             return loss
@@ -163,14 +167,17 @@ class _LeftGradients:
     """Gradients that are there when a finding is raised, by the first of them."""
 
     def __init__(self, owner: Tensor, error: BaseException) -> None:
-        gradient: Any = owner.grad
-        self._owner, self._gradient, self._version = ref(owner), ref(gradient), gradient._version
-        self._was_cleared: bool | None = None
         message = (
             f"{str(error).partition(chr(10))[0]}: the gradients of that step are still there; call "
             "zero_grad() where the error is caught"
         )
         self.error: Any = partial(type(error), message, getattr(error, "report", None))
+        self._watch(owner)
+
+    def _watch(self, owner: Tensor) -> None:
+        gradient: Any = owner.grad
+        self._owner, self._gradient, self._version = ref(owner), ref(gradient), gradient._version
+        self._was_cleared: bool | None = None
         # Asked before the next backward pass adds to it, which counts a version as zeroing does.
         self._hook = owner.register_hook(self._look)
 
@@ -184,5 +191,8 @@ class _LeftGradients:
         """Return whether they are still there, alone or with those of other steps."""
         self._look()
         owner, gradient = self._owner(), self._gradient()
-        is_same = owner is not None and gradient is not None and owner.grad is gradient
-        return is_same and not self._was_cleared
+        if owner is None or gradient is None or owner.grad is not gradient or self._was_cleared:
+            return False
+        if owner.requires_grad:
+            self._watch(owner)  # they may be cleared yet
+        return True

@@ -310,7 +310,8 @@ def test_gradients_of_a_caught_finding(how: str, where: str, is_first: bool) -> 
     if how == "not":
         assert "the gradients of that step are still there; call zero_grad()" in told[0]
         assert moved == [0, 0, 0, 0]
-        optimizer.zero_grad()
+        assert len(found_by(partial(step, 2))) == 1
+        optimizer.zero_grad(set_to_none=is_first)
         step(2)
     else:
         assert told == []
