@@ -90,7 +90,7 @@ class NonFiniteWatch:
         for tensor in _suspects(made):
             values = physical(tensor)
             bad = ~torch.isfinite(values)
-            if bool(bad.any()) and all(bool(torch.isfinite(item).all()) for item in inputs):
+            if bool(bad.any()) and all(map(_is_finite, inputs)):
                 offenders = find_offenders(_real(values), bad)
                 name = node.name().rpartition("::")[2]
                 violation = Violation(
@@ -113,62 +113,56 @@ class NonFiniteWatch:
         result: Any,
         written: Sequence[Tensor],
     ) -> BaseException | None:
+        lost = {id(item) for item in written}
         for tensor in _suspects(written if result is None else (result,)):
-            with torch.no_grad():
-                error = self._judge_result(api, args, kwargs, tensor, written)
-            if error is not None:
-                return error
+            values = physical(tensor)
+            bad = ~torch.isfinite(values)
+            if not bool(bad.any()):
+                continue
+            self._bad_calls.append(self._recorder().recorded_ops)
+            has_nan = bool(values.isnan().any())
+            inputs = [item for item in _floats((*args, *kwargs.values())) if id(item) not in lost]
+            with_nan = [item for item in map(physical, inputs) if bool(item.isnan().any())]
+            numbers = [item for item in (*args, *kwargs.values()) if isinstance(item, float)]
+            is_literal = api.stem in FROM_PYTHON
+            if has_nan and not self._has_met_nan:
+                self._has_met_nan = True
+                if with_nan or is_literal or any(map(math.isnan, numbers)):
+                    self._note_arrival(api.name, with_nan)
+            if is_literal or not all(map(math.isfinite, numbers)):
+                continue  # it was asked for: ``masked_fill(mask, -inf)``
+            if id(tensor) in lost and not all(map(self._was_finite, written)):
+                continue  # overwritten in place: what it contained before is gone
+            # NaN out of infinities is new; an infinity out of infinities is not.
+            is_old = with_nan if has_nan else not all(map(_is_finite, map(physical, inputs)))
+            if not is_old:
+                arguments = named_arguments(api.func, args, kwargs)
+                return self._on_found(arguments, _violation(api, arguments, values, bad, lost))
         return None
 
-    def _judge_result(
-        self,
-        api: Api,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        result: Tensor,
-        written: Sequence[Tensor],
-    ) -> BaseException | None:
-        lost = {id(item) for item in written}
-        is_overwritten = id(result) in lost
-        result = physical(result)
-        bad = ~torch.isfinite(result)
-        if not bool(bad.any()):
-            return None
-        self._bad_calls.append(self._recorder().recorded_ops)
-        has_nan = bool(result.isnan().any())
-        inputs = [item for item in _floats((*args, *kwargs.values())) if id(item) not in lost]
-        inputs = list(map(physical, inputs))
-        if has_nan and not self._has_met_nan:
-            self._note_first(api, args, kwargs, inputs)
-        if api.stem in FROM_PYTHON or _is_given(args, kwargs):
-            return None
-        if is_overwritten and not all(map(self._was_finite, written)):
-            return None  # overwritten in place: what it contained before is gone
-        # NaN out of infinities is new; an infinity out of infinities is not.
-        if has_nan and any(bool(item.isnan().any()) for item in inputs):
-            return None
-        if not has_nan and any(not bool(torch.isfinite(item).all()) for item in inputs):
-            return None
-        arguments = named_arguments(api.func, args, kwargs)
-        return self._on_found(arguments, _violation(api, arguments, result, bad, lost))
+    def _note_arrival(self, op: str, inputs: Sequence[Tensor]) -> None:
+        """Note how the first NaN came, for the cause rules.
 
-    def _note_first(
-        self,
-        api: Api,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        inputs: Sequence[Tensor],
-    ) -> None:
-        """Note how the first NaN came, where the call was given it."""
-        self._has_met_nan = True
-        bringing = [item for item in inputs if bool(item.isnan().any())]
-        values = (*args, *kwargs.values())
-        is_typed = any(isinstance(item, float) and math.isnan(item) for item in values)
-        if bringing or is_typed or api.stem in FROM_PYTHON:
-            try:
-                self.facts = NanWatch(arrival=arrival(api.name, bringing))
-            except Exception as failure:  # a user's module may refuse to name its parameters
-                raise_if_outside(failure)
+        Args:
+            op: the name of the running op, the first whose result contains a NaN.
+            inputs: those of its tensors that contained one; empty where it was given the number.
+        """
+        frames = stack_of(sys._getframe(1))
+        span = locate_entries(frames)
+        found = NanArrival(op=op, line=None if span is None else span.line)
+        try:
+            for holder in (inputs[0], _torch.base_of(inputs[0])) if inputs else ():
+                name = None if holder is None else _name_of(holder, frames)
+                if holder is not None and name is not None:
+                    bad = find_offenders(holder.detach(), holder.detach().isnan())
+                    values = f"{bad.count} of {bad.total} values" if bad.total > 1 else "its value"
+                    if bad.first[0].position:
+                        values += f", the first at [{', '.join(map(str, bad.first[0].position))}]"
+                    found = replace(found, name=name, values=values)
+                    break
+        except Exception as failure:  # a user's module may refuse to name its parameters
+            raise_if_outside(failure)
+        self.facts = NanWatch(arrival=found)
 
     def _was_finite(self, tensor: Tensor) -> bool:
         """Return whether a tensor that the running call has overwritten was last made finite."""
@@ -212,6 +206,10 @@ def _is_surely_finite(tensor: Tensor) -> bool:
     return math.isfinite(sum(numbers))
 
 
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
+
+
 def _floats(values: Iterable[Any]) -> list[Tensor]:
     return list(filter(_has_floats, tensors_in(values)))
 
@@ -230,13 +228,6 @@ def _has_floats(tensor: Tensor) -> bool:
 
 def _real(tensor: Tensor) -> Tensor:
     return tensor.abs() if tensor.is_complex() else tensor
-
-
-def _is_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether the caller asked for it: ``masked_fill(mask, -inf)``, ``full(…, nan)``."""
-    return any(
-        isinstance(value, float) and not math.isfinite(value) for value in (*args, *kwargs.values())
-    )
 
 
 def _violation(
@@ -340,30 +331,6 @@ def _origin(tensor: Tensor) -> Tensor:
 def _value(tensor: Tensor, at: Offender) -> Number:
     value = tensor[at.position].item()
     return str(value) if isinstance(value, complex) else number(value)
-
-
-# --- the first NaN that no op of a block made: which tensor brought it ----------------------------
-
-
-def arrival(op: str, inputs: Sequence[Tensor]) -> NanArrival:
-    """Describe how the first NaN came, for the cause rules.
-
-    Args:
-        op: the name of the running op, the first whose result contains a NaN.
-        inputs: those of its tensors that contained one; empty where it was given the number itself.
-    """
-    frames = stack_of(sys._getframe(1))
-    span = locate_entries(frames)
-    line = None if span is None else span.line
-    for holder in (inputs[0], _torch.base_of(inputs[0])) if inputs else ():
-        name = None if holder is None else _name_of(holder, frames)
-        if holder is not None and name is not None:
-            bad = find_offenders(holder.detach(), holder.detach().isnan())
-            values = f"{bad.count} of {bad.total} values" if bad.total > 1 else "its value"
-            if bad.first[0].position:
-                values += f", the first at [{', '.join(map(str, bad.first[0].position))}]"
-            return NanArrival(op=op, line=line, name=name, values=values)
-    return NanArrival(op=op, line=line)
 
 
 def _name_of(tensor: Tensor, frames: Sequence[FrameType]) -> str | None:
