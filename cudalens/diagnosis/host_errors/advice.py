@@ -297,7 +297,7 @@ def not_importable(evidence: Evidence, match: re.Match[str]) -> Answer:
         yield Hint(
             rule="not_importable",
             text="a worker that is not forked imports the dataset's class and the loader's "
-            "functions: move those that a cell defines, and lambdas, to a .py file, or pass "
+            "functions: move them to a .py file, lambdas too, or pass "
             'multiprocessing_context="fork" to the DataLoader',
         )
 
