@@ -70,7 +70,7 @@ has_grouped_mm = pytest.mark.skipif(
 )
 guards_compiled_code = pytest.mark.skipif(
     release() < (2, 8),
-    reason="before torch 2.8 inductor runs a user's pass in place of ours, and not on each graph",
+    reason="before torch 2.8 inductor has no pass of a device's backend",
 )
 
 
