@@ -120,7 +120,7 @@ def evidence_of_error(
     graph = attempt("graph", partial(graph_of, failure), AutogradNeighbourhood)
     write = changed.modified if changed is not None else None
     graph = attempt("graph", lambda: _with_marked_write(graph, write), lambda: graph)
-    others = partial(recorder.other_functions, raised) if recorder and raised else tuple
+    others = (lambda: recorder.snapshot().other_functions(raised)) if recorder and raised else tuple
     operands = () if trial is None else trial.call.operands
     refused = attempt("argument", lambda: refused_call(entries, arguments, operands), RefusedCall)
     if observed is not None and observed.api is not None:

@@ -38,7 +38,7 @@ def module_names(
         running: the path of the module whose call is on that stack.  Of another path that the
             failure has, nobody knows what it is below.
     """
-    roots: dict[str, set[int]] = {} if recorder is None else recorder.module_roots()
+    roots: dict[str, set[int]] = {} if recorder is None else recorder.snapshot().module_roots()
     stack = running_modules([place_of(item) for item in entries])
     if running and stack:
         roots.setdefault(running, set()).add(id(stack[0]))

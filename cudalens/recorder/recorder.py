@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from cudalens.core._torch import no_dispatch_modes, plain_torch
-from cudalens.core.call import ApiCall, api_call_of
+from cudalens.core.call import api_call_of
 from cudalens.core.evidence_types import InPlaceChange
 from cudalens.core.report_types import HistoryEntry
 from cudalens.recorder import _torch
@@ -56,16 +56,6 @@ class Recorder(RecordingMode):
     def history(self, limit: int = 200) -> tuple[HistoryEntry, ...]:
         """Describe the last calls, oldest first."""
         return self.snapshot().history(limit)
-
-    def other_functions(self, call: ApiCall) -> tuple[str, ...]:
-        """Return what else the instruction of a refused call has called before."""
-        return self.snapshot().other_functions(call)
-
-    def module_roots(self) -> dict[str, set[int]]:
-        """Return for each module path of the recorded calls the ``id`` of each module it is
-        below.
-        """
-        return self.snapshot().module_roots()
 
     def forward_site(self, sequence_nr: int) -> tuple[list[StackEntry], str | None, str] | None:
         """Return lines, module and name of the forward call of an autograd node.
