@@ -48,7 +48,11 @@ def _relabelled(tensor: Tensor, label: int) -> Tensor:
             made = _relabelled(view(CPU_KEYS, tensor, torch.uint8), label)
             return view(CPU_KEYS, made, tensor.dtype)  # type: ignore[no-any-return]
         raise not_rehearsed(f"a {tensor.layout} tensor of {tensor.dtype}") from error
-    ctypes.c_int64.from_address(_pointer_of(capsule, b"dltensor") + _DEVICE_FIELD).value = label
+    try:
+        address = _pointer_of(capsule, b"dltensor")
+    except ctypes.ArgumentError as error:  # near the recursion limit, where the CPU raises this
+        raise RecursionError(str(error)) from None
+    ctypes.c_int64.from_address(address + _DEVICE_FIELD).value = label
     result: Tensor = _from_capsule(capsule)
     if _loses_strides and result.stride() != tensor.stride():
         set_memory(result, result.untyped_storage(), result.storage_offset(), tensor)

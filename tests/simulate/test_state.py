@@ -158,6 +158,27 @@ torch.cuda.synchronize()
     )
 
 
+def test_near_the_recursion_limit_it_raises_what_the_cpu_raises() -> None:
+    done = run_python(
+        """
+import sys, torch
+from cudalens.simulate import start
+start()
+def deep(room):
+    return torch.ones(3, device="cuda").sum() if room == 0 else deep(room - 1)
+outcomes = set()
+for spare in range(2, 60):
+    try:
+        deep(sys.getrecursionlimit() - spare)
+        outcomes.add("runs")
+    except Exception as error:
+        outcomes.add(type(error).__name__)
+print(sorted(outcomes))
+"""
+    )
+    assert done.stdout.splitlines()[-1] == "['RecursionError', 'runs']"
+
+
 # --- exceptions of the user's in the device's autograd thread --------------------------------
 
 
