@@ -35,15 +35,13 @@ def module_names(
         module_path: of the failure.
         others: paths of the history and of the graph.
         entries: the stack of the failure.
-        running: the path of the module whose call is on that stack.  Of another path that the
-            failure has, nobody knows what it is below.
+        running: the path of the module whose call is on that stack; another path that the failure
+            has is that of a recorded call.
     """
     roots: dict[str, set[int]] = {} if recorder is None else recorder.snapshot().module_roots()
     stack = running_modules([place_of(item) for item in entries])
     if running and stack:
         roots.setdefault(running, set()).add(id(stack[0]))
-    if module_path != running:
-        roots.pop(module_path or "", None)
     variables = _variables(
         list(map(frame_of, entries)), {root for held in roots.values() for root in held}
     )

@@ -47,6 +47,9 @@ def test_the_variable_stands_before_the_path_everywhere() -> None:
         # Both nets have a module 0; only one has a module 2.
         ("critic = nn.Sequential(nn.Linear(3, 3)).cuda()\nnet(critic(x))", "2",
          {"1": "net.1", "2": "net.2"}),
+        # The failing node is of a recorded call.
+        ("act = nn.Sequential(nn.Linear(3, 3), nn.Sigmoid()).cuda()\nh = act(x)\nh += 1\n"
+         "h.sum().backward()", "1", {"0": "act.0", "1": "act.1"}),
     ],
 )  # fmt: skip
 def test_a_module_has_a_name_where_one_variable_proves_it(
@@ -54,5 +57,5 @@ def test_a_module_has_a_name_where_one_variable_proves_it(
 ) -> None:
     report = reported(code)
     assert (report.module_path, dict(report.graph.module_names)) == (path, names)
-    shown = [name for name in ("net.0", "held.0") if name in report.to_html()]
+    shown = [name for name in ("net.0", "held.0", "act.0") if name in report.to_html()]
     assert shown == [name for key, name in names.items() if key == "0"]
