@@ -230,7 +230,7 @@ def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
     if first := next(proven, None):
         return f"; line {first.line} made them: {first.text}", False
     if write := _written_nan(evidence):
-        return f"; line {write.line} wrote them: {write.text}", False
+        return f"; line {write.line} wrote NaN: {write.text}", False
     steps = [step for step in evidence.provenance if step.op and step.source is not None]
     names = [stem_of(step.op or "") for step in steps]
     if steps and names[-1] == "tensor" and set(names) <= {"tensor", "to", "cuda", "float", "clone"}:

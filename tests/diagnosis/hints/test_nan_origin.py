@@ -13,7 +13,7 @@ SETUP = "import torch\nl = torch.randn(5, device='cuda')\nz = torch.zeros(5, dev
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("l[2] = float('nan')\np = l.softmax(-1)", "line 4 wrote them: l[2] = float('nan')"),
+        ("l[2] = float('nan')\np = l.softmax(-1)", "line 4 wrote NaN: l[2] = float('nan')"),
         ("p = z / z", "line 4 made them: p = z / z"),
     ],
 )
