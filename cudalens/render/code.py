@@ -24,6 +24,7 @@ MAX_LINES = 24
 MAX_BEFORE = 8
 MAX_LABELS = 10
 MAX_LINE_LENGTH = 240
+_CHANGED = "changed in place"
 _BESIDE = 3
 """Columns that the narrowest pane has beyond those in which code is folded."""
 _RANK = {"plain": 0, "call": 1, "tensor": 2, "bad": 3}
@@ -258,7 +259,7 @@ def _marks(report: Report, line: CodeLine, indent: int) -> list[Mark]:
     if any(item.source and item.source.line == line.line for item in _changes(report)):
         start = len(line.text) - len(line.text.lstrip())
         end = start + len(without_comment(line.text.strip()))
-        marks.append(Mark(start=column(start), end=column(end), tone="bad", label=CHANGED))
+        marks.append(Mark(start=column(start), end=column(end), tone="bad", label=_CHANGED))
     call = _call_span(report.source, line)
     if call is not None:
         marks.append(Mark(start=column(call[0]), end=column(call[1]), tone="call"))

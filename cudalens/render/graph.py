@@ -159,8 +159,9 @@ def graph_rows(graph: AutogradNeighbourhood) -> tuple[GraphRow, ...]:
 
 
 def _width(title: str, detail: str, box: Box) -> float:
-    # Bold or not, system fonts stay below this mean width of a character at 12 and 11 pixels.
-    text = max(len(title) * (_CHARACTER + 0.3), len(detail) * (_CHARACTER - 0.6))
+    # System fonts stay below this mean width of a character at 12 and 11 pixels; bold is wider.
+    wider = 1.3 if box.role in _BAD else 0.3
+    text = max(len(title) * (_CHARACTER + wider), len(detail) * (_CHARACTER - 0.6))
     return max(text + (34 if box.role in ("parameter", "leaf", "bad_input") else 22), MIN_BOX_WIDTH)
 
 

@@ -182,7 +182,7 @@ def facts_of(report: Report, limits: _Limits = _FRAGMENT) -> dict[str, Any]:
         # The static views link nothing; the interactive one puts its own function in this place.
         "keyed": lambda kind, at: Markup(""),
         "tabs": _tabs(report, value_map),
-        "told": rows or loose or report.explanation or report.provenance or report.forward_source,
+        "told": rows or loose or report.explanation or words.way(report) or report.forward_source,
         "limits": limits,
         "style": style_sheet(),
         "palettes": PALETTES,

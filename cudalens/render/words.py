@@ -28,6 +28,7 @@ from cudalens.core.report import (
     format_count,
     is_of_cell,
 )
+from cudalens.core.report_types import FIRST_BAD, FIRST_NAN
 
 # Joiners carry meaning in emoji and in Indic and Persian writing, and move nothing else.
 _KEPT = {"\u200c", "\u200d"}
@@ -380,7 +381,11 @@ def format_step(item: ProvenanceStep) -> str:
 
 
 def way(report: Report) -> tuple[ProvenanceStep, ...]:
-    """Return the way of the bad values with the steps of one line, one after the other, as one."""
+    """Return the way of the bad values with the steps of one line, one after the other, as one.
+
+    A step of the failing line is left out where nothing else is said of it.
+    """
+    here = None if report.source is None else report.source.ref
     steps: list[ProvenanceStep] = []
     for item in report.provenance:
         if steps and item.source is not None and steps[-1].source == item.source:
@@ -388,7 +393,8 @@ def way(report: Report) -> tuple[ProvenanceStep, ...]:
             steps[-1] = replace(last, note=last.note or item.note)
         else:
             steps.append(item)
-    return tuple(steps)
+    plain = (None, FIRST_BAD, FIRST_NAN)
+    return tuple(item for item in steps if item.source != here or item.note not in plain)
 
 
 def ranks_line(report: Report) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from cudalens.core.report import CodeLine, OpName, Report, TensorFact
+from cudalens.core.report import CodeLine, OpName, ProvenanceStep, Report, TensorFact
+from cudalens.core.report_types import FIRST_BAD, LineRef
 from cudalens.render.text import render
 from tests.builders import CELL, REPRESENTATIVE, fact, make_report, offenders, source, tensor
 from tests.rendering import check_golden, hostile_texts, with_texts
@@ -212,3 +213,21 @@ def test_lines_outside_the_statement_are_left_out() -> None:
     assert "99 │ loss = F.cross_entropy(logits, y)" in render(make_report(source=span))
     assert CodeLine(line=9, text=CELL[0]) in span.context
     assert CELL[0] not in render(make_report())
+
+
+@pytest.mark.parametrize(
+    ("step", "shown"),
+    [
+        (ProvenanceStep(op="torch.add", note=FIRST_BAD), False),
+        (ProvenanceStep(op="torch.Tensor.__setitem__", note="it writes 10"), True),
+        (ProvenanceStep(op="torch.add", source=LineRef(line=3, text="y = y + 1")), True),
+    ],
+    ids=["nothing else", "what it writes", "another line"],
+)
+def test_the_failing_line_is_no_origin_of_its_own_values(step: ProvenanceStep, shown: bool) -> None:
+    report = make_report()
+    assert report.source is not None
+    step = step if step.source else replace(step, source=report.source.ref)
+    report = replace(report, provenance=(step,))
+    assert ("  from " in report.to_text()) is shown
+    assert ("Where the bad values came from" in report.to_html()) is shown

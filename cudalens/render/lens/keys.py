@@ -41,7 +41,7 @@ class Keys:
         self._links: dict[str, set[str]] = {}
         for at, entry in enumerate(report.history):
             self._link(f"h{at}", self._line(line_key(entry.source)))
-        for at, step in enumerate(report.provenance):
+        for at, step in enumerate(words.way(report)):
             self._link(f"s{at}", self._line(line_key(step.source)))
         for at, node in enumerate(report.graph.nodes):
             self._link_node(f"n{at}", node)

@@ -137,7 +137,7 @@ def _op(report: Report, at: int) -> tuple[str, Facts]:
 
 
 def _step(report: Report, at: int) -> tuple[str, Facts]:
-    step = report.provenance[at]
+    step = words.way(report)[at]
     facts = (("line", words.format_line(step.source)), ("note", one_line(step.note or "")))
     return one_line(step.op or "where the values entered"), facts
 
