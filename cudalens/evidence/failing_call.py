@@ -11,7 +11,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType, MethodType, TracebackType
+from types import FrameType, MethodType, ModuleType, TracebackType
 from typing import Any
 
 import torch
@@ -24,7 +24,9 @@ from cudalens.core.evidence_types import OddArgument, RefusedCall
 from cudalens.evidence.call_stack import parameters_of
 from cudalens.evidence.context import problem_type, table_of_positions
 from cudalens.evidence.variables import RunningLine
+from cudalens.recorder.earlier_values import caller_of
 from cudalens.recorder.failure import named_arguments
+from cudalens.recorder.mode import RecordingMode
 from cudalens.source.files import is_torch_file, torch_path
 from cudalens.source.running_call import ABSENT, MODULE_CALLS, RunningCall, method_of
 from cudalens.source.safe_eval import is_module, is_tensor
@@ -63,11 +65,6 @@ def call_of(
         api: the call as the recorder has seen it.
         op: the op that a guard looked at.
     """
-    if op is not None and not line.below:
-        slots = () if op.op is None else op.op._schema.arguments
-        name = op.name if op.op is None else op.op._schema.name
-        named = {item.name for item in slots if item.kwarg_only}
-        line.call.learn_from_op(name, op.arguments, named)
     read = api_call_of_stack(entries, line.call)
     api = read or api if api is None or api.func is None else api
     is_whole = api is not None and is_known([*api.args, *api.kwargs.values()])
@@ -81,6 +78,20 @@ def call_of(
 
 
 # --- the function and its arguments ---------------------------------------------------------------
+
+
+def running_api_call() -> ApiCall | None:
+    """Return the API call that is being made, as the recorder passes it on; ``None`` without."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not RecordingMode.__torch_function__.__code__:
+        frame = frame.f_back
+    caller = None if frame is None else caller_of(frame.f_back)
+    if frame is None or caller is None:
+        return None
+    func, args, kwargs = (frame.f_locals[name] for name in ("func", "args", "kwargs"))
+    return ApiCall(
+        func=func, args=args, kwargs=kwargs or {}, code=caller.f_code, lasti=caller.f_lasti
+    )
 
 
 def api_call_of_stack(entries: Entries, line: RunningCall | None = None) -> ApiCall | None:
@@ -423,13 +434,22 @@ def _learn_from_api(call: RunningCall, api: ApiCall | None) -> None:
         return
     if isinstance(node, ast.Call):
         nodes = list(node.args)
-        if call.receiver is not None and len(api.args) == len(nodes) + 1:
-            nodes.insert(0, call.receiver)
+        receiver = call.receiver
+        if any(isinstance(item, ast.Starred) for item in nodes):
+            return
+        if receiver is not None and len(api.args) == len(nodes) + 1:
+            is_module = isinstance(call.value(receiver), ModuleType)
+            nodes = nodes if is_module else [receiver, *nodes]
         api.keywords = {
             item.arg: item.value for item in node.keywords if item.arg and item.arg in api.kwargs
         }
+    elif isinstance(node, ast.Subscript):
+        nodes = [node.value, node.slice, *_of_operator(call)[len(call.operands()) :]]
     else:
-        nodes = _of_operator(call) or list(call.operands().values())
+        nodes = list(call.operands().values())
+        name = getattr(api.func, "__name__", "")
+        if isinstance(node, ast.BinOp) and name == f"__r{method_of(node.op)}__":
+            nodes.reverse()  # ``1 / x`` asks the tensor on its right
     pairs = [(item, api.kwargs[key]) for key, item in api.keywords.items()]
     if len(nodes) == len(api.args):
         api.nodes = tuple(nodes)

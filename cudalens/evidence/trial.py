@@ -34,7 +34,12 @@ from cudalens.evidence.attempt import (
     is_torchs,
     tensors_in,
 )
-from cudalens.evidence.failing_call import call_of, is_known, learn_from_error
+from cudalens.evidence.failing_call import (
+    call_of,
+    is_known,
+    learn_from_error,
+    running_api_call,
+)
 from cudalens.evidence.tensors import bad_key, of_meta, scalars_of
 from cudalens.evidence.variables import RunningLine, Variables, line_of
 from cudalens.recorder.tensor_refs import tensor_values
@@ -230,5 +235,5 @@ def trial_of_error(error: BaseException, entries: Sequence[TracebackType]) -> Ap
 def trial_of_finding(frames: Sequence[FrameType], op: OpCall) -> ApiTrial | None:
     """Return the trial of the call in which a guard found a value."""
     line = line_of(frames)
-    call = None if line is None else call_of(frames, line, op=op)
+    call = None if line is None else call_of(frames, line, running_api_call(), op)
     return None if line is None or call is None else ApiTrial(call, line, has_autograd=False)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import dis
 import inspect
-import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
@@ -20,7 +19,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from cudalens.source.running_node import Running, kind_sources, running
-from cudalens.source.safe_eval import instance_dict, is_array, is_module, is_tensor, value_or
+from cudalens.source.safe_eval import instance_dict, is_module, is_tensor, value_or
 from cudalens.source.stack import Place
 
 ABSENT = object()
@@ -132,88 +131,6 @@ class RunningCall:
         self.learn(zip(node.args, positional[skipped:], strict=False))
         named = (item for item in node.keywords if item.arg in contents)
         self.learn((item.value, contents[item.arg or ""]) for item in named)
-
-    def learn_from_op(
-        self, op: str, arguments: Mapping[str, object], keyword_only: Collection[str]
-    ) -> None:
-        """Read the arguments from the op that this very call runs, by their places.
-
-        Only where the call gives what the op takes: composite functions pass other tensors on
-        under the same name.
-
-        Args:
-            op: its name, as in ``aten::gather``.
-            arguments: what it was given, in the order of its schema.
-            keyword_only: the names of those that are no positional ones.
-        """
-        stem = re.split(r"::|\.", op)[-1].rstrip("_")
-        pairs: list[tuple[ast.expr, object]] = []
-        if isinstance(self.node, ast.Subscript) and stem in _INDEXING:
-            pairs = self._of_subscript(arguments)
-        elif isinstance(self.node, ast.Call):
-            home, _, function = (self.api(arguments) or "").rpartition(".")
-            is_method = home == "torch.Tensor"
-            if function.rstrip("_") == stem and (is_method or home == "torch"):
-                names = [name for name in arguments if name not in keyword_only]
-                bound = self._bound(self.node, names, arguments, is_method=is_method)
-                pairs = [(node, arguments[name]) for name, node in bound.items()]
-        self.learn(pairs)
-
-    def _bound(
-        self, node: ast.Call, names: list[str], arguments: Mapping[str, object], *, is_method: bool
-    ) -> dict[str, ast.expr]:
-        """Return the arguments of a call by an op's names; the receiver alone where others fail."""
-        bound: dict[str, ast.expr] = {}
-        if is_method and "self" in names and self.receiver is not None:
-            bound["self"] = self.receiver
-            names = [name for name in names if name != "self"]
-        elif is_method:
-            return {}  # ``take = table.take; take(ids)``: the receiver is not on the line
-        whole = bound | dict(zip(names, node.args, strict=False))
-        for item in node.keywords:
-            aliases = (key for key in _ALIASES.get(item.arg or "", (item.arg,)) if key in arguments)
-            whole[next(aliases, None) or ""] = item.value
-        tensors = {name for name, value in arguments.items() if is_tensor(value)}
-        is_spread = any(isinstance(item, ast.Starred) for item in node.args)
-        if is_spread or "" in whole or len(node.args) > len(names) or not tensors <= whole.keys():
-            return bound
-        return whole
-
-    def _of_subscript(self, arguments: Mapping[str, object]) -> list[tuple[ast.expr, object]]:
-        """Pair the parts of ``x[a, :, b]`` with indices where it is certain which part is which."""
-        assert isinstance(self.node, ast.Subscript)
-        part = self.node.slice
-        parts = part.elts if isinstance(part, ast.Tuple) else [part]
-        indices = next((v for k, v in arguments.items() if k in ("indices", "index", "mask")), None)
-        items = indices if isinstance(indices, (list, tuple)) else [indices]
-        tensors = [item for item in items if is_tensor(item)]
-        if any(isinstance(item, ast.Starred) for item in parts):
-            return []
-        kinds = [(self._is_index(node), node) for node in parts]
-        for accepted in ((True, None), (True,)):
-            chosen = [node for kind, node in kinds if kind in accepted]
-            if len(chosen) == len(tensors):
-                pairs = list(zip(chosen, tensors, strict=True))
-                # Beside a slice or a number the op gets a view of what is indexed.
-                is_whole = len(chosen) == len(parts)
-                return [*pairs, *([(self.node.value, arguments.get("self"))] * is_whole)]
-        return []
-
-    def _is_index(self, node: ast.expr) -> bool | None:
-        """Return whether a part of a subscript becomes an index of the op; ``None`` when unknown.
-
-        Numbers, slices and ``None`` do not; nor does a tensor of one number, which counts as it.
-        """
-        if isinstance(node, ast.Slice):
-            return False
-        value = self.value(node)
-        if value is ABSENT:
-            return None
-        if is_tensor(value):
-            return True if getattr(value, "ndim", 0) else None
-        if is_array(value):
-            return bool(getattr(value, "ndim", 0))
-        return None if isinstance(value, list) else False
 
     def operands(self) -> dict[str, ast.expr]:
         """Return what a running operator or subscript works on, as a tensor's method calls it."""
@@ -383,13 +300,6 @@ class RunningCall:
         return None
 
 
-_ALIASES = {
-    **dict.fromkeys(("input", "a", "x", "x1"), ("self",)),
-    **{"x2": ("other",), "axis": ("dim",), "keepdims": ("keepdim",)},
-}
-"""Names of torch's functions for parameters of an op, NumPy's among them."""
-# From torch 2.15 on a number is written by index_fill_ and masked_fill_.
-_INDEXING = ("index", "index_put", "_index_put_impl", "index_fill", "masked_fill")
 _REBINDS = ("STORE_FAST", "DELETE_FAST", "STORE_DEREF", "DELETE_DEREF")
 MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
 """Functions that a call of a module runs first."""

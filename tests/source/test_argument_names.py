@@ -156,7 +156,7 @@ def test_a_library_calls_the_tensor_by_its_own_name() -> None:
     assert position.library_names[0][1] == "position_ids"
 
 
-# --- by their places in the call, where no value can prove them -----------------------------------
+# --- by the call that the recorder sees, where the line has no name for them ----------------------
 
 
 def report_on(call: Callable[[Tensor, Tensor], object]) -> Report:
@@ -212,21 +212,22 @@ ARGUMENTS = {
         (lambda x, i: torch.multinomial(i[None] - 1.0, 1), "i[None] - 1.0"),
         (lambda x, i: torch.bernoulli(i - 1.0), "i - 1.0"),
         (lambda x, i: take(x, 4 * i), "4 * i"),
-        # An array of NumPy's becomes one index; one of a single number does not.
-        (lambda x, i: x[ARRAY], "ARRAY"),
-        (lambda x, i: x[None, ARRAY], "ARRAY"),
+        # An array of NumPy's is no tensor: torch makes one of it.
+        (lambda x, i: x[ARRAY], None),
         (lambda x, i: x[np.array(1), i], "i"),
-        # Which of two parts is the number and which the index is not known.
-        (lambda x, i: x[int(FIRST + 0), i - 1], None),
-        (lambda x, i: x[(slice(None), i - 1)], None),
+        (lambda x, i: x[int(FIRST + 0), i - 1], "i - 1"),
+        (lambda x, i: x[(slice(None), i - 1)], "i - 1"),
         (lambda x, i: x.gather(*(1, i[:, None] - 1)), None),
         # The method's receiver is not on the line: what stands first is the dimension.
         (lambda x, i: [gather(1, i[:, None] - 1) for gather in [x.gather]], None),
         # Positions of a function are not those of an op in another order.
-        (lambda w, i: torch.repeat_interleave(i * 2, -i, output_size=2, dim=0), None),
-        (lambda w, i: (i * 2).repeat_interleave(-i, 0, output_size=2), None),
-        (lambda w, i: torch.repeat_interleave(w, NEGATIVE.cuda(), 0, output_size=2), None),
-        (lambda w, i: functional.embedding(i * 1, w * 1), None),
+        (lambda w, i: torch.repeat_interleave(i * 2, -i, output_size=2, dim=0), "-i"),
+        (lambda w, i: (i * 2).repeat_interleave(-i, 0, output_size=2), "-i"),
+        (
+            lambda w, i: torch.repeat_interleave(w, NEGATIVE.cuda(), 0, output_size=2),
+            "NEGATIVE.cuda()",
+        ),
+        (lambda w, i: functional.embedding(i * 1, w * 1), "i * 1"),
         (lambda w, i: functional.embedding_bag(i * 1, w * 1, i[:1] * 0), None),
         (lambda w, i: functional.embedding(i, w), "i"),
         (lambda w, i: functional.embedding_bag(i, w, i[:1] * 0), "i"),
