@@ -31,7 +31,6 @@ _ASSERT_SENTENCE = "device-side assert triggered"
 _WITHOUT_FIX = ("dimension_of_norm", "pad_lists", "pad_samples", "size_of_layer")
 """Rules whose words say what else may be, where no change of the call succeeds."""
 _SEVERAL = "one of several changes that work"
-_LONGEST_INPUT = 60
 _LONGEST_NAME = 40
 """Characters; a longer expression is no name to begin a sentence with."""
 
@@ -196,16 +195,7 @@ def _offenders(evidence: Evidence) -> Offenders | None:
 
 def _input_names(evidence: Evidence) -> dict[str, str]:
     """Return the user's expressions for arguments of the op."""
-    tree, violation = call_node(evidence), evidence.violation
-    names: dict[str, str] = {}
-    if isinstance(tree, ast.BinOp) and violation is not None and violation.is_nonfinite:
-        # Of a number's operator, as in ``1 / x``, ``self`` is the tensor behind it.
-        keys = ("other", "self") if ".__r" in violation.op else ("self", "other")
-        sides = zip(keys, (tree.left, tree.right), strict=True)
-        read = {key: it for key, it in sides if not isinstance(it, ast.Constant)}
-        texts = {key: written(evidence, it) for key, it in read.items()}
-        names = {key: text for key, text in texts.items() if len(text) <= _LONGEST_INPUT}
-    return names | {
+    return {
         item.argument: item.expression
         for item in evidence.tensors
         if item.argument and item.expression

@@ -446,10 +446,7 @@ def _learn_from_api(call: RunningCall, api: ApiCall | None) -> None:
     elif isinstance(node, ast.Subscript):
         nodes = [node.value, node.slice, *_of_operator(call)[len(call.operands()) :]]
     else:
-        nodes = list(call.operands().values())
-        name = getattr(api.func, "__name__", "")
-        if isinstance(node, ast.BinOp) and name == f"__r{method_of(node.op)}__":
-            nodes.reverse()  # ``1 / x`` asks the tensor on its right
+        nodes = _in_order(call, api)
     pairs = [(item, api.kwargs[key]) for key, item in api.keywords.items()]
     if len(nodes) == len(api.args):
         api.nodes = tuple(nodes)
@@ -461,6 +458,23 @@ def _learn_from_api(call: RunningCall, api: ApiCall | None) -> None:
     # Some functions of torch's put a single tensor into a tuple before they are seen.
     call.learn(pair for pair in pairs if type(pair[1]) is not tuple or len(pair[1]) != 1)
     call.spelled |= {id(node) for node, _ in pairs}
+
+
+def _in_order(call: RunningCall, api: ApiCall) -> list[ast.expr]:
+    """Return the operands of an operator in the order of the arguments; empty where unknown.
+
+    ``1 / x`` and ``2 * x`` ask the tensor on their right, which is the first argument then.
+    """
+    nodes = list(call.operands().values())
+    name = getattr(api.func, "__name__", "")
+    if len(nodes) != 2 or len(api.args) != 2:
+        return nodes
+    if name.startswith("__r") and name != "__rshift__":
+        return nodes[::-1]
+    left, right = map(call.value, nodes)
+    if is_tensor(api.args[1]) or is_tensor(left) or (right is not ABSENT and not is_tensor(right)):
+        return nodes
+    return [] if left is right is ABSENT else nodes[::-1]
 
 
 def learn_from_error(line: RunningLine, error: BaseException) -> None:

@@ -348,7 +348,7 @@ def of_value(value: Any) -> str | None:
     if type(value) not in (FunctionType, BuiltinFunctionType):
         return None
     module = value.__module__
-    if module is not None and module.partition(".")[0] != "torch":
+    if module == "torch.overrides" or (module or "torch").partition(".")[0] != "torch":
         return None
     for home in _FUNCTION_HOMES:
         offered = vars(sys.modules[home]) if home in sys.modules else {}

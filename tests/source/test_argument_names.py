@@ -263,3 +263,26 @@ def test_what_is_indexed_is_named_by_its_place(
 ) -> None:
     """Where the op gets all of it."""
     assert report_on(call).headline_own.endswith(f" of {name}" if name else ")")
+
+
+@pytest.mark.usefixtures("sim")
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        (lambda x: x.tan() / x, ["x.tan()", "x"]),
+        (lambda x: 1 / x.tan(), ["x.tan()"]),
+        (lambda x: x.neg() ** -1, ["x.neg()"]),
+        (lambda x: (x.tan() + 1) * 3e38, ["x.tan() + 1"]),
+        (lambda x: 3e38 * (x.tan() + 1), ["x.tan() + 1"]),
+        # Which of two results is the number is not known.
+        (lambda x: float("3e38") * (x.tan() + 1), ["self"]),
+        (lambda x: (x.tan() + 1) * float("3e38"), ["self"]),
+    ],
+)
+def test_operands_of_an_operator_are_named_in_its_order(
+    call: Callable[[Tensor], object], names: list[str]
+) -> None:
+    """Also where Python asks the operand on the right."""
+    x = torch.tensor([0.0, 1.0], device="cuda")
+    report = report_of(lambda: call(x), cudalens.NonFiniteError, nan=True)
+    assert [name for name, _ in report.offenders.first[0].inputs] == names
