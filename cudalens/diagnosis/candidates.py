@@ -9,6 +9,7 @@ a call is tried, which needs its live tensors (``evidence/trial.py``).
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -55,6 +56,9 @@ _SWAPPED = frozenset(
 """Functions whose first two tensors have different parts to play."""
 _IN_PLACE_OF = "swap {} and {}"
 _VIEWS = ("view", "reshape")
+_OF_DTYPE = re.compile(
+    r"type|float|double|half|long|\bu?int|integ|byte|bool|complex|char|short", re.IGNORECASE
+)
 _JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 
 
@@ -205,7 +209,7 @@ def _followed(
             (step if so_far is None else so_far + step, reason)
             for so_far, reason in begun
             for step in steps
-            if so_far is None or _may_follow(so_far, step)
+            if (so_far is None or _may_follow(so_far, step)) and _is_asked_for(step, reason)
         ]
         begun, successes = [], []
         limit = most
@@ -230,6 +234,15 @@ def _followed(
         if successes or by_chance or most is not None:
             return successes or by_chance
     return []
+
+
+def _is_asked_for(step: _Step, reason: str | None) -> bool:
+    """Return whether a refusal speaks of a kind of number, where a step casts.
+
+    A cast may let a call run by what it takes away: an integer tensor has no graph.
+    """
+    message = (reason or "").partition(": ")[2]
+    return "cast_needed" not in step.rules or not message or bool(_OF_DTYPE.search(message))
 
 
 def _may_follow(before: _Step, step: _Step) -> bool:
@@ -341,23 +354,12 @@ def _of_whole_call(
     tree = call_node(evidence)
     if isinstance(tree, ast.Call):
         yield from _of_model(evidence, tree, trial, operands)
-        yield from _of_joins(evidence, trial, operands)
         for words, fix in _of_arguments(evidence, tree, operands):
             outcome = trial(fix)
             is_view = api_function(evidence) in _VIEWS
             batch = operands[0].shape[:1] if operands else None
             if outcome.succeeds and (not is_view or (outcome.shape or ())[:1] == batch):
                 yield Hint(rule="other_arguments", text=words, fix=fix, tried=True)
-
-
-def _of_joins(evidence: Evidence, trial: Trial, operands: Sequence[TensorFact]) -> Iterator[Hint]:
-    """Say along which dimensions tensors could be joined; each means another thing."""
-    function = api_function(evidence)
-    for dim in range(len(operands[0].shape)) if function in _JOINS and operands else ():
-        fix = with_keyword(evidence, (function,), "dim", str(dim), position=1)
-        if fix and fix != evidence.call_text and trial(fix).succeeds:
-            text = f"the sizes allow joining along dimension {dim} only"
-            yield Hint(rule="other_arguments", text=text)
 
 
 def _of_model(

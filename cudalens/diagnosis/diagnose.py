@@ -23,7 +23,7 @@ from cudalens.diagnosis.assert_verdict import explain_assert
 from cudalens.diagnosis.candidates import BY_CHANCE, Refusal, Trial, search, verify_fixes
 from cudalens.diagnosis.hints import MAX_HINTS, find_hints
 from cudalens.diagnosis.host_errors import REFUSED, Verdict, explain_host_error
-from cudalens.diagnosis.origins import at_origin
+from cudalens.diagnosis.origins import at_origin, two_places
 from cudalens.diagnosis.user_code import Fix, call_node, list_items, parsed, syntax_of, written
 
 ASSERT_CODE = 710
@@ -106,6 +106,8 @@ def _hints(
         # What a layer would have to be is not asked where the call succeeds without it.
         hints = (*searched, *(item for item in hints if item.rule not in _WITHOUT_FIX))
     hints = at_origin(hints, evidence, trial)
+    if is_hosts and not hints:
+        return tuple(two_places(evidence, trial))
     if len(searched) > 1 and not any(item.rule == BY_CHANCE for item in searched):
         # Each means another thing, and to the lines behind the call as well.
         hints = tuple(

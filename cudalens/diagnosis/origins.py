@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from cudalens.core._python import parse
@@ -250,6 +250,29 @@ def _size_of(made: Binding, trial: Trial) -> Binding | None:
         if item is not None and item.value and (item.at.line or 0) < (made.at.line or 0)
     ]
     return sizes[0] if len(sizes) == 1 else None
+
+
+_OF_SIZES = re.compile(r"\bsizes?\b|\bshapes?\b|must match")
+
+
+def two_places(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
+    """Yield where the tensors were made whose sizes do not fit, where no cause is known."""
+    message = evidence.error.message if evidence.error is not None else ""
+    names: dict[str, Binding] = {}
+    for fact in trial.operands if _OF_SIZES.search(message) else ():
+        node = parsed(fact.expression or "")
+        while isinstance(node, ast.Compare | ast.Subscript):
+            node = node.left if isinstance(node, ast.Compare) else node.value
+        name = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""
+        made = trial.binding(name, of_shape=True) if name else None
+        if made is not None and made.value and not _is_failing_line(made.at, evidence):
+            names[name] = made
+    if names:
+        made_in = (
+            f"{name} is made in {place(it.at, evidence)}: {_short(it)}"
+            for name, it in names.items()
+        )
+        yield Hint(rule="two_places", text="; ".join(made_in))
 
 
 def _is_failing_line(at: SourceSpan, evidence: Evidence) -> bool:

@@ -166,13 +166,18 @@ def attribute_binding(code: CodeType, name: str) -> Binding | None:
     for function in ast.walk(tree) if tree is not None and owner else ():
         if isinstance(function, ast.FunctionDef) and function.lineno == code.co_firstlineno:
             wanted = f"{owner[0]}.{name}"
-            values += [
-                value
-                for item in _statements(function)
-                if isinstance(item, ast.Assign)
-                for target, value in _pairs(item.targets[0], item.value)
-                if ast.unparse(target) == wanted
-            ]
+            for item in _statements(function):
+                match item:
+                    case ast.Assign(targets=[first, *_], value=made):
+                        pairs = _pairs(first, made)
+                        values += [value for it, value in pairs if ast.unparse(it) == wanted]
+                    case ast.Expr(
+                        ast.Call(
+                            func=ast.Attribute(attr="register_buffer"),
+                            args=[ast.Constant(value=key), made, *_],
+                        )
+                    ) if key == name:
+                        values.append(made)
     if len(values) != 1:
         return None
     value, cell = values[0], cell_number(code.co_filename)

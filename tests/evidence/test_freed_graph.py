@@ -106,7 +106,7 @@ def carried(code: str, name: str, read: str, fix: str) -> Row:
     return (code, ("pass", f"{name} = {fix}"), "carried_state", advice, *said)
 
 
-DETACH = "detach it after the backward"
+DETACH = "detach it after the backward, or start anew"
 KEEP = (
     "keep the graph in line <.backward(> (retain_graph=True), or add the losses and run backward "
     "once"

@@ -423,6 +423,7 @@ def _on_line(evidence: Evidence, nodes: Iterable[ast.AST]) -> list[TensorFact]:
 # --- where values come from -----------------------------------------------------------------------
 
 
+_REMAINDERS = ("remainder", "fmod", "mod")
 COPIES = frozenset(
     {"to", "cuda", "clone", "copy_", "tensor", "contiguous", "float", "long", "int", "type"}
     | {"getitem", "index_select", "gather", "cat", "stack", "flip", "unbind", "reshape", "view"}
@@ -445,11 +446,28 @@ def way_of(evidence: Evidence) -> Iterator[tuple[str, str]]:
                 yield stem_of(node.op), ""
 
 
+_GIVEN = frozenset(
+    {"arange", "clone", "eye", "full", "ones", "randint", "randperm", "repeat", "zeros", "expand"}
+    | {"detach", "squeeze", "unsqueeze", "flatten", "permute"}
+)
+"""Functions that give values as data does, or leave them as they are."""
+
+
+def is_made(evidence: Evidence) -> bool:
+    """Return whether recorded arithmetic made the values at fault."""
+    names = {name for name, _ in way_of(evidence)} if evidence.provenance else set()
+    return bool(names - _GIVEN)
+
+
 def came_from(evidence: Evidence) -> str:
     """Name the line that made the bad values, where it is known and not the failing one."""
     steps = [step for step in evidence.provenance if step.op and step.source is not None]
     first = next((step.source for step in steps if step.note == FIRST_BAD), None)
-    made = [step.source for step in steps if stem_of(step.op or "") not in COPIES]
+    stems = [stem_of(step.op or "") for step in steps]
+    made = [step.source for step, stem in zip(steps, stems, strict=True) if stem not in COPIES]
+    # What was divided is another number than the remainder.
+    remainders = [at for at, stem in enumerate(stems) if stem.strip("_") in _REMAINDERS]
+    first = steps[remainders[0]].source if remainders else first
     lines = [step.source for step in steps if stem_of(step.op or "") == "tensor"]
     line = first or next(iter(made or lines), None)
     here = None if evidence.source is None else evidence.source.ref

@@ -124,9 +124,10 @@ def mask_of_0_and_255(evidence: Evidence, ids: Ids) -> Hint | None:
     """A black-and-white image is used as a mask of class numbers: 255 stands for 1."""
     if ids.distinct != (0, 255) or ids.size < 2:
         return None
-    text = "the mask has only 0 and 255, like an image; the class numbers are 0 and 1"
+    text = "the mask has only 0 and 255, like an image; "
     if ids.size > 2:
-        return Hint(text=f"{text}; if 255 marks pixels to leave out, use ignore_index=255")
+        return Hint(text=f"{text}the {ids.size} outputs are numbered 0 … {ids.size - 1}")
+    text += "the class numbers are 0 and 1"
     return Hint(text=text, fix=rewritten(evidence, ids.named, "({x} == 255).long()"))
 
 

@@ -18,6 +18,7 @@ from cudalens.diagnosis.hints._reading import (
     ids_of,
     ids_rule,
     is_computed,
+    is_made,
     numel,
     runs_from_one,
     shifting_step,
@@ -40,14 +41,21 @@ def too_few_places(evidence: Evidence, ids: Ids) -> Hint | None:
     """The values count from 0 without a gap, and need more places than there are."""
     if not ids.is_above or not ids.is_count or ids.size < 2 or fills_row_ends(ids):
         return None
+    if ids.role in ("label", "one_hot") and is_made(evidence):
+        return None  # a line computes one too many, and no data has such a class
     if runs_from_one(ids.fact.summary.unique, ids.size, numel(ids.fact)):
         return None  # this batch counts from 1, and another one from 0
     noun, column = _NOUNS.get(ids.role, "numbers"), evidence.dataset_column
     of = f" of {column.name}" if column is not None and column.count else ""
     dim = "" if ids.violation.dim is None else f" in dimension {ids.violation.dim}"
+    if ids.role not in _PLACES:
+        # Data that is indexed gets no larger: which of the two is right nobody knows.
+        text = f"the {noun}{of} run from 0 to {ids.high} without a gap, there are {ids.size} places"
+        came = came_from(evidence)
+        return Hint(text=f"{text}{dim}; {came}" if came else text + dim)
     return Hint(
         text=f"the {noun}{of} run from 0 to {ids.high} without a gap: they need {ids.high + 1} "
-        f"{_PLACES.get(ids.role, f'places{dim}')}, there are {ids.size}"
+        f"{_PLACES[ids.role]}, there are {ids.size}"
         + _settings(evidence, ids.high + 1)
         + _named_classes(evidence, ids, "; ")
     )

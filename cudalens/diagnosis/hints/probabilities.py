@@ -228,7 +228,10 @@ def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
     """Say how far back the NaN is known, and whether it may come from further back."""
     proven = (step.source for step in evidence.provenance if step.note == FIRST_NAN)
     if first := next(proven, None):
-        return f"; line {first.line} made them: {first.text}", False
+        text = f"; line {first.line} made them: {first.text}"
+        if "softmax" in (first.text or ""):
+            text += "; softmax gives nan for a row with inf, and for one of -inf alone"
+        return text, False
     if write := _written_nan(evidence):
         return f"; line {write.line} wrote NaN: {write.text}", False
     steps = [step for step in evidence.provenance if step.op and step.source is not None]

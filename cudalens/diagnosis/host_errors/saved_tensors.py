@@ -82,20 +82,24 @@ def _where(line: LineRef | None) -> str:
 
 def _carried_state(evidence: Evidence, freed: FreedGraph) -> Hint:
     """A state or a running sum goes from step to step with the graph of all steps before."""
-    text = f"{freed.name} goes on to the next step with the graph of this one: detach it"
+    text = f"{freed.name} goes on to the next step with the graph of this one: "
     if freed.name is None:
         text = f"{_where(freed.read)} reads what {_where(freed.holder)} made in an earlier step: "
-        text += "detach it"
     is_here = freed.freed and evidence.source and freed.freed.line == evidence.source.line
     by = "" if is_here else f" in {_where(freed.freed)}"
-    return Hint(rule="carried_state", text=f"{text} after the backward{by}")
+    # A list of results is emptied, a state is detached.
+    text += f"detach it after the backward{by}, or start anew"
+    return Hint(rule="carried_state", text=text)
 
 
 def _attribute_kept(freed: FreedGraph) -> str | None:
-    """Return the attribute in which one pass left what a line of the next one read."""
-    stored, _ = _names(freed.holder.text if freed.holder else None)
-    _, read = _names(freed.read.text if freed.read else None)
-    return next((name for name in sorted(stored & read) if "." in name), None)
+    """Return the attribute, or the list, in which one pass left what the next one read."""
+    text = freed.holder.text if freed.holder else None
+    match _statement(text):
+        case ast.Expr(ast.Call(func=ast.Attribute(value=ast.Name() as kept, attr="append"))):
+            return kept.id
+    attributes = [name for name in _names(text)[0] if "." in name]
+    return attributes[0] if len(attributes) == 1 else None
 
 
 def _made_once(freed: FreedGraph) -> Hint:
@@ -347,7 +351,7 @@ def _after_step(evidence: Evidence, step: LineRef, savers: Sequence[ProvenanceSt
             text = (
                 f"{carried[0]} goes on to the next step with the graph of this one, and {changed}: "
             )
-            text += "detach it after the backward"
+            text += "detach it after the backward, or start anew"
         return Hint(rule="carried_state", text=f"{text}; retain_graph=True does not help here")
     made = ""
     if saver and stored:

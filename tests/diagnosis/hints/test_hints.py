@@ -130,7 +130,7 @@ CAUSES: dict[str, Row] = {
         "int8 ends at 127: -56 is what 200 becomes"),
     "actions": (gathered([0, 1, 2, 3, 4, 0], 4, call="q(s).gather(1, actions.unsqueeze(1))",
         line=(tensor(None, "actions", [0, 1, 2, 3, 4, 0]),)), "too_few_places", None,
-        "from 0 to 4", "5 places", "there are 4"),
+        "from 0 to 4", "there are 4 places"),
     "gather_mark": (gathered([0, -100, 3], 5, name="y[:, None]", call="z.gather(1, y[:, None])"),
         "what_is_there", None, "1 of 3 values is -100"),
     "flat": (out_of_range("aten::index", "indices[0]", [1, 12], 12, low=-12,
