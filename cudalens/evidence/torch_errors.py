@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 from torch import Tensor
 
 from cudalens.core._python import entries_from_traceback, package_of
+from cudalens.core.call import api_call_of
 from cudalens.core.report import Report
 from cudalens.diagnosis.host_errors import is_known_message
 from cudalens.evidence.call_stack import without_detours
@@ -104,6 +105,9 @@ def _is_raised_below(error: BaseException, entry: TracebackType) -> bool:
     """Return whether C++ code of torch's, called on the user's line, raised the error."""
     if place_of(entry).operation == _RAISE:
         return False  # a raise or assert statement of his own
+    call = api_call_of(error)
+    if call is not None and (call.code, call.lasti) == (entry.tb_frame.f_code, entry.tb_lasti):
+        return True  # the recorder saw the call of this very instruction raise
     is_mixed = isinstance(error, TypeError) and _lacks_tensor(entry)
     return is_mixed or runs_torch(entry) or is_known_message(_text_of(error))
 

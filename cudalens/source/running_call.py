@@ -172,7 +172,7 @@ class RunningCall:
             return self._works_on_tensor()
         # A method that is called on an unknown result may be another's.
         is_named = (self._of_call(node) or "").startswith("torch.")
-        return (is_named and self._rests_on_torch(node)) or self._is_wrapper(node.func)
+        return (is_named and self._rests_on_torch(node)) or self._is_torchs(node.func)
 
     def _rests_on_torch(self, node: ast.expr) -> bool:
         """Return whether a chain of calls starts at a tensor or at a function of torch's."""
@@ -207,20 +207,6 @@ class RunningCall:
         It is the one that complains when it cannot take a tensor in.
         """
         return isinstance(node, _DISPLAYS) or isinstance(self.value(node), _BUILTIN_OWNERS)
-
-    def _is_wrapper(self, node: ast.expr) -> bool:
-        """Return whether a function or method of torch's goes by another name.
-
-        Which argument is which does not follow from the call then: only that it is torch's.
-        """
-        if not isinstance(node, ast.Call) or not node.args:
-            return self._is_torchs(node)
-        maker, first = self.value(node.func), node.args[0]
-        if maker is partial:
-            return (self._of_dotted(first) or "").startswith("torch.") or self._is_wrapper(first)
-        name = self.value(node.args[-1])
-        is_method = len(node.args) == 2 and type(name) is str and is_tensor_method(name)
-        return maker is getattr and is_method and is_tensor(self.value(first))
 
     def _is_torchs(self, node: ast.expr) -> bool:
         value = self.value(node)

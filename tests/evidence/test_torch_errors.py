@@ -236,6 +236,15 @@ def test_what_says_itself_what_is_wrong_gets_no_report(code: str, said: str, fas
     assert outcome.report is None
 
 
+@pytest.mark.parametrize(
+    "line", ["functools.partial(x.view, 7)()", "getattr(x, 'view')(7)", "[x.view][0](7)"]
+)
+def test_a_call_that_no_name_tells_is_known_to_the_recorder(line: str) -> None:
+    assert run_cell(f"{SETUP}{line}", fast=False).shown.op.name == "torch.Tensor.view"
+    raising = f"def f():\n    raise KeyError(1)\nfunctools.partial(f)()\n{line}"
+    assert run_cell(f"{SETUP}{raising}", fast=False).report is None
+
+
 def test_an_op_of_torchs_in_an_op_of_the_users_own_is_torchs() -> None:
     code = CUSTOM_OP.replace("OP", "torchs").replace("BODY", "return x.kthvalue(9).values")
     report = run_cell(code, fast=False).shown
