@@ -116,6 +116,8 @@ def _hints(
             else item
             for at, item in enumerate(hints)
         )
+    # Two changes without their code may read the same.
+    hints = tuple({(item.text, item.fix): item for item in hints}.values())
     fixed = [item for item in hints if item.fix]
     return (*fixed, *(item for item in hints if not item.fix))[:MAX_HINTS]
 

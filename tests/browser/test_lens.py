@@ -64,7 +64,7 @@ def test_a_click_marks_the_same_thing_everywhere(reader: Reader) -> None:
 
 def test_a_click_on_the_code_marks_the_picture(reader: Reader) -> None:
     """The labels are the bad input, and a tensor of the table."""
-    reader.lens.locator("strong.cl-bad[data-id]").click()
+    reader.lens.locator("strong.cl-bad[data-id]:visible").click()
     reader.settle()
     assert any("bad input" in text for text in reader.marked())
     expect(reader.tab("Tensors").locator("tr[aria-selected=true]")).to_contain_text("int64")
@@ -140,7 +140,7 @@ def test_line_numbers_stay_where_long_code_is_scrolled(reader: Reader) -> None:
         kept === null ? code.removeAttribute('style') : code.setAttribute('style', kept);
         return [before[0] - after[0], before[1] - after[1]];
     }"""
-    moved = reader.lens.locator(".cl-code").first.evaluate(script)
+    moved = reader.lens.locator(".cl-code:visible").first.evaluate(script)
     assert [round(part) for part in moved] == [0, 40]
 
 
