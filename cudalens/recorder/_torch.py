@@ -134,9 +134,8 @@ def before_nodes(
 ) -> tuple[Callable[[Any], None], Callable[[], None]]:
     """Return what has a hook called before an autograd node runs, and what removes it from all.
 
-    A node gets the hooks of a tensor, a third of the time of its own method.  They leave
-    an empty dictionary on it, so it must be one of a graph that runs once; and they are not called
-    on a node that accumulates gradients.
+    A node gets the hooks of a tensor, in a third of the time of its own method.  They leave a
+    dictionary on it, so the graph must be one that runs once; and no accumulator calls them.
     """
     carrier = _carrier.tensor
     hooks = carrier._backward_hooks = {0: hook}

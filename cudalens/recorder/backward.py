@@ -22,22 +22,23 @@ from cudalens.core.call import ApiCall, NodeMark, api_call_of
 from cudalens.recorder import _torch
 from cudalens.recorder.sites import Site
 
-_ACCUMULATOR = "AccumulateGrad"
 _PASSING_ON = (
     *("AddBackward", "AliasBackward", "CatBackward", "CloneBackward", "NegBackward"),
     *("PermuteBackward", "ReshapeAliasBackward", "SelectBackward", "SliceBackward"),
     *("SplitBackward", "SqueezeBackward", "StackBackward", "SubBackward", "TBackward"),
     *("TransposeBackward", "UnbindBackward", "UnsafeViewBackward", "UnsqueezeBackward"),
-    *("ViewBackward", _ACCUMULATOR),
+    *("ViewBackward", "AccumulateGrad"),
     *("ClampBackward1", "IndexAddBackward", "MeanBackward", "ReluBackward", "SumBackward"),
 )
 """Nodes that make no NaN and no infinity of finite gradients."""
 
-
-_VIEWING = tuple(
-    f"{name}Backward" for name in ("T", "Transpose", "Permute", "Squeeze", "Unsqueeze", "Alias")
+_UNMARKED = (
+    *("TBackward", "TransposeBackward", "PermuteBackward", "SqueezeBackward", "UnsqueezeBackward"),
+    *("AliasBackward", "AccumulateGrad"),
 )
-"""Nodes that only give a view of their gradient: they launch nothing and need no mark."""
+"""Nodes that need no mark: they give a view of their gradient, or add it to what is there, which
+cannot fail on the device.  The mark of an accumulator would cost as much as those of seven others.
+"""
 
 
 class _Kind(NamedTuple):
@@ -46,8 +47,6 @@ class _Kind(NamedTuple):
     has_mark: bool
     has_look: bool
     """True if its gradients are looked at, where a watch is."""
-    is_lasting: bool
-    """True if one of its nodes may be part of many graphs."""
 
 
 class _Kinds(dict[type[Any], _Kind]):
@@ -55,10 +54,10 @@ class _Kinds(dict[type[Any], _Kind]):
 
     def __missing__(self, node_class: type[Any]) -> _Kind:
         if issubclass(node_class, FunctionCtx):  # a user's, which may have any name: not kept
-            return _Kind(has_mark=True, has_look=True, is_lasting=False)
+            return _Kind(has_mark=True, has_look=True)
         name = node_class.__name__
-        is_viewing, is_passing_on = name.startswith(_VIEWING), name.startswith(_PASSING_ON)
-        kind = self[node_class] = _Kind(not is_viewing, not is_passing_on, name == _ACCUMULATOR)
+        has_mark, has_look = not name.startswith(_UNMARKED), not name.startswith(_PASSING_ON)
+        kind = self[node_class] = _Kind(has_mark, has_look)
         return kind
 
 
@@ -146,7 +145,7 @@ class BackwardPass:
             for following, _ in node.next_functions:
                 nodes.append(following)
             kind = _KINDS[node.__class__]
-            if kind.has_mark and (is_kept or kind.is_lasting):
+            if kind.has_mark and is_kept:
                 undo.append(node.register_prehook(mark).remove)
             elif kind.has_mark:
                 before_node(node)
