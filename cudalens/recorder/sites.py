@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -73,8 +74,7 @@ class SiteTracker:
                 if kind == _USER:
                     if user is None:
                         user, lasti = code, frame.f_lasti
-                    name = code.co_name
-                    if name[0] == "<" and (name == "<module>" or name[:11] == "<cell line:"):
+                    if not code.co_flags & CO_OPTIMIZED:  # no function: a cell, or a file
                         break
                 elif (
                     code is self._module_code
