@@ -38,17 +38,17 @@ def extremes(tensor: Tensor) -> tuple[Any, Any]:
         tensor = unexpanded(tensor)
     if tensor.dtype in _UNREDUCED:
         tensor = tensor.to(torch.int64)
-    if tensor.numel() <= FEW:
-        return extremes_on_host(tensor if tensor.is_cpu else tensor.cpu())
+    count = tensor.numel()
+    if count <= FEW:
+        return extremes_on_host(tensor if tensor.is_cpu else tensor.cpu(), count)
     buffer = tensor.new_empty(2)
     torch.aminmax(tensor, out=buffer.unbind())
     low, high = buffer.tolist()
     return low, high
 
 
-def extremes_on_host(tensor: Tensor) -> tuple[Any, Any]:
-    """Return the smallest and the largest of a few elements of a CPU tensor."""
-    count = tensor.numel()
+def extremes_on_host(tensor: Tensor, count: int) -> tuple[Any, Any]:
+    """Return the smallest and the largest of the ``count`` elements of a CPU tensor."""
     if count == 1:
         value = tensor.item()
         return value, value
