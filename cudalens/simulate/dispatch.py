@@ -96,7 +96,9 @@ def _serve(runtime: Runtime, keys: Any, op: Any, *args: Any, **kwargs: Any) -> A
     """
     __tracebackhide__ = True
     # Our own calls must stay invisible to the user's TorchFunctionMode and torch.device().
-    with torch._C.DisableTorchFunction():
+    unseen = torch._C.DisableTorchFunction()
+    try:  # after an interrupt Python 3.14 may leave out the end of a `with` (cpython#148874)
+        unseen.__enter__()
         facts, is_plain = schema_of(op), keys is CPU_KEYS
         if facts.is_view and is_plain:
             return op.redispatch(CPU_KEYS, *args, **kwargs)
@@ -112,6 +114,8 @@ def _serve(runtime: Runtime, keys: Any, op: Any, *args: Any, **kwargs: Any) -> A
             if (refused := out_of_memory(error)) is not None:
                 raise refused from None
             raise
+    finally:
+        unseen.__exit__(None, None, None)
 
 
 def _serve_named(runtime: Runtime, keys: Any, name: str, *args: Any, **kwargs: Any) -> Any:

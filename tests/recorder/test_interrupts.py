@@ -143,6 +143,7 @@ def test_no_instant_loses_what_a_handler_raises(
     while (found := is_lost(instant, kind, part, options)) is not None:
         lost += [instant] if found else []
         assert not _get_current_dispatch_mode_stack(), instant
+        assert torch._C._len_torch_function_stack() == 0, instant
         instant, tried = instant + step, tried + 1
     assert lost == []
     assert tried > 25
