@@ -22,7 +22,7 @@ from tests.standin.build import build_stubs
 ROOT = Path(__file__).parent.parent
 HOME = ROOT / "build" / "compat"
 PAGE = ROOT / "docs" / "compatibility.md"
-LANES = ("3.12:2.6.0", "3.12:2.8.0", "3.12:2.10.0", "3.13:2.15.0")
+LANES = ("3.12:2.6.0", "3.12:2.8.0", "3.12:2.10.0", "3.13:2.15.0", "3.14:2.15.0")
 """Python and torch: the oldest for the guards, the oldest for the rehearsal device, the newest."""
 INSTALL_LIMIT_S = 15 * 60
 TEST_LIMIT_S = 90 * 60
