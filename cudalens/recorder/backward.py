@@ -42,7 +42,7 @@ cannot fail on the device.  The mark of an accumulator would cost as much as tho
 
 
 class _Kind(NamedTuple):
-    """What a class of autograd nodes needs."""
+    """Hooks that a class of autograd nodes needs."""
 
     has_mark: bool
     has_look: bool
@@ -50,7 +50,7 @@ class _Kind(NamedTuple):
 
 
 class _Kinds(dict[type[Any], _Kind]):
-    """What each class of nodes needs, read from its name once."""
+    """Cache: class of nodes to the hooks that it needs."""
 
     def __missing__(self, node_class: type[Any]) -> _Kind:
         if issubclass(node_class, FunctionCtx):  # a user's, which may have any name: not kept

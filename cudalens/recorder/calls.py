@@ -146,7 +146,7 @@ class Api:
         self.is_special = self.is_foreign or self.forgets
         self.may_write = kind not in _COMPILED or self.is_in_place or not writes_nothing(name)
         self.extra_of: Callable[..., Any] | None = None
-        """What else is noted of a call, if anything: see the functions."""
+        """Reader of the extra note of a call, or ``None``: see the functions."""
         if self.is_view:
             self.extra_of = shows_argument
         elif self.value_at:
@@ -226,7 +226,7 @@ class Recorded(NamedTuple):
     dtype: Any
     written: tuple[Write, ...] = ()
     extra: Any = None
-    """What else is noted of calls of its API."""
+    """The extra note that the API asks for, or ``None``."""
 
     @property
     def operand(self) -> Any:

@@ -89,7 +89,7 @@ class RecordingMode(_torch.RemovableMode):
         self._is_fatal, self._on_device_end = is_fatal, on_device_end
         self._seen = EarlierValues()
         self._read: list[tuple[str, float, float]] = []
-        """What guards have read in the call that is being made."""
+        """Values that guards read in the running call."""
 
     @property
     def watch_node(self) -> Callable[..., BaseException | None] | None:

@@ -149,7 +149,7 @@ class NonFiniteWatch:
         """
         frames = stack_of(sys._getframe(1))
         span = locate_entries(frames)
-        found = NanArrival(op=op, line=None if span is None else span.line)
+        arrival = NanArrival(op=op, line=None if span is None else span.line)
         try:
             for holder in (inputs[0], _torch.base_of(inputs[0])) if inputs else ():
                 name = None if holder is None else _name_of(holder, frames)
@@ -158,11 +158,11 @@ class NonFiniteWatch:
                     values = f"{bad.count} of {bad.total} values" if bad.total > 1 else "its value"
                     if bad.first[0].position:
                         values += f", the first at [{', '.join(map(str, bad.first[0].position))}]"
-                    found = replace(found, name=name, values=values)
+                    arrival = replace(arrival, name=name, values=values)
                     break
         except Exception as failure:  # a user's module may refuse to name its parameters
             raise_if_outside(failure)
-        self.facts = NanWatch(arrival=found)
+        self.facts = NanWatch(arrival=arrival)
 
     def _was_finite(self, tensor: Tensor) -> bool:
         """Return whether a tensor that the running call has overwritten was last made finite."""

@@ -89,7 +89,7 @@ class ProvenanceWalk:
         """True if the current tensor is proven to have been bad then."""
         self._origins = tuple(positions)
         self._positions: Sequence[Position] | None = None
-        """Where the listed elements are in the current tensor, or in which of its rows."""
+        """Places of the listed elements in the current tensor, or of the rows that hold them."""
         self._values: Tensor | None = None
         """Their values on the host; ``None`` where a call has computed others of them."""
         if positions and all(len(item) == tensor.dim() for item in positions):
@@ -276,8 +276,8 @@ class ProvenanceWalk:
                 bad = map(self._is_bad, values)
             return "bad" if any(bad) else "good"
         if has_values and self._values is not None:
-            found = [_contains(living, value) for value in self._values]
-            return "bad" if all(found) else "other" if any(found) else "good"
+            matches = [_contains(living, value) for value in self._values]
+            return "bad" if all(matches) else "other" if any(matches) else "good"
         return "other"
 
     # --- what is said ----------------------------------------------------------------------------
