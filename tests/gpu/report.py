@@ -56,7 +56,7 @@ nothing aborts there |
 | transformers' Trainer, Lightning, the notebooks | not yet run | yes, except the multi-GPU \
 notebook | yes |
 | deferred guards wait at no call | not yet run | yes, waits are counted | yes |
-| CUDA graphs are captured with their checks | not yet run | yes, a bad replay is reported | no graphs |
+| CUDA graphs capture their checks | not yet run | yes, a bad replay is reported | no graphs |
 | out of memory, a device that does not exist | not yet run | yes | yes |
 | compiled code, cuBLAS, cuDNN, NCCL, several GPUs | not yet run | no | no |
 | time and overhead with a busy queue | not yet measured | not measurable | not measurable |
