@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jinja2
 from markupsafe import Markup, escape
 
-from cudalens.core.report import HistoryEntry, Offenders, Report, TensorFact
+from cudalens.core.report import HistoryEntry, Report, TensorFact
 from cudalens.render import figures, graph, words
 from cudalens.render.code import code_rows, unplaced_tensors
 from cudalens.render.inline import inlined
@@ -194,7 +194,7 @@ def facts_of(report: Report, limits: _Limits = _FRAGMENT) -> dict[str, Any]:
         "tensor_table": _table(
             _TENSOR_HEADS, [_tensor_cells(report, fact) for fact in report.tensors]
         ),
-        "bad_table": _bad_table(report.offenders),
+        "bad_table": _bad_table(report),
         "map": value_map,
         "faulty": faulty,
         "histogram": histogram,
@@ -240,12 +240,12 @@ def _table(heads: Iterable[str], rows: Sequence[Mapping[str, str]]) -> _Table:
     return columns, [[row.get(head) or "–" for head in columns] for row in rows]
 
 
-def _bad_table(offenders: Offenders | None) -> _Table:
+def _bad_table(report: Report) -> _Table:
     """Return the table of bad values, with their inputs and their dataset indices where known."""
-    first = offenders.first if offenders else ()
+    first = report.offenders.first if report.offenders else ()
     rows = [
         {
-            "position": words.format_shape(item.position),
+            "position": words.bad_place(report, item),
             "value": words.format_number(item.value),
             _SAMPLE: "" if item.sample is None else str(item.sample),
         }

@@ -174,7 +174,7 @@ def _causes(page: _TextPage, report: Report) -> None:
     offenders = report.offenders
     if offenders is not None and len(offenders.first) > 1:
         listed = [
-            f"{words.format_shape(item.position)} = {words.format_number(item.value)}"
+            f"{words.bad_place(report, item)} = {words.format_number(item.value)}"
             + (words.format_inputs(item) if item is offenders.first[0] else "")
             for item in offenders.first
         ]

@@ -29,6 +29,7 @@ from cudalens.core.report import (
     is_of_cell,
 )
 from cudalens.core.report_types import FIRST_BAD, FIRST_NAN
+from cudalens.core.tensor_values import ravel, unravel
 
 # Joiners carry meaning in emoji and in Indic and Persian writing, and move nothing else.
 _KEPT = {"\u200c", "\u200d"}
@@ -339,6 +340,18 @@ def headline_parts(report: Report) -> tuple[str, str]:
         if equals and not rest[:1].isalnum() and not rest.startswith("."):
             return name + equals, rest
     return "", line
+
+
+def bad_place(report: Report, item: Offender) -> str:
+    """Return the position of a bad value in the tensor that the user typed.
+
+    ``F.cross_entropy`` passes targets ``[N, L]`` to its op as ``[N, 1, L]``.
+    """
+    typed = next((fact for fact in report.tensors if fact.bad_at is not None), None)
+    passed = next((fact for fact in report.tensors if is_at_fault(report, fact)), None)
+    if typed is None or passed is None or len(item.position) != len(passed.shape):
+        return format_shape(item.position)
+    return format_shape(unravel(ravel(item.position, passed.shape), typed.shape))
 
 
 def _spared(report: Report) -> str:

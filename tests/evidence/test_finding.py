@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cudalens import Report
 from cudalens.evidence.tensors import same_spot
+from cudalens.render.text import render
 from cudalens.render.words import headline, headline_parts
 from tests.blocks import report_of
 from tests.hostcells import SETUP, run_cell
@@ -134,6 +135,13 @@ def test_the_headline_points_into_the_users_tensor(shape: tuple[int, ...], own: 
     (fact,) = (item for item in report.tensors if item.expression == "y")
     assert fact.bad_at is not None and y[fact.bad_at] == 11
     assert Report.from_dict(report.to_dict()) == report
+
+
+def test_the_list_of_bad_values_points_into_the_users_tensor() -> None:
+    y = torch.zeros(2, 6, dtype=torch.long, device="cuda")
+    y[0, 1] = y[1, 4] = 11
+    report = report_of(lambda: F.cross_entropy(torch.zeros(2, 11, 6, device="cuda"), y))
+    assert "bad     [0, 1] = 11, [1, 4] = 11\n" in render(report)
 
 
 def test_a_tensor_of_the_same_shape_needs_no_translation() -> None:
