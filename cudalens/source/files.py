@@ -242,7 +242,8 @@ def _is_library_path(filename: str) -> bool:
     parts = PurePath(path).parts
     if "site-packages" in parts or "dist-packages" in parts:
         return True
-    return any(_is_below(path, root) for root in _library_roots()) or _is_installed(path)
+    is_in_root = any(_is_below(path, root) for root in _library_roots())
+    return is_in_root or _is_installed(path) or _is_foreign_package(path)
 
 
 def _is_installed(path: str) -> bool:
@@ -260,6 +261,27 @@ def _is_installed(path: str) -> bool:
                 continue
             if name in _installed_files(entry, changed):
                 return True
+    return False
+
+
+_CHECKOUT = (".git", "pyproject.toml", "setup.py", "setup.cfg")
+
+
+def _is_foreign_package(path: str) -> bool:
+    """Return whether the file is in a package of the search path that is not the user's project.
+
+    Below the working directory, beside the running script and in a checkout code is the user's:
+    a notebook that says ``sys.path.append("../src")`` means its own project.
+    """
+    script = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    if any(_is_below(path, os.path.dirname(os.path.abspath(name))) for name in (script, "_")):  # noqa: PTH100, PTH120
+        return False
+    for entry in map(Path, dict.fromkeys(map(os.path.abspath, sys.path))):
+        if _is_below(path, str(entry)):
+            package = PurePath(path).relative_to(entry).parts[0]
+            if (entry / package / "__init__.py").is_file():
+                folders = (entry, *entry.parents)
+                return not any((at / mark).exists() for at in folders for mark in _CHECKOUT)
     return False
 
 

@@ -152,3 +152,40 @@ def test_a_package_installed_meanwhile_is_seen(
     found = installed_with_target(tmp_path)
     assert not files.is_user_file(str(found["single.py"]))
     assert files.is_user_file(str(found["train.py"]))
+
+
+@pytest.mark.parametrize(
+    ("module", "folder", "mark", "is_user"),
+    [
+        ("pkg/mod.py", "work", None, False),
+        ("pkg/sub/mod.py", "work", None, False),
+        ("mod.py", "work", None, True),
+        ("pkg/mod.py", ".", None, True),
+        ("pkg/mod.py", "work", "pyproject.toml", True),
+        ("pkg/mod.py", "work", ".git", True),
+    ],
+    ids=["package", "below it", "module", "below the working directory", "checkout", "clone"],
+)
+def test_a_package_on_the_search_path_is_a_library_outside_the_users_project(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: str,
+    folder: str,
+    mark: str | None,
+    *,
+    is_user: bool,
+) -> None:
+    """``sys.path.append("../src")`` in a notebook of a project names the user's own code."""
+    path = tmp_path / "src" / module
+    path.parent.mkdir(parents=True)
+    (tmp_path / "work").mkdir()
+    for name in ("src/pkg/__init__.py", "src/mod.py", f"src/{module}"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    if mark is not None:
+        (tmp_path / mark).touch()
+    monkeypatch.chdir(tmp_path / folder)
+    assert files.is_user_file(str(path))  # nobody imports from there yet
+    files._is_library_path.cache_clear()
+    monkeypatch.syspath_prepend(str(tmp_path / "src"))
+    assert files.is_user_file(str(path)) == is_user
