@@ -241,7 +241,7 @@ BOTH = 'model(input_ids=words.to("cuda:0"), bbox=boxes.to("cuda:0"))'
 @pytest.mark.parametrize(
     ("words", "call", "fix"),
     [
-        ("ids(2, 4)", BY_NAME, "boxes = boxes.to(words.device)"),
+        ("ids(2, 4)", BY_NAME, "model(input_ids=words, bbox=boxes.to(words.device))"),
         ("ids(2, 4)", "model(**page)", 'page["bbox"] = page["bbox"].to("cuda:0")'),
         # The neighbour: the words lie on the CPU, too.
         ("ids(2, 4).cpu()", BY_NAME, BOTH),

@@ -375,7 +375,7 @@ HANDLED = "{} was raised while this error was being handled; a guard fired once.
         (in_the_clause(None), OSError, HANDLED, None, False),
         (in_the_clause(KeyError("mine")), OSError, HANDLED, None, False),
         # With ``from`` a library says that it is the same failure: one report, nothing more.
-        (in_other_words("from"), IndexError, HANDLED, "cudalens: indices[1] = 7 is outside", False),
+        (in_other_words("from"), IndexError, HANDLED, "cudalens: cuda(1, value)[1] = 7", False),
         (in_other_words("alone"), IndexError, HANDLED, "cudalens: outside", True),
     ],
     ids=["torch's", "the user's", "of the clause", "cause hidden", "retold", "names no cause"],
