@@ -467,7 +467,7 @@ def _in_order(call: RunningCall, api: ApiCall) -> list[ast.expr]:
     """
     nodes = list(call.operands().values())
     name = getattr(api.func, "__name__", "")
-    if len(nodes) != 2 or len(api.args) != 2:
+    if len(nodes) != 2 or len(api.args) != 2 or not any(map(is_tensor, api.args)):
         return nodes
     if name.startswith("__r") and name != "__rshift__":
         return nodes[::-1]
