@@ -273,8 +273,9 @@ def _is_foreign_package(path: str) -> bool:
     Below the working directory, beside the running script and in a checkout code is the user's:
     a notebook that says ``sys.path.append("../src")`` means its own project.
     """
-    script = getattr(sys.modules.get("__main__"), "__file__", None) or ""
-    if any(_is_below(path, os.path.dirname(os.path.abspath(name))) for name in (script, "_")):  # noqa: PTH100, PTH120
+    script = getattr(sys.modules.get("__main__"), "__file__", None) or "a script here"
+    own = (os.getcwd(), os.path.dirname(os.path.abspath(script)))  # noqa: PTH100, PTH109, PTH120
+    if any(_is_below(path, folder) for folder in own):
         return False
     for entry in map(Path, dict.fromkeys(map(os.path.abspath, sys.path))):
         if _is_below(path, str(entry)):
