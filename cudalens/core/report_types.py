@@ -7,7 +7,7 @@ tuple, never a guess.  None of them holds a tensor, a frame or an exception.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -231,6 +231,23 @@ def format_count(number: int, noun: str) -> str:
 
 def _subscript(position: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, position))}]" if position else ""
+
+
+def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the position of flat element ``index`` in a row-major tensor of ``shape``."""
+    position = []
+    for size in reversed(shape):
+        index, rest = divmod(index, size)
+        position.append(rest)
+    return tuple(reversed(position))
+
+
+def ravel(position: Sequence[int], shape: Sequence[int]) -> int:
+    """Return the flat index of a position, as :func:`unravel` takes it."""
+    index = 0
+    for place, size in zip(position, shape, strict=True):
+        index = index * size + place
+    return index
 
 
 @dataclass(frozen=True, kw_only=True)

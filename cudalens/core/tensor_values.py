@@ -20,6 +20,7 @@ from cudalens.core.report_types import (
     OffenderMap,
     Offenders,
     TensorSummary,
+    unravel,
 )
 
 MAX_FIRST = 20
@@ -144,23 +145,6 @@ def _first_places(marks: Tensor) -> list[int]:
         positions.extend(start + item for item in here.tolist())
         start += piece.numel()
     return positions
-
-
-def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the position of flat element ``index`` in a row-major tensor of ``shape``."""
-    position = []
-    for size in reversed(shape):
-        index, rest = divmod(index, size)
-        position.append(rest)
-    return tuple(reversed(position))
-
-
-def ravel(position: Sequence[int], shape: Sequence[int]) -> int:
-    """Return the flat index of a position, as :func:`unravel` takes it."""
-    index = 0
-    for place, size in zip(position, shape, strict=True):
-        index = index * size + place
-    return index
 
 
 def _offender_map(tensor: Tensor, bad: Tensor, listed: Tensor | None) -> OffenderMap:

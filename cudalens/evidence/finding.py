@@ -39,8 +39,9 @@ from cudalens.core.report_types import (
     Replay,
     SeenBefore,
     Violation,
+    ravel,
+    unravel,
 )
-from cudalens.core.tensor_values import ravel, unravel
 from cudalens.diagnosis.diagnose import (
     bare_report_of_violation,
     diagnose,

@@ -10,8 +10,15 @@ from torch import Tensor
 
 from cudalens.core import _torch
 from cudalens.core.limits import failure_line
-from cudalens.core.report_types import TensorFact, TensorMeta, TensorSummary, Violation
-from cudalens.core.tensor_values import ravel, summarise, unravel
+from cudalens.core.report_types import (
+    TensorFact,
+    TensorMeta,
+    TensorSummary,
+    Violation,
+    ravel,
+    unravel,
+)
+from cudalens.core.tensor_values import summarise
 from cudalens.guards._ranges import extremes
 from cudalens.guards.process import PROCESS
 from cudalens.source.locate import CallSite

@@ -18,8 +18,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from cudalens.core.report_types import FIRST_BAD, WRITES, ProvenanceStep
-from cudalens.core.tensor_values import ravel, unravel
+from cudalens.core.report_types import FIRST_BAD, WRITES, ProvenanceStep, ravel, unravel
 from cudalens.recorder.calls import CONVERSIONS, FROM_PYTHON, Recorded, names
 from cudalens.recorder.dataloader import Batch, describe
 from cudalens.recorder.history import Snapshot

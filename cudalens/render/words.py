@@ -28,8 +28,7 @@ from cudalens.core.report import (
     format_count,
     is_of_cell,
 )
-from cudalens.core.report_types import FIRST_BAD, FIRST_NAN
-from cudalens.core.tensor_values import ravel, unravel
+from cudalens.core.report_types import FIRST_BAD, FIRST_NAN, ravel, unravel
 
 # Joiners carry meaning in emoji and in Indic and Persian writing, and move nothing else.
 _KEPT = {"\u200c", "\u200d"}
