@@ -163,8 +163,8 @@ def _backward_twice(evidence: Evidence, freed: FreedGraph) -> Hint:
     by, here, line = _where(freed.freed), evidence.source, freed.freed
     text = f"keep the graph in {by} (retain_graph=True), or add the losses and run backward once"
     if line is not None and here is not None and line.line == here.line:
-        text = f"the loop runs backward again through what {_where(freed.made)} made once: "
-        text += "make it in the loop, before the backward"
+        text = f"backward runs again through what {_where(freed.made)} made once: run the forward "
+        text += "pass again before each backward"
     elif freed.has_stepped:
         text = f"the optimizer has changed the parameters since the backward in {by}: run the "
         text += "forward pass again before this one"
