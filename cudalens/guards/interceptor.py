@@ -235,11 +235,16 @@ class Interceptor:
 
     def _look_later(self, *, is_wanted: bool) -> None:
         with Uninterrupted():
-            if is_wanted and not self._leave_later:
-                for part in (self._waits, self._compiled):
-                    self._leave_later.append(part.install())
-            while self._leave_later and not is_wanted:
-                self._leave_later.pop()()
+            if is_wanted != bool(self._leave_later):
+                (self._install_later if is_wanted else self._remove_later)()
+
+    def _install_later(self) -> None:
+        for part in (self._waits, self._compiled):
+            self._leave_later.append(part.install())
+
+    def _remove_later(self) -> None:
+        while self._leave_later:
+            self._leave_later.pop()()
 
     def settle(self, thread: int | None = None) -> BaseException | None:
         """Wait for the checks that are pending; return what is to be raised.
