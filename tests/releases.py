@@ -22,12 +22,8 @@ _EARLIER = (
     ),
 )
 """What messages of torch say, and what they said before 2.11."""
-WITHOUT_PASSES = (
-    "compiled code is not guarded: this torch has no passes of a backend"
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8)
-    else None
-)
-"""The line of a session where inductor has no place for the guards."""
+NO_PASSES = "compiled code is not guarded: this torch has no passes of a backend"
+"""The line of a session below torch 2.8, where inductor has no place for the guards."""
 _TARGET = re.compile(r"expected target dtype to be int64 or uint8, but got (\w+)")
 
 

@@ -25,7 +25,7 @@ from cudalens.guards.past_calls import PastCall
 from cudalens.guards.pending import PENDING
 from tests.hostcells import run_cell
 from tests.processes import python
-from tests.releases import guards_compiled_code, release
+from tests.releases import NO_PASSES, guards_compiled_code, release
 
 
 class Findings:
@@ -91,9 +91,6 @@ def fresh() -> Iterator[None]:
     torch.compiler.reset()
 
 
-NO_PASSES = ["compiled code is not guarded: this torch has no passes of a backend"]
-
-
 @pytest.fixture
 def findings() -> Iterator[Findings]:
     """Guards for the CPU's compiled code, installed."""
@@ -104,7 +101,7 @@ def findings() -> Iterator[Findings]:
     finally:
         PENDING.settle()
         remove()
-    assert found.trouble == [] or (release() < (2, 8) and found.trouble == NO_PASSES)
+    assert found.trouble == [] or (release() < (2, 8) and found.trouble == [NO_PASSES])
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -375,7 +372,7 @@ def test_a_torch_without_passes_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delattr(common, "custom_backend_passes", raising=False)
     found = Findings()
     found.guards.install()()
-    assert found.trouble == NO_PASSES
+    assert found.trouble == [NO_PASSES]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
