@@ -393,7 +393,7 @@ def format_step(item: ProvenanceStep) -> str:
 
 
 def way(report: Report) -> tuple[ProvenanceStep, ...]:
-    """Return the way of the bad values with the steps of one line, one after the other, as one.
+    """Return the provenance, with consecutive steps of one line merged.
 
     A step of the failing line is left out where nothing else is said of it.
     """
