@@ -252,16 +252,21 @@ def _is_installed(path: str) -> bool:
     ``pip install --target`` leaves the list of a package's files beside it, in its ``dist-info``:
     a script of the user's in the same folder is not on it.
     """
-    for entry in dict.fromkeys(map(os.path.abspath, sys.path)):
-        if _is_below(path, entry):
-            name = path[len(entry) + 1 :].replace(os.sep, "/")
-            try:
-                changed = Path(entry).stat().st_mtime_ns
-            except OSError:
-                continue
-            if name in _installed_files(entry, changed):
-                return True
+    for entry in _entries_above(path):
+        name = path[len(entry) + 1 :].replace(os.sep, "/")
+        try:
+            changed = Path(entry).stat().st_mtime_ns
+        except OSError:
+            continue
+        if name in _installed_files(entry, changed):
+            return True
     return False
+
+
+def _entries_above(path: str) -> list[str]:
+    """Return the folders of the search path that a file is below."""
+    entries = dict.fromkeys(map(os.path.abspath, sys.path))
+    return [entry for entry in entries if _is_below(path, entry)]
 
 
 _CHECKOUT = (".git", "pyproject.toml", "setup.py", "setup.cfg")
@@ -277,12 +282,11 @@ def _is_foreign_package(path: str) -> bool:
     own = (os.getcwd(), os.path.dirname(os.path.abspath(script)))  # noqa: PTH100, PTH109, PTH120
     if any(_is_below(path, folder) for folder in own):
         return False
-    for entry in map(Path, dict.fromkeys(map(os.path.abspath, sys.path))):
-        if _is_below(path, str(entry)):
-            package = PurePath(path).relative_to(entry).parts[0]
-            if (entry / package / "__init__.py").is_file():
-                folders = (entry, *entry.parents)
-                return not any((at / mark).exists() for at in folders for mark in _CHECKOUT)
+    for entry in map(Path, _entries_above(path)):
+        package = PurePath(path).relative_to(entry).parts[0]
+        if (entry / package / "__init__.py").is_file():
+            folders = (entry, *entry.parents)
+            return not any((at / mark).exists() for at in folders for mark in _CHECKOUT)
     return False
 
 
