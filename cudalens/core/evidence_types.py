@@ -112,6 +112,7 @@ class InPlaceChange:
 class FreedGraph:
     """The part of the graph that an earlier backward has freed, and what leads back into it.
 
+    Or the part of which a saved tensor was changed, by the line ``freed``.
     A line without cell and file stands where the failing line does.
     """
 
@@ -125,6 +126,8 @@ class FreedGraph:
     """The variable that the line read."""
     has_stepped: bool = False
     is_made_again: bool = False
+    trains_more: bool = False
+    """True if backward reaches leaves also where it does not pass through ``name``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -209,15 +209,18 @@ def _of_autograd(
     """Return who changed a saved tensor, or who freed it."""
     recorder, limits, message = failure.recorder, failure.limits, str(error)
     changed, freed = None, None
+    node, here = failure.call.node, failure.site.source
     if recorder is not None and MODIFIED in message:
         write = limits.attempt("writer", lambda: recorder.modified_tensor(error))
         if write is not None:
             look = partial(with_tried_form, write[0], write[1], recorder.snapshot())
             changed = limits.attempt("form out of place", look, lambda: write[0])
+            if node is not None:
+                find = partial(freed_graph, failure.values, recorder, entries, here, node, write[1])
+                freed = limits.attempt("way to the change", find)
         else:
             limits.add(recorder.beyond_ring("the op that modified the tensor in place"))
     elif recorder is not None and FREED in message:
-        node, here = failure.call.node, failure.site.source
         if node is not None:
             find = partial(freed_graph, failure.values, recorder, entries, here, node)
             freed = limits.attempt("freed graph", find)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -19,15 +19,17 @@ from cudalens.core.call import NodeMark
 from cudalens.core.evidence_types import FreedGraph
 from cudalens.core.report_types import LineRef, SourceSpan
 from cudalens.evidence.autograd_graph import name_of
+from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import FreedPart, find_freed
 from cudalens.source.locate import locate_line
-from cudalens.source.running_node import expressions_in, running
+from cudalens.source.running_node import mentioned, running
 from cudalens.source.safe_eval import evaluator_for, value_or
 from cudalens.source.stack import StackEntry, place_of, running_frame
 
 MAX_VISITED = 5000
 """Nodes that are looked at."""
 _MAX_ITEMS = 64
+_COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<setcomp>", "<dictcomp>")
 FREED = "Trying to backward through the graph a second time"
 _ROOTS = ("self", "tensors", "outputs")
 
@@ -38,8 +40,11 @@ def freed_graph(
     entries: Sequence[TracebackType],
     here: SourceSpan | None,
     raising: NodeMark,
+    write: Recorded | None = None,
 ) -> FreedGraph | None:
     """Return the freed part, which backward freed it and what leads back.
+
+    With ``write`` it is not freed: this call has changed a tensor that it saved.
 
     Args:
         arguments: the tensors that backward was asked of, among others, by name.
@@ -54,10 +59,11 @@ def freed_graph(
     ]
     with plain_torch(), no_dispatch_modes():
         way = _way_to(raising.sequence_nr, roots)
-        part = find_freed(recorder.snapshot(), way)
+        part = find_freed(recorder.snapshot(), way, write)
         if part is None:
             return None
         name = _holder_name(way, part, recorder, entries)
+        others = _ends(roots, None if part.at is None else way[part.at])
     lines = (part.made, part.freed, part.read, part.source)
     made, freed, read, holder = (_line(stack, here) for stack in lines)
     return FreedGraph(
@@ -69,6 +75,7 @@ def freed_graph(
         name=name,
         has_stepped=part.has_stepped,
         is_made_again=part.is_made_again,
+        trains_more=bool(others),
     )
 
 
@@ -90,6 +97,17 @@ def _way_to(number: int, roots: Iterable[Any]) -> tuple[Any, ...]:
     return ()
 
 
+def _ends(roots: Iterable[Any], without: Any) -> set[Any]:
+    """Return the leaves' nodes that backward reaches without passing through one node."""
+    before, waiting = {without}, [*roots]
+    while waiting and len(before) < MAX_VISITED:
+        node = waiting.pop()
+        if node not in before:
+            before.add(node)
+            waiting += [item for item, _ in node.next_functions if item is not None]
+    return {item for item in before if item is not None and not item.next_functions} - {without}
+
+
 def _line(entries: Sequence[StackEntry], here: SourceSpan | None) -> LineRef | None:
     """Return the user's deepest line, with its cell or file where that is not ``here``."""
     line = locate_line(entries[-1:]) if entries else None
@@ -102,9 +120,11 @@ def _line(entries: Sequence[StackEntry], here: SourceSpan | None) -> LineRef | N
 def _holder_name(
     way: Sequence[Any], part: FreedPart, recorder: Any, entries: Sequence[TracebackType]
 ) -> str | None:
-    """Name the variable that the line read which leads back."""
-    frame = running_frame(part.read[-1].code, entries) if part.read else None
-    if frame is None or part.at is None:
+    """Name the variable that the line read which leads back, where its frame still runs.
+
+    Else what the line read that called it, and so on.
+    """
+    if part.at is None:
         return None
     node = way[part.at]
     target = recorder.forward_site(int(node._sequence_nr()))
@@ -119,19 +139,40 @@ def _holder_name(
         site = recorder.forward_site(int(own._sequence_nr()))
         return bool(part.is_made_again and target and site and site[0] == target[0])
 
-    statement = running(place_of(part.read[-1])).statement
-    reader = evaluator_for(frame)
-    for item in _names_read(statement):
-        value = value_or(reader, item, None)
-        tensors = list(value)[:_MAX_ITEMS] if type(value) in (tuple, list) else [value]
-        if all(isinstance(each, Tensor) for each in tensors) and any(map(is_it, tensors)):
-            return ast.unparse(item)
-    return None
+    for entry in reversed(part.read):
+        frame = running_frame(entry.code, entries)
+        if frame is None and entry.code.co_name in _COMPREHENSIONS:
+            running_frames = (item.tb_frame for item in entries)
+            frame = next((it for it in running_frames if entry.code in it.f_code.co_consts), None)
+        if frame is not None:
+            reader = evaluator_for(frame)
+            for item in _names_read(running(place_of(entry)).statement):
+                if any(map(is_it, _tensors_in(value_or(reader, item, None)))):
+                    return ast.unparse(item)
+    # Of functions only the innermost call is noted: what a caller's variable holds is it too.
+    names = {
+        name
+        for item in entries
+        for name, value in mentioned(item.tb_frame).items()
+        if any(tensor.grad_fn is node for tensor in _tensors_in(value))
+    }
+    return names.pop() if len(names) == 1 else None
+
+
+def _tensors_in(value: object) -> list[Tensor]:
+    """Return a tensor, or those of a sequence and of its tuples."""
+    if isinstance(value, Tensor):
+        return [value]
+    items: list[object] = []
+    if type(value) in (tuple, list, deque):
+        items = list(cast("Iterable[object]", value))[:_MAX_ITEMS]
+    parts = [part for item in items for part in (item if isinstance(item, tuple) else (item,))]
+    return [item for item in parts if isinstance(item, Tensor)]
 
 
 def _names_read(statement: ast.stmt | None) -> Iterator[ast.expr]:
-    """Return the names and attributes whose values a statement uses."""
-    for item in expressions_in(statement) if statement is not None else ():
+    """Return the names and attributes whose values a statement uses, comprehensions included."""
+    for item in ast.walk(statement) if statement is not None else ():
         if isinstance(item, ast.Name | ast.Attribute):
             is_added_to = isinstance(statement, ast.AugAssign) and item is statement.target
             if is_added_to or isinstance(item.ctx, ast.Load):

@@ -204,18 +204,22 @@ class FreedPart:
     """True if an optimizer has changed parameters since the pass."""
 
 
-def find_freed(snapshot: Snapshot, way: Sequence[Any]) -> FreedPart | None:
-    """Return how a way came to lead into a freed part.
+def find_freed(
+    snapshot: Snapshot, way: Sequence[Any], write: Recorded | None = None
+) -> FreedPart | None:
+    """Return how a way came to lead into a freed part, or one in which a tensor was changed.
 
     ``None`` if its last call is not known, or no earlier pass has run since: then the failing pass,
     which frees what it has run through, has freed it.
 
     Args:
-        way: autograd's nodes, from the one that backward was asked of to the freed one.
+        way: autograd's nodes, from the one that backward was asked of to the one that refused.
+        write: the call that changed its saved tensor, where it is not freed.
     """
     calls = [snapshot.forward_call(int(node._sequence_nr())) for node in way]
     made = calls[-1] if calls else None
-    done = [item for item in snapshot.earlier_passes if made is not None and item[0] > made.seq]
+    passes = snapshot.earlier_passes if write is None else [(write.seq, write)]
+    done = [item for item in passes if made is not None and item[0] > made.seq]
     if made is None or not done:
         return None
     entries = entries_of(made.site)

@@ -44,7 +44,7 @@ def second_backward(evidence: Evidence, match: re.Match[str]) -> Answer:
     elif not freed.read:
         yield _carried_names(evidence, freed) or _backward_twice(evidence, freed)
     elif freed.is_made_again:
-        yield _carried_state(evidence, replace(freed, name=freed.name or _attribute_kept(freed)))
+        yield _carried_state(evidence, freed)
     else:
         yield _made_once(freed)
 
@@ -80,15 +80,21 @@ def _where(line: LineRef | None) -> str:
 # --- hints ---------------------------------------------------------------------------------------
 
 
-def _carried_state(evidence: Evidence, freed: FreedGraph) -> Hint:
-    """A state or a running sum goes from step to step with the graph of all steps before."""
-    text = f"{freed.name} goes on to the next step with the graph of this one: "
-    if freed.name is None:
-        text = f"{_where(freed.read)} reads what {_where(freed.holder)} made in an earlier step: "
+def _carried_state(evidence: Evidence, freed: FreedGraph, changed: str = "") -> Hint:
+    """A state or a running sum goes from step to step with the graph of all steps before.
+
+    Args:
+        changed: what is said of the line that has changed the parameters since.
+    """
+    name = freed.name or _attribute_kept(freed)
+    text = f"{name} goes on to the next step with the graph of this one"
+    if name is None:
+        text = f"{_where(freed.read)} reads what {_where(freed.holder)} made in an earlier step"
     is_here = freed.freed and evidence.source and freed.freed.line == evidence.source.line
-    by = "" if is_here else f" in {_where(freed.freed)}"
+    by = "" if changed or is_here else f" in {_where(freed.freed)}"
     # A list of results is emptied, a state is detached.
-    text += f"detach it after the backward{by}, or start anew"
+    text += f"{changed}: detach it after the backward{by}, or start anew"
+    text += "; retain_graph=True does not help here" if changed else ""
     return Hint(rule="carried_state", text=text)
 
 
@@ -335,28 +341,20 @@ def _as_new_tensor(code: str) -> str:
 
 
 def _after_step(evidence: Evidence, step: LineRef, savers: Sequence[ProvenanceStep]) -> Hint:
-    """Name what the parameters computed before an optimizer changed them.
-
-    A step behind the failing line ran in an earlier turn of a loop, and so did the forward pass.
-    """
-    here, saver = evidence.source, savers[0].source if len(savers) == 1 else None
-    stored, read = _names(saver.text if saver else None)
-    is_here = here is not None and (step.cell, step.file) == (here.cell, here.file)
-    if saver and here and is_here and (step.line or 0) >= (here.line or 0):
-        carried = sorted(stored & read)
-        changed = f"{_place(step, here)} has changed the parameters since"
-        text = f"{changed} {_place(saver, here)} ran: run it again after the step, or detach "
-        text += "what an earlier step has left"
-        if carried:
-            text = (
-                f"{carried[0]} goes on to the next step with the graph of this one, and {changed}: "
-            )
-            text += "detach it after the backward, or start anew"
-        return Hint(rule="carried_state", text=f"{text}; retain_graph=True does not help here")
-    made = ""
-    if saver and stored:
-        made = f" with which {_place(saver, here)} made {' and '.join(sorted(stored))}"
-    text = f"the step changes the parameters{made}: {_IN_ORDER}"
+    """Name what the parameters computed before an optimizer changed them."""
+    freed, saver = evidence.freed, savers[0].source if len(savers) == 1 else None
+    place = _place(step, evidence.source)
+    if freed is not None and freed.read and freed.is_made_again:
+        changed = f", and {place} has changed the parameters since"
+        return _carried_state(evidence, freed, changed)
+    made, more = "", ""
+    if freed is not None and freed.name:
+        made = f" with which {_where(freed.holder)} made {freed.name}"
+        if freed.trains_more:
+            more = f"; a loss that is not to train them takes {freed.name}.detach()"
+    elif saver and (stored := _names(saver.text)[0]):
+        made = f" with which {_place(saver, evidence.source)} made {' and '.join(sorted(stored))}"
+    text = f"the step changes the parameters{made}: {_IN_ORDER}{more}"
     return Hint(rule="out_of_place", text=text)
 
 
