@@ -364,6 +364,7 @@ def _show(args: Namespace) -> int:
 def _explain(args: Namespace) -> int:
     from cudalens.diagnosis.crash_log import read_log
     from cudalens.diagnosis.log_verdict import explain_log, last_exception
+    from cudalens.source.files import source_lines
 
     names = args.files or ["-"]
     if not args.files and sys.stdin.isatty():
@@ -373,7 +374,7 @@ def _explain(args: Namespace) -> int:
         log = read_log(chain.from_iterable(map(lines_of, names)))
     except OSError as error:
         return _complain(f"{error.filename} cannot be read: {error.strerror}", FAILED)
-    report = explain_log(log)
+    report = explain_log(log, source_lines)
     if report is None:
         what = "standard input" if names == ["-"] else " and ".join(names)
         last = last_exception(log)

@@ -24,6 +24,19 @@ class CallSyntax:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FittingCall:
+    """A call in the user's code that can launch the kernel of an assertion."""
+
+    op: str
+    api: str
+    line: int
+    text: str
+    """Its source; the function alone where that is long."""
+    code: str = "this cell"
+    """The code in which no other call fits."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OwnerModule:
     """A module that contains an argument of the op as a parameter or buffer."""
 

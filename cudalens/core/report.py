@@ -28,6 +28,7 @@ from cudalens.core.evidence_types import (
     CallSyntax,
     DatasetColumn,
     DeviceFault,
+    FittingCall,
     FreedGraph,
     GrownParameter,
     InPlaceChange,
@@ -77,6 +78,8 @@ class Evidence:
     forward_source: SourceSpan | None = None
     call: CallSyntax | None = None
     """The running call in the user's line."""
+    fitting_call: FittingCall | None = None
+    """After an assertion that no recorded op explains: the one call of the code that fits it."""
     module_path: str | None = None
     module_type: str | None = None
     """Class name of the innermost module, such as ``BertEmbeddings`` or ``Embedding``."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from cudalens.core.api_names import api_names_of_all, stem_of
 from cudalens.core.device_asserts import AssertLine, fold
+from cudalens.core.evidence_types import FittingCall
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Certainty
 from cudalens.diagnosis.assert_meanings import Meaning, meaning_of
@@ -83,6 +84,8 @@ def explain_assert(evidence: Evidence) -> Verdict:
 def _conclusion(
     evidence: Evidence, line: AssertLine | None, meaning: Meaning | None
 ) -> tuple[Certainty, str]:
+    if evidence.fitting_call is not None and meaning is not None:
+        return "likely", headline_of(evidence.fitting_call, meaning)
     if evidence.op.name is None:
         return _without_op(evidence, line, meaning)
     name = evidence.op.name
@@ -149,6 +152,14 @@ def _without_op(
         f"CUDA asserted `{line.expression}`" if line else "CUDA reported a device-side assert"
     )
     return "unknown", f"{sentence}, and no recorded op can be blamed for it"
+
+
+def headline_of(call: FittingCall, meaning: Meaning) -> str:
+    """Return the headline that names the one call of some code that fits an assertion."""
+    argument = meaning.argument_of(call.op)
+    of = f"{argument}: " if argument else ""
+    fits = f"{call.text} in line {call.line} is the one call of {call.code} that fits the assert"
+    return f"{fits}: {of}{meaning.sentence}"
 
 
 def format_ops(meaning: Meaning) -> str:

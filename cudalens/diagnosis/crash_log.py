@@ -8,7 +8,7 @@ Not here: what ended the job and what it means (``log_verdict``).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from cudalens.core.device_asserts import AssertFold, AssertLine
@@ -47,6 +47,8 @@ _FRAME = re.compile(
 """A frame as Python, rich and two generations of IPython draw it."""
 _MARKED = re.compile(r"-+> ?(?P<line>\d+) (?P<text>.*)|│ [❱>] *\d+ [│ ]*(?P<rich>.*?)[│ ]*$")
 """The line of source that rich and IPython point at."""
+_NUMBERED = re.compile(r"[ -]*>? *(?P<line>\d+)(?: (?P<text>.*))?$")
+"""A line of source as IPython shows it around that line."""
 _RAISED = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?P<type>[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure))"
     r"(?:: ?(?P<message>.*))?$"
@@ -74,6 +76,8 @@ class Failure:
     frames: tuple[Frame, ...] = ()
     """Outermost first; ``is_user`` is not known yet."""
     ranks: frozenset[int] = frozenset()
+    cell_lines: Mapping[int, str] = field(default_factory=dict, compare=False)
+    """Lines of the deepest cell that the log shows."""
     number: int = 0
     """The line of the log that holds it, the last one of equal ones."""
 
@@ -99,6 +103,7 @@ class _Process:
 
     frames: list[Frame] | None = None
     """Of the traceback that is open, ``None`` outside of one."""
+    cell_lines: dict[int, str] = field(default_factory=dict)
     failure: Failure | None = None
     """The failure whose message may go on."""
     room: int = 0
@@ -208,11 +213,14 @@ class _Reader:
             number = int(cell) if cell else None
             frame = Frame(file=file, line=int(line), function=function.strip(), cell=number)
             frames.append(frame)
+            process.cell_lines = {} if cell else process.cell_lines
             if len(frames) > MAX_FRAMES:
                 del frames[MAX_FRAMES // 2]
             return True
         if not frames:
             return frames is not None and not text
+        if frames[-1].cell is not None and (match := _NUMBERED.match(text)) is not None:
+            process.cell_lines[int(match["line"])] = match["text"] or ""
         if (match := _MARKED.match(text)) is not None:
             source = (match["text"] or match["rich"] or "").strip()
             line = int(match["line"] or frames[-1].line)
@@ -241,9 +249,11 @@ class _Reader:
             message=(match["message"] or "") if match else bare["text"].strip() if bare else "",
             frames=tuple(process.frames or ()),
             ranks=frozenset() if number is None else frozenset({int(number)}),
+            cell_lines=process.cell_lines,
             number=self._log.lines,
         )
-        process.frames, process.room = None, _MESSAGE_LINES if match else 0
+        process.frames, process.cell_lines = None, {}
+        process.room = _MESSAGE_LINES if match else 0
 
     def _keep(self, process: _Process) -> None:
         """Keep a failure; equal ones are one, and of many the first and the last are kept."""

@@ -6,17 +6,23 @@ it.
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
+import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from cudalens.core._python import parse
 from cudalens.core.api_names import BACKWARD, api_names, api_names_of_all
+from cudalens.core.evidence_types import FittingCall
 from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import Environment, Frame, Hint, OpName, Phase, SourceSpan
-from cudalens.diagnosis.assert_meanings import known_texts, meaning_of
-from cudalens.diagnosis.assert_verdict import joined
+from cudalens.diagnosis.assert_meanings import Meaning, known_texts, meaning_of
+from cudalens.diagnosis.assert_verdict import headline_of, joined
 from cudalens.diagnosis.crash_log import CrashLog, Failure
 from cudalens.diagnosis.diagnose import diagnose, is_device_assert
+from cudalens.diagnosis.fitting_call import fitting_calls
 from cudalens.diagnosis.host_errors import is_known_message, is_sticky
 from cudalens.diagnosis.user_code import list_of
 
@@ -41,6 +47,7 @@ _UNKNOWN = "No known torch kernel prints it: look at extensions and at your own 
 _WAITED = "Look for the rank that failed, hung or is missing here, and for what it printed first."
 _FOUND = "A guard of cudalens stopped the job before the launch; its report is in the log."
 
+Read = Callable[[str], Sequence[str]]
 _LIBRARY = re.compile(
     r"(?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python\d|[/\\]lib[/\\]\w+\.py$|^<"
     r"|[/\\]Python\d+[/\\]Lib[/\\]|[/\\]torch[/\\](?:nn|utils|_\w+|autograd|optim|distributed)[/\\]"
@@ -61,8 +68,13 @@ _NCCL = re.compile(r"Watchdog caught collective|NCCL|DistBackendError|Socket Tim
 _FAULT = re.compile(r"CUDA error|CUDA out of memory|CU(?:BLAS|DNN)_STATUS_|cuDNN error")
 
 
-def explain_log(log: CrashLog) -> Report | None:
-    """Return the report of what ended the job, ``None`` where that was no failure of torch's."""
+def explain_log(log: CrashLog, read: Read = lambda _: ()) -> Report | None:
+    """Return the report of what ended the job, ``None`` where that was no failure of torch's.
+
+    Args:
+        log: the log.
+        read: returns the lines of a file that a traceback names, none where it is not at hand.
+    """
     chosen = _cause(log)
     if chosen is None:
         return None
@@ -87,7 +99,7 @@ def explain_log(log: CrashLog) -> Report | None:
             prevented=not is_nan,
         )
     if log.asserts or _is_assert(chosen):
-        report = _of_assert(log, chosen, evidence)
+        report = _of_assert(log, chosen, evidence, read)
     elif _is_waiting(chosen):
         report = _of_waiting(log, chosen, evidence)
     else:
@@ -172,7 +184,7 @@ def _report(evidence: Evidence, headline: str, explanation: str, **fields: objec
     )
 
 
-def _of_assert(log: CrashLog, failure: Failure, evidence: Evidence) -> Report:
+def _of_assert(log: CrashLog, failure: Failure, evidence: Evidence, read: Read) -> Report:
     late = _LATE if evidence.source is not None else _NO_LINE
     if log.asserts and not log.failures and log.last_text > 0:
         late = _GOES_ON
@@ -198,11 +210,15 @@ def _of_assert(log: CrashLog, failure: Failure, evidence: Evidence) -> Report:
         parts += [_COMPILED, late]
     else:
         op = next((op for op in meaning.ops if _api_called(op, called)), None)
+        call = None if op else _call_that_fits(failure, meaning, read)
         name = (api_names(op) if op else (joined(api_names_of_all(meaning.ops)),))[0]
         argument = meaning.argument_of(op) if op else meaning.argument
         of = f"{argument}: " if argument else ""
         headline = f"{name} asserted on the device: {of}{meaning.sentence}"
-        parts += [f"CUDA printed `{line.expression}`.", _SAME_OP if op else late]
+        if call is not None:
+            op, name, argument = call.op, call.api, meaning.argument_of(call.op)
+            headline = headline_of(call, meaning)
+        parts += [f"CUDA printed `{line.expression}`.", late if call or not op else _SAME_OP]
         fields = {"argument": argument, "op": OpName(name=op, api=name if op else None)}
     if len(log.asserts) > 1:
         parts.append(f"The first of {len(log.asserts)} different assertions in the log.")
@@ -237,6 +253,52 @@ def _called(failure: Failure) -> frozenset[str]:
             break
         called.add(frame.function.rpartition(".")[2])
     return frozenset(called - {"add"})
+
+
+def _call_that_fits(failure: Failure, meaning: Meaning, read: Read) -> FittingCall | None:
+    """Return the one call of the user's code that can print an assertion.
+
+    The code is that of the traceback's files; without one, what the log has of the deepest cell;
+    without that, the deepest line.
+    """
+    frames = [item for item in failure.frames if _is_user(item) and item.text]
+    files = dict.fromkeys(item.file for item in frames if item.file.endswith(".py"))
+    trees = {name: tree for name in files if (tree := _tree_of(name, frames, read)) is not None}
+    if not trees and failure.cell_lines:
+        first = min(failure.cell_lines)
+        lines = (failure.cell_lines.get(at, "") for at in range(first, max(failure.cell_lines) + 1))
+        tree = _parsed(textwrap.dedent("\n".join(lines)))
+        trees = {"the lines shown": ast.increment_lineno(tree, first - 1)}
+    elif not trees and frames:
+        tree = ast.increment_lineno(_parsed(frames[-1].text.removesuffix(":")), frames[-1].line - 1)
+        # What the line assigns to comes after what it waits for.
+        values = (getattr(item, "value", None) or item for item in tree.body)
+        trees = {"that line": ast.Module(list(values), [])}
+    calls = [
+        replace(call, code=re.split(r"[/\\]", name)[-1])
+        for name, tree in trees.items()
+        for call in fitting_calls(tree, meaning)
+    ]
+    return calls[0] if len(calls) == 1 else None
+
+
+def _tree_of(name: str, frames: Sequence[Frame], read: Read) -> ast.Module | None:
+    """Return the code of a file up to where it ended, ``None`` if the traceback's is another."""
+    lines = read(name)
+    last = len(lines)
+    for frame in (item for item in frames if item.file == name):
+        if [item.strip() for item in lines[frame.line - 1 : frame.line]] != [frame.text]:
+            return None
+        last = frame.line if frame.function == "<module>" else last
+    tree = _parsed("\n".join(lines))
+    return ast.Module([item for item in tree.body if item.lineno <= last], [])
+
+
+def _parsed(text: str) -> ast.Module:
+    try:
+        return parse(text)
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
 
 
 # --- place, ranks, what to do ---------------------------------------------------------------------

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import ast
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
+from functools import partial
+from types import FunctionType, SimpleNamespace
 
+import torch
 from torch import Tensor
 
 from cudalens.core import _torch
 from cudalens.core._python import entries_from_traceback, parse
-from cudalens.core.api_names import BACKWARD, api_names
 from cudalens.core.device_asserts import fold
+from cudalens.core.evidence_types import FittingCall
 from cudalens.core.limits import Limits
 from cudalens.core.report import Report
 from cudalens.core.report_types import OpName, TensorFact
 from cudalens.diagnosis.assert_meanings import meaning_of
 from cudalens.diagnosis.diagnose import diagnose
+from cudalens.diagnosis.fitting_call import Objects, fitting_calls
 from cudalens.evidence import lost_context
 from cudalens.evidence.collect import error_facts
 from cudalens.evidence.context import rehearsed_fault
@@ -28,6 +31,7 @@ from cudalens.evidence.torch_errors import is_torch_error, visible_entries
 from cudalens.evidence.trial import trial_of_error
 from cudalens.guards.process import PROCESS
 from cudalens.source.files import is_user_file, source_lines
+from cudalens.source.safe_eval import SafeEvaluator, value_or
 from cudalens.source.stack import places_of
 
 
@@ -70,12 +74,13 @@ def explain(
         is_checked=False,
         beside=lambda: _tensors(namespace, tree),
     )
-    called = ""
-    if evidence.op.name is None and (fits := _call_that_fits(tree, lines)) is not None:
-        evidence = replace(evidence, op=fits[0])
-        called = f" {fits[0].api} is called once in this cell, in line {fits[1]}."
-    report = diagnose(evidence, None if is_lost else trial)
-    PROCESS.last = report = replace(report, explanation=f"{report.explanation}{called}")
+    if evidence.op.name is None:
+        find = partial(_call_that_fits, tree, lines, _Namespace(namespace))
+        call = Limits().attempt("call", find)
+        if call is not None:
+            op = OpName(name=call.op, api=call.api)
+            evidence = replace(evidence, op=op, fitting_call=call)
+    PROCESS.last = report = diagnose(evidence, None if is_lost else trial)
     lost_context.remember(report)
     return report
 
@@ -90,33 +95,63 @@ def _assertions(message: str, printed: str) -> str:
     return "\n".join(line.text() for line in lines)
 
 
-def _tree_of_cell(error: BaseException) -> ast.AST:
-    """Return the code of the cell, or the file, which failed."""
+def _tree_of_cell(error: BaseException) -> ast.Module:
+    """Return the code of the cell, or the file, which failed, up to the statement that did."""
     places = places_of(entries_from_traceback(error.__traceback__))
     users = (place for place in places if is_user_file(place.filename))
     first = next(users, None)
-    return parse("\n".join(source_lines(first.filename)) if first is not None else "")
+    if first is None:
+        return ast.Module([], [])
+    tree = parse("\n".join(source_lines(first.filename)))
+    return ast.Module([item for item in tree.body if item.lineno <= first.lineno], [])
 
 
-def _call_that_fits(tree: ast.AST, lines: str) -> tuple[OpName, int] | None:
-    """Return the op, as the cell names it, and the line of the one call that can print this.
-
-    ``None`` where no call of the cell does, or more than one.
-    """
+def _call_that_fits(tree: ast.AST, lines: str, objects: Objects) -> FittingCall | None:
+    """Return the one call of a cell that can print an assertion, ``None`` of none or several."""
     first = next(iter(fold(lines)), None)
     meaning = meaning_of(first) if first is not None else None
     if meaning is None:
         return None
-    ops = {
-        name.rpartition(".")[2]: OpName(name=op, api=name)
-        for op in reversed(meaning.ops)
-        for name in api_names(op)
-        if not name.startswith(BACKWARD)
-    }
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    named = ((ast.unparse(node.func).rpartition(".")[2], node.lineno) for node in calls)
-    fitting = [(ops[name], line) for name, line in named if name in ops]
-    return fitting[0] if len(fitting) == 1 else None
+    calls = fitting_calls(tree, meaning, objects)
+    return calls[0] if len(calls) == 1 else None
+
+
+class _Namespace(Objects):
+    """The objects that the user's variables name."""
+
+    def __init__(self, namespace: Mapping[str, object]) -> None:
+        self._evaluator = SafeEvaluator(dict(namespace))
+
+    def classes(self, node: ast.expr) -> Sequence[str] | None:
+        """Return the names of an object's class and its bases; ``None`` where it is unknown."""
+        value = value_or(self._evaluator, node, None)
+        if value is None or getattr(value, "__name__", "").startswith("torch"):
+            return None
+        return [kind.__name__ for kind in type(value).__mro__]
+
+    def parts(self, node: ast.expr) -> Sequence[str]:
+        """Return the names of the classes of a module and its submodules."""
+        value = value_or(self._evaluator, node, None)
+        return [type(item).__name__ for item in _submodules(value)]
+
+    def definitions(self, node: ast.expr) -> Sequence[ast.AST]:
+        """Return the user's functions and classes that a call of the object runs."""
+        value = value_or(self._evaluator, node, None)
+        functions = [getattr(type(item), "forward", None) for item in _submodules(value)]
+        return list(filter(None, map(_definition, dict.fromkeys(functions or [value]))))
+
+
+def _submodules(value: object) -> list[torch.nn.Module]:
+    return list(value.modules()) if isinstance(value, torch.nn.Module) else []
+
+
+def _definition(function: object) -> ast.AST | None:
+    """Return the syntax of a function of the user's, that of its class for a method."""
+    if not isinstance(function, FunctionType) or not is_user_file(function.__code__.co_filename):
+        return None
+    name = function.__qualname__.partition(".")[0]
+    tree = parse("\n".join(source_lines(function.__code__.co_filename)))
+    return next((item for item in tree.body if getattr(item, "name", None) == name), None)
 
 
 def _tensors(namespace: Mapping[str, object], tree: ast.AST) -> tuple[TensorFact, ...]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import cudalens
 from cudalens.core.report import Report
+from cudalens.session.explain import explain
 from tests import standin
 
 
@@ -161,6 +162,21 @@ def test_a_cell_without_a_check_is_explained_afterwards(
     assert report is not None
     assert (report.kind, report.context_usable) == (CODES[code][0], False)
     assert report.certainty == "unknown"
+
+
+@pytest.mark.parametrize("more", ["", "x[i]"])
+def test_the_one_call_that_fits_what_was_printed_is_named(notebook: Any, more: str) -> None:
+    """A terminal keeps no text of CUDA's, a kernel does."""
+    printed = (
+        "IndexKernel.cu:111: operator(): block: [0,0,0], thread: [0,0,0] Assertion `-sizes[i] <= "
+        'index && index < sizes[i] && "index out of bounds"` failed.'
+    )
+    notebook.run('x = torch.ones(3, 2, device="cuda"); i = torch.zeros(2, device="cuda").long()')
+    notebook.run(f'standin.fault("sigmoid")\ny = x[i]; {more}\ny.sigmoid().tolist()')
+    report = explain(notebook.names, notebook.error, printed)
+    assert report is not None and (report.kind, report.certainty) == ("device_assert", "likely")
+    first = "x[i], x[i] = y or " if more else "x[i] in line 2 is the one call of this cell that "
+    assert report.headline.startswith(first)
 
 
 def test_an_error_of_another_process_is_not_this_device_s() -> None:

@@ -263,6 +263,111 @@ def test_the_function_that_most_people_call_is_named_first(printed: str, first: 
     assert explained(f"{line}\n{late}").headline.startswith((f"{first}, ", f"{first} or "))
 
 
+INDEX = (
+    "IndexKernel.cu:111: operator(): block: [0,0,0], thread: [0,0,0] Assertion `-sizes[i] <= index "
+    '&& index < sizes[i] && "index out of bounds"` failed.'
+)
+LABEL = "Loss.cu:9: f: block: [0,0,0], thread: [0,0,0] Assertion `t >= 0 && t < n_classes` failed."
+LATE = """\
+Traceback (most recent call last):
+  File "train.py", line 12, in <module>
+    print(step(x, y).item())
+torch.AcceleratorError: CUDA error: device-side assert triggered
+"""
+SCRIPT = """\
+import torch.nn.functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        self.classes = nn.Linear(4, 2)
+        self.loss = nn.CrossEntropyLoss()
+        {init}
+
+    def forward(self, x, y):
+        {forward}
+
+print(step(x, y).item())
+{after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("init", "forward", "after", "fits"),
+    [
+        ("pass", "return self.loss(self.classes(x), y)", "", "self.loss(self.classes(x), y)"),
+        ("pass", "return F.cross_entropy(x, y)", "", "F.cross_entropy(x, y)"),
+        ("pass", "return F.cross_entropy(x, y) + self.loss(x, y)", "", None),
+        ("pass", "return F.mse_loss(x, y)", "", None),
+        ("pass", "return F.cross_entropy(x, y)", "F.nll_loss(x, y)", "F.cross_entropy(x, y)"),
+        ("self.far = nn.NLLLoss()", "return self.far(x, y) + self.loss(x, y)", "", None),
+    ],
+    ids=["a module", "one", "two", "none", "one, and one that never ran", "two modules"],
+)
+def test_the_one_call_of_the_script_that_fits_is_named(
+    init: str, forward: str, after: str, fits: str | None
+) -> None:
+    text = SCRIPT.format(init=init, forward=forward, after=after)
+    log = read_log(f"{LABEL}\n{LATE}".splitlines())
+    report = explain_log(log, lambda name: {"train.py": text.splitlines()}.get(name, []))
+    assert report is not None and report.certainty == "likely"
+    if fits is None:
+        assert report.headline.startswith("F.cross_entropy or F.nll_loss asserted on the device")
+        assert report.op.name is None
+        return
+    assert report.headline.startswith(
+        f"{fits} in line 10 is the one call of train.py that fits the assert: target: a label is"
+    )
+    assert report.op.name == "aten::nll_loss_forward"
+    assert report.source is not None and report.source.line == 12
+    assert "may be an earlier line" in report.explanation
+
+
+def test_a_script_that_is_another_by_now_is_not_read() -> None:
+    text = SCRIPT.format(init="pass", forward="return F.cross_entropy(x, y)", after="")
+    log = read_log(f"{LABEL}\n{LATE}".splitlines())
+    for lines in (text.splitlines()[1:], [*text.splitlines()[:10], "print(1)"], ["def"]):
+        report = explain_log(log, lambda name, lines=lines: lines)  # type: ignore[misc]
+        assert report is not None and report.op.name is None
+
+
+@pytest.mark.parametrize(
+    ("line", "fits"),
+    [
+        ("total = table[ids].sum().item()", "table[ids]"),
+        ("total = (table[ids] + other[ids]).sum().item()", None),
+        ("losses[epoch] += loss.item()", None),
+        ("total = table[0, :n].sum().item()", None),
+        ("total = table[mask > 0].sum().item()", None),
+        ("for total in table[ids].tolist():", None),
+        ("loss.item()", None),
+    ],
+)
+def test_an_indexing_in_the_deepest_line_is_named(line: str, fits: str | None) -> None:
+    report = explained(f"{INDEX}\n{LATE.replace('print(step(x, y).item())', line)}")
+    first = f"{fits} in line 12 is the one call of that line that fits the assert: indices: "
+    assert report.headline.startswith(first if fits else "x[i], x[i] = y or Tensor.index_put_ ")
+
+
+CELL = """\
+AcceleratorError                          Traceback (most recent call last)
+Cell In[5], line 4
+      1 for x, y in batches:
+      2     rows = table[x]
+      3     {}
+----> 4     print(rows.sum().item())
+
+AcceleratorError: CUDA error: device-side assert triggered
+"""
+
+
+@pytest.mark.parametrize(("line", "fits"), [("scale = rows[0]", "table[x]"), ("rows[y] = 0", None)])
+def test_the_lines_of_a_cell_that_a_log_shows_are_looked_at(line: str, fits: str | None) -> None:
+    report = explained(f"{INDEX}\n{CELL.format(line)}")
+    first = f"{fits} in line 2 is the one call of the lines shown that fits the assert: indices: "
+    assert report.headline.startswith(first if fits else "x[i], x[i] = y or Tensor.index_put_ ")
+    assert report.source is not None and (report.source.cell, report.source.line) == (5, 4)
+
+
 # --- large logs -----------------------------------------------------------------------------------
 
 

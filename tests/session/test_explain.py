@@ -39,10 +39,10 @@ def test_a_plain_cell_that_died_is_explained(notebook: Notebook) -> None:
     assert report.context_usable is False
     assert report.device_text is not None and "t >= 0 && t < n_classes" in report.device_text
     assert report.headline == (
-        "F.cross_entropy asserted on the device: target: a label is neither one of the classes nor "
-        "ignore_index"
+        "F.cross_entropy(logits, labels) in line 3 is the one call of this cell that fits the "
+        "assert: target: a label is neither one of the classes nor ignore_index"
     )
-    assert "F.cross_entropy is called once in this cell, in line 3." in report.explanation
+    assert report.op.api == "F.cross_entropy"
     assert report.source is not None and report.source.text == "loss.item()"
     assert (report.source.cell, report.source.line) == (3, 4)
     listed = [(item.expression, item.shape) for item in report.tensors]
@@ -53,7 +53,57 @@ def test_a_plain_cell_that_died_is_explained(notebook: Notebook) -> None:
     assert "the real cause may be an earlier line" in words
 
 
-def test_of_two_calls_that_fit_none_is_blamed(notebook: Notebook) -> None:
+SETUP = """\
+import torch.nn as nn
+bad, good = torch.tensor([9], device="cuda"), torch.tensor([1], device="cuda")
+data, ints = torch.zeros(4, 3, device="cuda"), {9: 1}
+words = nn.Embedding(4, 3).cuda()
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(4, 3)
+    def forward(self, x):
+        return self.words(x)
+net, both = Net().cuda(), nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 2)).cuda()
+def pick(x, i):
+    return x[i]
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "fits"),
+    [
+        ("x = data[bad]; x = x[0]", "data[bad]"),
+        ("x = data[bad]; data[good]", None),
+        ("x = data[bad]; ints[9]; data[1:]; data[data > 0]", "data[bad]"),
+        ("x = pick(data, bad)", "x[i] inside pick(data, bad)"),
+        ("x = pick(data, bad); data[good]", None),
+        ("x = words(bad)", "words(bad)"),
+        ("x = words(good); x = F.embedding(bad, words.weight)", None),
+        ("x = net(bad)", "self.words(x) inside net(bad)"),
+        ("x = both(bad)", "nn.Embedding inside both(bad)"),
+        ("x = net(good); x = both(bad)", None),
+    ],
+)
+def test_the_one_call_of_the_cell_that_fits_is_named(
+    notebook: Notebook, code: str, fits: str | None
+) -> None:
+    notebook.run(SETUP)
+    failed = notebook.run(f"{code}\nx.sum().item()\ndata[bad]; words(bad)")
+    assert failed.error_in_exec is not None
+    notebook.run("%cudacheck explain")
+    report = cudalens.last_report()
+    assert (report.kind, report.certainty) == ("device_assert", "likely")
+    if fits is None:
+        assert "asserted on the device" in report.headline
+        assert report.op.name is None
+    else:
+        first = f"{fits} in line 1 is the one call of this cell that fits the assert: indices: "
+        assert report.headline.startswith(first)
+        assert report.op.name is not None
+
+
+def test_of_two_losses_none_is_named(notebook: Notebook) -> None:
     notebook.run(DIES.replace("loss.item()", "F.nll_loss(logits, labels)\nloss.item()"))
     notebook.run("%cudacheck explain")
     report = cudalens.last_report()
