@@ -23,7 +23,7 @@ from cudalens.diagnosis.assert_verdict import headline_of, joined
 from cudalens.diagnosis.crash_log import CrashLog, Failure
 from cudalens.diagnosis.diagnose import diagnose, is_device_assert
 from cudalens.diagnosis.fitting_call import fitting_calls
-from cudalens.diagnosis.host_errors import is_known_message, is_sticky
+from cudalens.diagnosis.host_errors import is_known_message, is_sticky, is_without_gpu
 from cudalens.diagnosis.user_code import list_of
 
 __all__ = ["explain_log", "last_exception"]
@@ -111,7 +111,9 @@ def explain_log(log: CrashLog, read: Read = lambda _: ()) -> Report | None:
     if len(ranks) > 1 and not _is_waiting(chosen):
         explanation = f"{report.explanation} Ranks {_numbers(ranks)} report it."
         report = replace(report, explanation=explanation)
-    hints = (*report.hints, _next_run(log, chosen))
+    hints = report.hints
+    if not is_without_gpu(chosen.message):
+        hints = (*hints, _next_run(log, chosen))
     return replace(report, environment=evidence.environment, hints=hints)
 
 

@@ -368,6 +368,21 @@ def test_the_lines_of_a_cell_that_a_log_shows_are_looked_at(line: str, fits: str
     assert report.source is not None and (report.source.cell, report.source.line) == (5, 4)
 
 
+@pytest.mark.parametrize(
+    ("error", "is_next"),
+    [
+        ("RuntimeError: Found no NVIDIA driver on your system. Please check", False),
+        ("AssertionError: Torch not compiled with CUDA enabled", False),
+        ("RuntimeError: The NVIDIA driver on your system is too old (found version 9000)", False),
+        ("RuntimeError: CUDA error: no kernel image is available for execution", True),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", True),
+    ],
+)
+def test_the_next_command_is_named_where_a_gpu_was_there(error: str, is_next: bool) -> None:
+    rules = [item.rule for item in explained(ended(error)).hints]
+    assert ("next_run" in rules) is is_next
+
+
 # --- large logs -----------------------------------------------------------------------------------
 
 

@@ -15,9 +15,17 @@ from cudalens.diagnosis.host_errors._base import (
     is_known_message,
     table,
 )
-from cudalens.diagnosis.host_errors._words import is_sticky
+from cudalens.diagnosis.host_errors._words import is_sticky, is_without_gpu
 
-__all__ = ["REFUSED", "Verdict", "explain_host_error", "is_known_message", "is_sticky", "table"]
+__all__ = [
+    "REFUSED",
+    "Verdict",
+    "explain_host_error",
+    "is_known_message",
+    "is_sticky",
+    "is_without_gpu",
+    "table",
+]
 
 for _module in pkgutil.iter_modules(__path__):
     if not _module.name.startswith("_"):

@@ -61,6 +61,18 @@ _REST = re.compile(
     r" \((?:when|while) checking arguments? .*|, but (?:expected one of:|found invalid values:).*"
 )
 """Text after a message of torch's: the C++ function, its overloads, all values."""
+NO_GPU = (
+    r"Torch not compiled with CUDA enabled|Found no NVIDIA driver on your system"
+    r"|No CUDA GPUs are available|CUDA error: no CUDA-capable device is detected"
+    r"|Attempting to deserialize object on a CUDA device"
+    r"|Could not run '[\w:.]+' with arguments from the 'CUDA' backend"
+)
+OLD_DRIVER = r"The NVIDIA driver on your system is too old|CUDA driver version is insufficient"
+
+
+def is_without_gpu(message: str) -> bool:
+    """Return whether a message is that of a process which no GPU can serve."""
+    return re.search(f"{NO_GPU}|{OLD_DRIVER}", message) is not None
 
 
 def is_sticky(message: str) -> bool:

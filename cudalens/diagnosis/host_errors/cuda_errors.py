@@ -11,6 +11,7 @@ from functools import partial
 
 from cudalens.core.report import Evidence
 from cudalens.diagnosis.host_errors._base import NO_ASSERT, Answer, cuda, groups, pattern, row
+from cudalens.diagnosis.host_errors._words import NO_GPU, OLD_DRIVER
 
 _WAITED = "The check waited after each op before this call, and none of them had failed."
 _NCCL_ERROR = re.compile(r"Last error:\s*\n([^\n]+)")
@@ -60,12 +61,7 @@ def invalid_device(evidence: Evidence, match: re.Match[str]) -> Answer:
     )
 
 
-@pattern(
-    r"Torch not compiled with CUDA enabled|Found no NVIDIA driver on your system"
-    r"|No CUDA GPUs are available|CUDA error: no CUDA-capable device is detected"
-    r"|Attempting to deserialize object on a CUDA device"
-    r"|Could not run '[\w:.]+' with arguments from the 'CUDA' backend"
-)
+@pattern(NO_GPU)
 def no_gpu(evidence: Evidence, match: re.Match[str]) -> Answer:
     """There is no GPU, or no build that can use one."""
     reason = (
@@ -86,7 +82,7 @@ def no_gpu(evidence: Evidence, match: re.Match[str]) -> Answer:
 
 cuda_row(
     "old_driver",
-    r"The NVIDIA driver on your system is too old|CUDA driver version is insufficient",
+    OLD_DRIVER,
     "the NVIDIA driver is older than the CUDA version that PyTorch was built for",
     "Nothing is wrong with the code. Next step: update the driver, or install a PyTorch build for "
     "the CUDA version that it supports.",
