@@ -89,7 +89,9 @@ def locate(
 ) -> CallSite:
     """Find the user's line, their expressions for the tensors, the API and the module."""
     site = locate_call(frames, values, _torch.same_tensor, call)
-    return replace(site, limits=(*site.limits, *eager.limit_of(map(_code_of, frames))))
+    return replace(
+        site, limits=(*site.limits, *eager.limit_of([_code_of(item) for item in frames]))
+    )
 
 
 def entries_of(lines: Sequence[StackLine]) -> list[Entry]:

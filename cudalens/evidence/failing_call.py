@@ -456,7 +456,7 @@ def _learn_from_api(call: RunningCall, api: ApiCall | None) -> None:
         if isinstance(value, (list, tuple)) and len(parts) == len(value):
             pairs += zip(parts, value, strict=True)
     # Some functions of torch's put a single tensor into a tuple before they are seen.
-    call.learn(pair for pair in pairs if type(pair[1]) is not tuple or len(pair[1]) != 1)
+    call.learn([pair for pair in pairs if type(pair[1]) is not tuple or len(pair[1]) != 1])
     call.spelled |= {id(node) for node, _ in pairs}
 
 

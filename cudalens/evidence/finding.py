@@ -59,8 +59,9 @@ from cudalens.evidence.collect import FailureContext, current_recorder, evidence
 from cudalens.evidence.dataset_column import column_of
 from cudalens.evidence.grown_parameter import grown_parameter
 from cudalens.evidence.replay import replay
-from cudalens.evidence.tensors import bad_key, breaks, facts_of, scalars_of
+from cudalens.evidence.tensors import bad_key, facts_of, scalars_of
 from cudalens.evidence.trial import trial_of_finding
+from cudalens.guards._ranges import breaks
 from cudalens.guards.past_calls import PastCall, StackLine
 from cudalens.guards.process import PROCESS
 from cudalens.recorder.provenance import Provenance

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,6 @@ from cudalens.core.report_types import (
     unravel,
 )
 from cudalens.core.tensor_values import summarise
-from cudalens.guards._ranges import extremes
 from cudalens.guards.process import PROCESS
 from cudalens.source.locate import CallSite
 from cudalens.source.safe_eval import instance_dict
@@ -148,31 +147,6 @@ def _fact(
     summary = _summary(tensor, expression or argument) if is_readable else TensorSummary()
     fact = of_meta(argument, _torch.meta_of(tensor), expression)
     return replace(fact, summary=summary, span=span)
-
-
-def breaks(violation: Violation) -> Callable[[Tensor], bool]:
-    """Return a test that tells whether a tensor holds a value outside the violated bound."""
-    if violation.offenders.first and violation.offenders.first[0].value == "nan":
-        # Numbers outside the bound are another matter: the first NaN is what is looked for.
-        return lambda tensor: tensor.is_floating_point() and bool(tensor.isnan().any())
-    low, high = violation.bounds.min, violation.bounds.max
-    also = violation.bounds.also_allowed
-
-    def is_bad(tensor: Tensor) -> bool:
-        if low is None or high is None or tensor.numel() == 0:
-            return False
-        smallest, largest = extremes(tensor)
-        if float(low) <= smallest and largest <= float(high):
-            return False
-        if not also:
-            return True
-        inside = tensor >= float(low)
-        inside &= tensor <= float(high)
-        for value in also:
-            inside |= tensor == value
-        return not bool(inside.all())
-
-    return is_bad
 
 
 def of_meta(argument: str | None, meta: TensorMeta, expression: str | None = None) -> TensorFact:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -220,3 +221,28 @@ def _complaint(value: Number, bounds: Bounds) -> str:
     if bounds.max is not None:
         return f"is outside the interval {bounds.text}"
     return "is infinite" if number > 0 else "is negative"
+
+
+def breaks(violation: Violation) -> Callable[[Tensor], bool]:
+    """Return a test that tells whether a tensor holds a value outside the violated bound."""
+    if violation.offenders.first and violation.offenders.first[0].value == "nan":
+        # Numbers outside the bound are another matter: the first NaN is what is looked for.
+        return lambda tensor: tensor.is_floating_point() and bool(tensor.isnan().any())
+    low, high = violation.bounds.min, violation.bounds.max
+    also = violation.bounds.also_allowed
+
+    def is_bad(tensor: Tensor) -> bool:
+        if low is None or high is None or tensor.numel() == 0:
+            return False
+        smallest, largest = extremes(tensor)
+        if float(low) <= smallest and largest <= float(high):
+            return False
+        if not also:
+            return True
+        inside = tensor >= float(low)
+        inside &= tensor <= float(high)
+        for value in also:
+            inside |= tensor == value
+        return not bool(inside.all())
+
+    return is_bad
