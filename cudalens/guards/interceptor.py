@@ -182,7 +182,7 @@ class Interceptor:
                 finally:
                     inside.busy = False
             except BaseException as error:
-                if violation is None:
+                if violation is None and not inside.busy:  # else the call around it tells
                     failed(error)
                     if noted is not None:
                         noted.withdraw()

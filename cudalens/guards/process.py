@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from cudalens.core import user_warnings
 from cudalens.core._python import Uninterrupted
+from cudalens.core.errors import DeviceAssertError
 from cudalens.core.report import Report
 
 
@@ -174,9 +175,12 @@ class Guarding:
             listener.add_finding(report)
 
     def call_failed(self, error: BaseException) -> None:
-        """Tell the session what a guarded call raised: the device may be lost."""
+        """Tell the session what a guarded call raised: the device may be lost.
+
+        Not what a guard raised inside it, before a launch.
+        """
         listener = self.listener
-        if listener is not None:
+        if listener is not None and not isinstance(error, DeviceAssertError):
             listener.call_failed(error)
 
     def internal_error(self, line: str) -> None:

@@ -20,6 +20,7 @@ from torch.nn import Parameter
 from cudalens.core._python import raise_if_outside
 from cudalens.core._torch import Unseen, is_accelerator, is_plain
 from cudalens.core.call import ATTRIBUTE, EXTREMES, ApiCall, NodeMark, api_call_of
+from cudalens.core.errors import DeviceAssertError
 from cudalens.core.limits import Limits
 from cudalens.recorder import _torch
 from cudalens.recorder.backward import BackwardPass
@@ -357,7 +358,7 @@ class RecordingMode(_torch.RemovableMode):
     def note_end(self, error: BaseException, call: ApiCall | None) -> None:
         """Keep what ended the device's context; every later call fails only because of it."""
         try:
-            if not self._is_fatal(error):
+            if isinstance(error, DeviceAssertError) or not self._is_fatal(error):
                 return
             if not self.is_over:
                 self.is_over, self.fatal = True, call

@@ -270,8 +270,7 @@ class CheckSession:
 
     def call_failed(self, error: BaseException) -> None:
         """Report the loss of the device, where no recorder does and a guarded call sees it."""
-        is_ours = isinstance(error, DeviceAssertError)
-        if self.recorder is None and not is_ours and not self._is_lost:
+        if self.recorder is None and not self._is_lost:
             limits = self._limits
             if limits.attempt("device", lambda: lost_context.is_fatal(error), bool):
                 limits.attempt("early report", lambda: self._on_device_end(error))
