@@ -190,9 +190,13 @@ class Outcome:
             parts.append(f"{sentence[0].upper()}{sentence[1:]}; {findings.fired()}.")
         parts.append(findings.others(shown, self.error))
         is_lost = self.error is not None and self.error.context_usable is False
+        explanation = " ".join(filter(None, parts))
+        is_said = (explanation, all_limits) == (shown.explanation, shown.limits)
+        if is_said and self.site is None and not is_lost:
+            return shown
         return replace(
             shown,
-            explanation=" ".join(filter(None, parts)),
+            explanation=explanation,
             context_usable=False if is_lost else shown.context_usable,
             source=shown.source or site.source,
             frames=site.frames or shown.frames,
