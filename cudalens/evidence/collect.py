@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from cudalens.core.call import Call
-from cudalens.core.evidence_types import CallContext
+from cudalens.core.evidence_types import CallContext, OwnerModule
 from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, is_of_cell
 from cudalens.core.report_types import (
@@ -38,8 +38,9 @@ from cudalens.evidence.tensors import bad_key
 from cudalens.guards.process import PROCESS
 from cudalens.source.files import running_shell
 from cudalens.source.locate import CallSite, locate_entries
+from cudalens.source.module_path import running_modules
 from cudalens.source.running_call import RunningCall
-from cudalens.source.stack import Entry, StackEntry, frame_of
+from cudalens.source.stack import Entry, StackEntry, frame_of, place_of
 
 FORWARD_CALL = "the forward call of the op that failed"
 LIBRARIES = ("transformers", "torch_geometric", "torchvision", "accelerate", "datasets")
@@ -75,6 +76,11 @@ class FailureContext:
     def frames(self) -> list[FrameType]:
         """The frames of the stack; none of a call that is over."""
         return [frame_of(item) for item in self.entries if not isinstance(item, StackEntry)]
+
+    @cached_property
+    def modules(self) -> list[object]:
+        """The modules whose methods are on the stack, outermost first."""
+        return running_modules([place_of(item) for item in self.frames])
 
     @cached_property
     def names(self) -> dict[int, str]:
@@ -120,7 +126,7 @@ def evidence_of(
         parts: the other parts of the evidence, which differ by the kind of failure.
     """
     attempt, site, recorder = failure.limits.attempt, failure.site, failure.recorder
-    entries = [item for item in failure.entries if not isinstance(item, StackEntry)]
+    frames = failure.frames
     forward, module_path = attempt(
         "forward source", failure.forward, lambda: (None, None), kind=tuple
     )
@@ -130,10 +136,17 @@ def evidence_of(
     graph = graph or AutogradNeighbourhood()
     module_path = site.module_path or module_path
     paths = [item.module_path for item in history] + [item.module_path for item in graph.nodes]
-    name = partial(module_names, module_path, paths, recorder, entries, running=site.module_path)
-    owners = partial(owner_modules, failure.values, entries, site)
+    running = site.module_path
+
+    def names() -> tuple[tuple[str, str], ...]:
+        stack = failure.modules
+        return module_names(module_path, paths, recorder, frames, stack, running=running)
+
+    def owners() -> tuple[OwnerModule, ...]:
+        return owner_modules(failure.values, frames, failure.modules, site, failure.reader)
+
     api = failure.op.api or site.api
-    if not entries and not (api or "").startswith("torch.nn.functional."):
+    if not frames and not (api or "").startswith("torch.nn.functional."):
         api = None  # without variables the line does not tell torch.take from a tensor's method
     return Evidence(
         violation=failure.violation,
@@ -145,12 +158,12 @@ def evidence_of(
         call=site.call,
         module_path=module_path,
         module_type=site.module_type,
-        module_names=attempt("module names", name, tuple),
+        module_names=attempt("module names", names, tuple),
         frames=site.frames,
         graph=graph,
         history=history,
         owners=attempt("modules", owners, tuple),
-        call_context=attempt("observations", lambda: context.observe(entries, site), CallContext),
+        call_context=attempt("observations", lambda: context.observe(frames, site), CallContext),
         environment=attempt("environment", context.describe, Environment),
         libraries=tuple(name for name in LIBRARIES if name in sys.modules),
         # No notebook and no IPython runs here.

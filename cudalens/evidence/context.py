@@ -23,29 +23,28 @@ from cudalens.source.files import is_user_file
 from cudalens.source.locate import CallSite
 from cudalens.source.running_node import mentioned
 from cudalens.source.safe_eval import instance_dict, registered
-from cudalens.source.stack import frame_of
 
-Entries = Sequence[FrameType | TracebackType]
+Frames = Sequence[FrameType]
 _TEMPERATURES = ("temperature", "temp", "tau")
 
 
-def observe(entries: Entries, site: CallSite) -> CallContext:
+def observe(frames: Frames, site: CallSite) -> CallContext:
     """Return what the variables around a call tell."""
-    tokenizer = _tokenizer(entries)
+    tokenizer = _tokenizer(frames)
     return CallContext(
         library_names=site.library_names[::-1],
-        model=_model(entries),
+        model=_model(frames),
         tokenizer_length=None if tokenizer is None else len(tokenizer),
         pad_token_id=None if tokenizer is None else tokenizer.pad_token_id,
-        temperatures=tuple(_temperatures(entries)),
+        temperatures=tuple(_temperatures(frames)),
     )
 
 
-def _model(entries: Entries) -> str | None:
+def _model(frames: Frames) -> str | None:
     """Name the innermost running model of transformers; a class of the user's by its base."""
     library = sys.modules.get("transformers.modeling_utils")
     base = getattr(library, "PreTrainedModel", None)
-    for frame in map(frame_of, reversed(entries)) if isinstance(base, type) else ():
+    for frame in reversed(frames) if isinstance(base, type) else ():
         kinds = type(frame.f_locals.get("self")).__mro__
         if base in kinds:
             named = (item for item in kinds if str(item.__module__).startswith("transformers."))
@@ -53,9 +52,9 @@ def _model(entries: Entries) -> str | None:
     return None
 
 
-def _temperatures(entries: Entries) -> Iterator[tuple[str, float]]:
+def _temperatures(frames: Frames) -> Iterator[tuple[str, float]]:
     """Return the numbers called a temperature that the user's deepest function mentions."""
-    frame = next(filter(_is_users, map(frame_of, reversed(entries))), None)
+    frame = next(filter(_is_users, reversed(frames)), None)
     if frame is None:
         return
     variables, owner = mentioned(frame), instance_dict(frame.f_locals.get("self"))
@@ -70,13 +69,13 @@ def _is_users(frame: FrameType) -> bool:
     return is_user_file(frame.f_code.co_filename)
 
 
-def _tokenizer(entries: Entries) -> Any:
+def _tokenizer(frames: Frames) -> Any:
     """Return the one tokenizer of transformers that the user's running code mentions."""
     if "transformers" not in sys.modules:
         return None
     base = sys.modules["transformers"].PreTrainedTokenizerBase
-    frames = filter(_is_users, map(frame_of, entries))
-    values = (value for frame in frames for value in mentioned(frame).values())
+    users = filter(_is_users, frames)
+    values = (value for frame in users for value in mentioned(frame).values())
     tokenizers: dict[int, Any] = {id(item): item for item in values if issubclass(type(item), base)}
     return next(iter(tokenizers.values())) if len(tokenizers) == 1 else None
 

@@ -56,17 +56,17 @@ def evidence_of_error(
     device_text: Any,
     *,
     started: float,
-    trial: ApiTrial | None = None,
     was_lost: bool = False,
     is_checked: bool = True,
     beside: Callable[[], Sequence[TensorFact]] = tuple,
-) -> Evidence:
+) -> tuple[Evidence, ApiTrial | None]:
     """Collect everything about an exception that CUDA, torch or a library on top of it raised.
+
+    The trial of the call that raised comes with it, where it can be made: not on a lost device.
 
     Args:
         recorder, device_text: of the block that the exception left, ``None`` without one.
         started: when the work on the report began, on the performance counter.
-        trial: of the call that raised, which is read here otherwise.
         was_lost: whether the device's context had ended before that block began.
         is_checked: whether a check was open.
         beside: where the context is gone, other tensors, after those of the line.
@@ -81,10 +81,9 @@ def evidence_of_error(
     # The call: where it is, what it was given.
     find = partial(failed_record, recorder, error, is_lost=is_own)
     record, was_handled_inside = attempt("failing op", find, lambda: (None, False), kind=tuple)
-    call = Call()
-    if trial is None and not was_handled_inside:
-        trial = attempt("call", lambda: trial_of_error(error, entries))
+    call, trial = Call(), None
     if not was_handled_inside:
+        trial = attempt("call", lambda: trial_of_error(error, entries))
         read = partial(api_call_of_stack, entries)
         call = Call(api=attempt("call", read) or raised) if trial is None else trial.call
     arguments = attempt("arguments", lambda: arguments_of(call.api), dict)
@@ -130,7 +129,7 @@ def evidence_of_error(
     is_backward = any(item.f_code.co_name == "_engine_run_backward" for item in failure.frames)
     is_assert = is_device_assert(facts) and not was_lost
     is_synchronous = recorder is not None and recorder.is_synchronous
-    return evidence_of(
+    evidence = evidence_of(
         failure,
         phase=phase_of(entries, in_backward=is_backward) if record is None else record.phase,
         # It is not known where this process has not used CUDA.
@@ -157,6 +156,7 @@ def evidence_of_error(
         else (),
         is_checked=is_checked,
     )
+    return evidence, None if is_lost else trial
 
 
 def failed_record(recorder: Any, error: BaseException, *, is_lost: bool) -> tuple[Any, bool]:
@@ -255,7 +255,8 @@ def _printed(device_text: Any, limits: Limits, *, is_expected: bool) -> str | No
 
 def report_of_another(error: BaseException) -> Report:
     """Report an exception that tells of the end of a context which is not this process's."""
-    evidence = evidence_of_error(error, None, None, started=time.perf_counter(), is_checked=False)
+    started = time.perf_counter()
+    evidence, _ = evidence_of_error(error, None, None, started=started, is_checked=False)
     first = str(error).strip().split("\n", 1)[0]
     state = "The CUDA devices of this process still work after this exception"
     if evidence.context_usable is None:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence, Set
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cudalens.core.evidence_types import OwnerModule
-from cudalens.source.files import is_user_file
 from cudalens.source.locate import CallSite
-from cudalens.source.module_path import paths_below, running_modules
+from cudalens.source.module_path import paths_below
 from cudalens.source.running_call import RunningCall, class_name
 from cudalens.source.safe_eval import registered
-from cudalens.source.stack import frame_of, namespaces, place_of
+from cudalens.source.stack import namespaces
 
 
 def module_names(
     module_path: str | None,
     others: Iterable[str | None],
     recorder: Any,
-    entries: Sequence[FrameType | TracebackType],
+    frames: Sequence[FrameType],
+    stack: Sequence[object],
     *,
     running: str | None,
 ) -> tuple[tuple[str, str], ...]:
@@ -34,17 +34,15 @@ def module_names(
     Args:
         module_path: of the failure.
         others: paths of the history and of the graph.
-        entries: the stack of the failure.
+        frames: the stack of the failure.
+        stack: the modules that run on it, outermost first.
         running: the path of the module whose call is on that stack; another path that the failure
             has is that of a recorded call.
     """
     roots: dict[str, set[int]] = {} if recorder is None else recorder.snapshot().module_roots()
-    stack = running_modules([place_of(item) for item in entries])
     if running and stack:
         roots.setdefault(running, set()).add(id(stack[0]))
-    variables = _variables(
-        list(map(frame_of, entries)), {root for held in roots.values() for root in held}
-    )
+    variables = _variables(frames, {root for held in roots.values() for root in held})
     names = {}
     for path in filter(None, (module_path, *others)):
         held = {variables.get(root) for root in roots.get(path, ())}
@@ -54,22 +52,29 @@ def module_names(
 
 
 def owner_modules(
-    values: Mapping[str, Tensor], entries: Sequence[FrameType | TracebackType], site: CallSite
+    values: Mapping[str, Tensor],
+    frames: Sequence[FrameType],
+    stack: Sequence[object],
+    site: CallSite,
+    line: RunningCall | None,
 ) -> tuple[OwnerModule, ...]:
     """Return the module of each argument that no expression of the line is, where one is proven.
 
     The innermost running module that has the tensor as a parameter or buffer.  Its name is that
     of the user's line where the line calls this very module, else its path below the variable
     that contains the model.
+
+    Args:
+        stack: the modules that run, outermost first.
+        line: the call on the user's line.
     """
-    stack = running_modules([place_of(item) for item in entries])
     named = {item.key for item in site.names}
     owners = []
     for key, tensor in values.items():
         for module in reversed(stack) if key not in named else ():
             stored = {**registered(module, "_parameters"), **registered(module, "_buffers")}
             name = next((name for name, item in stored.items() if item is tensor), None)
-            text = name and _text_of(module, entries, stack[0])
+            text = name and _text_of(module, frames, stack[0], line)
             if name and text:
                 kind = class_name(type(module)) or type(module).__name__
                 owners.append(
@@ -82,15 +87,13 @@ def owner_modules(
 
 
 def _text_of(
-    module: object, entries: Sequence[FrameType | TracebackType], root: object
+    module: object, frames: Sequence[FrameType], root: object, line: RunningCall | None
 ) -> str | None:
     """Return what the user calls a running module: where their line calls it, else by its path."""
-    users = [item for item in entries if is_user_file(frame_of(item).f_code.co_filename)]
-    call = RunningCall.at(place_of(users[-1])) if users else None
-    function = call.node.func if call is not None and isinstance(call.node, ast.Call) else None
-    if call is not None and function is not None and call.value(function) is module:
+    function = getattr(line and line.node, "func", None)
+    if line is not None and function is not None and line.value(function) is module:
         return ast.unparse(function)
-    variable = _variables(list(map(frame_of, entries)), {id(root)}).get(id(root))
+    variable = _variables(frames, {id(root)}).get(id(root))
     path = paths_below(root, wanted={id(root), id(module)}).get(id(module))
     if variable is None or path is None:
         return None

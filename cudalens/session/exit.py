@@ -21,8 +21,7 @@ from cudalens.diagnosis.diagnose import bare_report_of_error, diagnose, format_m
 from cudalens.evidence import exception, lost_context
 from cudalens.evidence.call_stack import locate, trim, with_callers
 from cudalens.evidence.collect import error_facts
-from cudalens.evidence.torch_errors import is_torch_error, visible_entries
-from cudalens.evidence.trial import trial_of_error
+from cudalens.evidence.torch_errors import is_torch_error
 from cudalens.source.files import is_own_file
 from cudalens.source.locate import CallSite
 from cudalens.source.shown_frames import shown_frames, with_causes
@@ -61,16 +60,12 @@ def explained(
     def full() -> Report:
         if lost_context.is_of_another(error):
             return exception.report_of_another(error)
-        trial = limits.attempt("call", lambda: trial_of_error(error, visible_entries(error)))
-        evidence = exception.evidence_of_error(
-            error,
-            None if was_lost else recorder,
-            device_text,
-            started=started,
-            trial=trial,
-            was_lost=was_lost,
+        used = None if was_lost else recorder
+        return diagnose(
+            *exception.evidence_of_error(
+                error, used, device_text, started=started, was_lost=was_lost
+            )
         )
-        return diagnose(evidence, None if evidence.context_usable is False else trial)
 
     def bare() -> Report:
         return bare_report_of_error(error_facts(error), tuple(limits.lines))
@@ -87,8 +82,8 @@ def explained_early(
     error.__traceback__ = with_callers(trace)
     try:
         started = time.perf_counter()
-        evidence = exception.evidence_of_error(error, recorder, device_text, started=started)
-        return diagnose(evidence, None)
+        evidence, _ = exception.evidence_of_error(error, recorder, device_text, started=started)
+        return diagnose(evidence)
     except Exception as failure:
         raise_if_outside(failure)
         return bare_report_of_error(error_facts(error), tuple(limits.lines))

@@ -27,8 +27,7 @@ from cudalens.evidence.collect import error_facts
 from cudalens.evidence.context import rehearsed_fault
 from cudalens.evidence.exception import evidence_of_error, report_of_another
 from cudalens.evidence.tensors import of_meta
-from cudalens.evidence.torch_errors import is_torch_error, visible_entries
-from cudalens.evidence.trial import trial_of_error
+from cudalens.evidence.torch_errors import is_torch_error
 from cudalens.guards.process import PROCESS
 from cudalens.source.files import is_user_file, source_lines
 from cudalens.source.safe_eval import SafeEvaluator, value_or
@@ -63,14 +62,12 @@ def explain(
     started = time.perf_counter()
     lines = _assertions(facts.message, printed) if is_lost else ""
     tree = Limits().attempt("cell", lambda: _tree_of_cell(error), lambda: ast.Module([], []))
-    trial = Limits().attempt("call", lambda: trial_of_error(error, visible_entries(error)))
     # In place of the stream of a checked block.
-    evidence = evidence_of_error(
+    evidence, trial = evidence_of_error(
         error,
         None,
         SimpleNamespace(text=lambda **_: lines),
         started=started,
-        trial=trial,
         is_checked=False,
         beside=lambda: _tensors(namespace, tree),
     )
@@ -80,7 +77,7 @@ def explain(
         if call is not None:
             op = OpName(name=call.op, api=call.api)
             evidence = replace(evidence, op=op, fitting_call=call)
-    PROCESS.last = report = diagnose(evidence, None if is_lost else trial)
+    PROCESS.last = report = diagnose(evidence, trial)
     lost_context.remember(report)
     return report
 
