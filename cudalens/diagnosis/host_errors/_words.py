@@ -66,6 +66,7 @@ NO_GPU = (
     r"|No CUDA GPUs are available|CUDA error: no CUDA-capable device is detected"
     r"|Attempting to deserialize object on a CUDA device"
     r"|Could not run '[\w:.]+' with arguments from the 'CUDA' backend"
+    r"|Unexpected error from cudaGetDeviceCount\(\)(?:.*?(?P<reported>Error \d+: [^\n]+))?"
 )
 OLD_DRIVER = r"The NVIDIA driver on your system is too old|CUDA driver version is insufficient"
 

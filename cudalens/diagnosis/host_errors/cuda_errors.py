@@ -61,10 +61,19 @@ def invalid_device(evidence: Evidence, match: re.Match[str]) -> Answer:
     )
 
 
+cuda_row(
+    "old_driver",
+    OLD_DRIVER,
+    "the NVIDIA driver is older than the CUDA version that PyTorch was built for",
+    "Nothing is wrong with the code. Next step: update the driver, or install a PyTorch build for "
+    "the CUDA version that it supports.",
+)
+
+
 @pattern(NO_GPU)
 def no_gpu(evidence: Evidence, match: re.Match[str]) -> Answer:
     """There is no GPU, or no build that can use one."""
-    reason = (
+    reason = match["reported"] or (
         "this build of PyTorch was made without CUDA"
         if "not compiled" in match[0]
         else "there is no GPU that this process can use"
@@ -78,15 +87,6 @@ def no_gpu(evidence: Evidence, match: re.Match[str]) -> Answer:
         certainty="proven",
     )
     yield replace(verdict, context_usable=None)
-
-
-cuda_row(
-    "old_driver",
-    OLD_DRIVER,
-    "the NVIDIA driver is older than the CUDA version that PyTorch was built for",
-    "Nothing is wrong with the code. Next step: update the driver, or install a PyTorch build for "
-    "the CUDA version that it supports.",
-)
 
 
 @pattern(

@@ -144,6 +144,13 @@ ROWS: list[tuple[str, bool | None, str, str, *tuple[str, ...]]] = [
     ("no_gpu", None, "proven",
      "CUDA is not available: this build of PyTorch was made without CUDA",
      "Torch not compiled with CUDA enabled"),
+    ("no_gpu", None, "proven",
+     "CUDA is not available: Error 804: forward compatibility was attempted on non supported HW",
+     "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+     "NumCudaDevices() that might have already set an error? Error 804: forward compatibility was "
+     "attempted on non supported HW"),
+    ("no_gpu", None, "proven", "CUDA is not available: there is no GPU that this process can use",
+     "Unexpected error from cudaGetDeviceCount()"),
 ]  # fmt: skip
 TEXTS = [(*row[:4], text) for row in ROWS for text in row[4:]]
 
