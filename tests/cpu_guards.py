@@ -15,7 +15,7 @@ from cudalens.core.report_types import Violation
 from cudalens.guards import full_name
 from cudalens.guards.interceptor import Interceptor
 from cudalens.guards.past_calls import PastCall
-from tests.releases import here
+from tests.releases import here, unexpected
 
 _TESTS = str(Path(__file__).parent)
 
@@ -108,7 +108,7 @@ def guarded(*devices: str, is_deferred: bool = False) -> Iterator[Collector]:
         yield collector
     finally:
         installed.uninstall()
-    assert collector.trouble == []
+    assert unexpected(collector.trouble) == [], collector.trouble
 
 
 @contextmanager

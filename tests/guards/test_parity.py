@@ -118,7 +118,7 @@ def test_a_guard_finds_what_a_loop_finds(case: Case) -> None:
         max_examples=case.examples // 2,
         deadline=None,
         database=None,
-        suppress_health_check=[HealthCheck.filter_too_much],
+        suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
     )
     for calls in (case.calls, case.calls.filter(partial(is_refused, case.op))):
         # A seed, not derandomize, which draws other calls after each change of these lines.
