@@ -9,7 +9,7 @@ import ast
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any, cast
 
 from torch import Tensor
@@ -20,11 +20,12 @@ from cudalens.core.evidence_types import FreedGraph
 from cudalens.core.report_types import LineRef, SourceSpan
 from cudalens.evidence.autograd_graph import name_of
 from cudalens.recorder.calls import Recorded
-from cudalens.recorder.history import FreedPart, find_freed
+from cudalens.recorder.history import Snapshot
+from cudalens.recorder.sites import entries_of, phase_of
 from cudalens.source.locate import locate_line
 from cudalens.source.running_node import mentioned, running
 from cudalens.source.safe_eval import evaluator_for, value_or
-from cudalens.source.stack import StackEntry, place_of, running_frame
+from cudalens.source.stack import place_of, running_frame
 
 MAX_VISITED = 5000
 """Nodes that are looked at."""
@@ -59,24 +60,38 @@ def freed_graph(
     ]
     with plain_torch(), no_dispatch_modes():
         way = _way_to(raising.sequence_nr, roots)
-        part = find_freed(recorder.snapshot(), way, write)
-        if part is None:
+        snapshot = recorder.snapshot()
+        calls = [snapshot.forward_call(int(node._sequence_nr())) for node in way]
+        made = calls[-1] if calls else None
+        passes = snapshot.earlier_passes if write is None else [(write.seq, write)]
+        done = [item for item in passes if made is not None and item[0] > made.seq]
+        if made is None or not done:
+            # No pass has run since: the failing one, which frees what it has run through, did it.
             return None
-        name = _holder_name(way, part, recorder, entries)
-        others = _ends(roots, None if part.at is None else way[part.at])
-    lines = (part.made, part.freed, part.read, part.source)
-    made, freed, read, holder = (_line(stack, here) for stack in lines)
-    return FreedGraph(
-        node=name_of(way[-1]),
-        made=made,
-        freed=freed,
-        read=read,
-        holder=holder,
-        name=name,
-        has_stepped=part.has_stepped,
-        is_made_again=part.is_made_again,
-        trains_more=bool(others),
-    )
+        part = FreedGraph(node=name_of(way[-1]), made=_line(made, here))
+        if len(done) > 1:
+            return part
+        ((first, freeing),) = done
+        after = [item for item in snapshot.calls if item.seq > freeing.seq]
+        stepped = any(phase_of(item.site) == "optimizer" and item.written for item in after)
+        part = replace(part, freed=_line(freeing, here), has_stepped=stepped)
+        # The first node that was made before the pass; the call of the node before it read that.
+        at = next((at for at, call in enumerate(calls) if call is None or call.seq < first), 0)
+        reader, source = calls[at - 1] if at else None, calls[at]
+        if reader is None or source is None:
+            return part
+        # A line may make it in one of two ways: ``z = x if z is None else z + x``.
+        is_made_again = any(_stack_lines(item) == _stack_lines(source) for item in after)
+        return replace(
+            part,
+            read=_line(reader, here),
+            holder=_line(source, here),
+            name=_holder_name(
+                way[at], reader, source if is_made_again else None, snapshot, entries
+            ),
+            is_made_again=is_made_again,
+            trains_more=bool(_ends(roots, way[at])),
+        )
 
 
 def _way_to(number: int, roots: Iterable[Any]) -> tuple[Any, ...]:
@@ -108,8 +123,9 @@ def _ends(roots: Iterable[Any], without: Any) -> set[Any]:
     return {item for item in before if item is not None and not item.next_functions} - {without}
 
 
-def _line(entries: Sequence[StackEntry], here: SourceSpan | None) -> LineRef | None:
+def _line(call: Recorded, here: SourceSpan | None) -> LineRef | None:
     """Return the user's deepest line, with its cell or file where that is not ``here``."""
+    entries = entries_of(call.site)
     line = locate_line(entries[-1:]) if entries else None
     if line is None or line.line is None:
         return None
@@ -117,37 +133,42 @@ def _line(entries: Sequence[StackEntry], here: SourceSpan | None) -> LineRef | N
     return replace(line, cell=None, file=None) if is_here else line
 
 
+def _stack_lines(call: Recorded) -> list[tuple[CodeType, int]]:
+    return [(item.code, item.lineno) for item in entries_of(call.site)]
+
+
 def _holder_name(
-    way: Sequence[Any], part: FreedPart, recorder: Any, entries: Sequence[TracebackType]
+    node: Any,
+    reader: Recorded,
+    newer: Recorded | None,
+    snapshot: Snapshot,
+    entries: Sequence[TracebackType],
 ) -> str | None:
     """Name the variable that the line read which leads back, where its frame still runs.
 
     Else what the line read that called it, and so on.
+
+    Args:
+        node: that made what was read.
+        newer: the call that made it, where its line has made another since.
     """
-    if part.at is None:
-        return None
-    node = way[part.at]
-    target = recorder.forward_site(int(node._sequence_nr()))
 
     def is_it(tensor: Tensor) -> bool:
-        """Return whether a tensor is what was read, or what its line has made of it since."""
         own = tensor.grad_fn
-        if own is None or type(own) is not type(node):
-            return False
-        if own is node:
-            return True
-        site = recorder.forward_site(int(own._sequence_nr()))
-        return bool(part.is_made_again and target and site and site[0] == target[0])
+        if newer is None or own is None or own is node or type(own) is not type(node):
+            return own is node
+        call = snapshot.forward_call(int(own._sequence_nr()))
+        return call is not None and entries_of(call.site) == entries_of(newer.site)
 
-    for entry in reversed(part.read):
+    for entry in reversed(entries_of(reader.site)):
         frame = running_frame(entry.code, entries)
         if frame is None and entry.code.co_name in _COMPREHENSIONS:
             running_frames = (item.tb_frame for item in entries)
             frame = next((it for it in running_frames if entry.code in it.f_code.co_consts), None)
         if frame is not None:
-            reader = evaluator_for(frame)
+            evaluator = evaluator_for(frame)
             for item in _names_read(running(place_of(entry)).statement):
-                if any(map(is_it, _tensors_in(value_or(reader, item, None)))):
+                if any(map(is_it, _tensors_in(value_or(evaluator, item, None)))):
                     return ast.unparse(item)
     # Of functions only the innermost call is noted: what a caller's variable holds is it too.
     names = {

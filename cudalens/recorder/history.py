@@ -1,4 +1,4 @@
-"""The recorded calls to read: history, who made which tensor or wrote to it, freed graphs.
+"""The recorded calls to read: history, who made which tensor or wrote to it.
 
 A tensor is known by its weak reference, which tells it apart from every other tensor even when
 both are dead.
@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import CodeType
 from typing import Any
 
 from cudalens.core.call import ApiCall
 from cudalens.core.report_types import HistoryEntry
 from cudalens.recorder.calls import Recorded, Write, meta_of
 from cudalens.recorder.dataloader import Batches
-from cudalens.recorder.sites import SiteReader, entries_of, phase_of, shared_site
+from cudalens.recorder.sites import SiteReader, phase_of, shared_site
 from cudalens.recorder.tensor_refs import Ref
-from cudalens.source.stack import StackEntry
 
 _LONG = re.compile(r"^torch\.(?:(b?f|u|i|c)(?:loat|int|nt|omplex))?")
 
@@ -178,71 +175,3 @@ class _Index:
             if write.tensor is not whole:
                 self.bases.setdefault(id(write.tensor), whole)
             self.writes.setdefault(id(whole), []).append((call, write))
-
-
-# --- which recorded backward pass freed a part of the graph, and what leads back into it ----------
-
-
-@dataclass(frozen=True, kw_only=True)
-class FreedPart:
-    """A part of the graph that a backward pass has freed, by the user's lines, outermost first."""
-
-    made: list[StackEntry]
-    """Of the call that the freed node belongs to."""
-    freed: list[StackEntry]
-    """Of the pass; empty where several passes may have done it."""
-    read: list[StackEntry]
-    """Of the call, after the pass, that leads back into what was made before; empty where no
-    recorded call does, or none is certain."""
-    source: list[StackEntry] = field(default_factory=list)
-    """Of the call whose result that call read."""
-    at: int | None = None
-    """The place, on the way to the freed node, of the node whose result that call read."""
-    is_made_again: bool = False
-    """True if the line that made that result has run again since."""
-    has_stepped: bool = False
-    """True if an optimizer has changed parameters since the pass."""
-
-
-def find_freed(
-    snapshot: Snapshot, way: Sequence[Any], write: Recorded | None = None
-) -> FreedPart | None:
-    """Return how a way came to lead into a freed part, or one in which a tensor was changed.
-
-    ``None`` if its last call is not known, or no earlier pass has run since: then the failing pass,
-    which frees what it has run through, has freed it.
-
-    Args:
-        way: autograd's nodes, from the one that backward was asked of to the one that refused.
-        write: the call that changed its saved tensor, where it is not freed.
-    """
-    calls = [snapshot.forward_call(int(node._sequence_nr())) for node in way]
-    made = calls[-1] if calls else None
-    passes = snapshot.earlier_passes if write is None else [(write.seq, write)]
-    done = [item for item in passes if made is not None and item[0] > made.seq]
-    if made is None or not done:
-        return None
-    entries = entries_of(made.site)
-    if len(done) > 1:
-        return FreedPart(made=entries, freed=[], read=[])
-    ((first, freeing),) = done
-    after = [item for item in snapshot.calls if item.seq > freeing.seq]
-    stepped = any(phase_of(item.site) == "optimizer" and item.written for item in after)
-    part = FreedPart(made=entries, freed=entries_of(freeing.site), read=[], has_stepped=stepped)
-    at = next((at for at, call in enumerate(calls) if call is None or call.seq < first), 0)
-    reader, source = calls[at - 1] if at else None, calls[at]
-    if reader is None or source is None:
-        return part
-    line = entries_of(source.site)
-    return replace(
-        part,
-        read=entries_of(reader.site),
-        source=line,
-        at=at,
-        # A line may make it in one of two ways: ``z = x if z is None else z + x``.
-        is_made_again=any(_lines(entries_of(item.site)) == _lines(line) for item in after),
-    )
-
-
-def _lines(entries: Sequence[StackEntry]) -> list[tuple[CodeType, int]]:
-    return [(item.code, item.lineno) for item in entries]
