@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from cudalens.core.call import Call, api_call_of
+from cudalens.core.call import ApiCall, Call, api_call_of
 from cudalens.core.evidence_types import (
     DeviceFault,
     FreedGraph,
@@ -29,6 +29,7 @@ from cudalens.core.report_types import (
     CHANGED,
     AutogradNeighbourhood,
     OpName,
+    Phase,
     ProvenanceStep,
     TensorFact,
 )
@@ -40,9 +41,13 @@ from cudalens.evidence.failing_call import api_call_of_stack, arguments_of, refu
 from cudalens.evidence.freed_graph import FREED, freed_graph
 from cudalens.evidence.host_value import observed_value
 from cudalens.evidence.out_of_place import MODIFIED, with_tried_form
-from cudalens.evidence.tensors import of_meta, tensor_facts
+from cudalens.evidence.tensors import tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
 from cudalens.evidence.trial import ApiTrial, trial_of_error
+from cudalens.recorder.arguments import overload_of
+from cudalens.recorder.calls import BACKWARD
+from cudalens.recorder.sites import SiteReader, entries_of
+from cudalens.recorder.sites import phase_of as phase_of_site
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.locate import CallSite, locate_entries
 from cudalens.source.stack import frames_of
@@ -79,29 +84,31 @@ def evidence_of_error(
     entries, raised = visible_entries(error), api_call_of(error)
 
     # The call: where it is, what it was given.
-    find = partial(failed_record, recorder, error, is_lost=is_own)
-    record, was_handled_inside = attempt("failing op", find, lambda: (None, False), kind=tuple)
+    find = partial(failed_call, recorder, error, is_lost=is_own)
+    failed, was_handled_inside = attempt("failing op", find, lambda: (None, False), kind=tuple)
     call, trial = Call(), None
     if not was_handled_inside:
         trial = attempt("call", lambda: trial_of_error(error, entries))
         read = partial(api_call_of_stack, entries)
         call = Call(api=attempt("call", read) or raised) if trial is None else trial.call
-    arguments = attempt("arguments", lambda: arguments_of(call.api), dict)
+    # What the user's line calls may be another function, around the one that the device ran.
+    api = failed if is_lost and failed is not None and failed.func is not None else call.api
+    arguments = attempt("arguments", lambda: arguments_of(api), dict)
     failure = FailureContext(
-        call=call if record is None else replace(call, node=record.node),
+        call=call if failed is None else replace(call, node=failed.node),
         values=tensor_values(arguments),
         entries=entries,
         error=facts,
-        op=OpName() if record is None else OpName(name=record.name, overload=record.overload),
+        op=OpName() if failed is None else _op_of(failed),
         recorder=recorder,
         reader=None if trial is None else trial.line.call,
         started=started,
         limits=limits,
     )
-    if was_handled_inside:
-        failure.site = attempt("source", lambda: site_of_record(record), CallSite)
+    if failed is not None and was_handled_inside:
+        failure.site = attempt("source", lambda: site_of_call(failed), CallSite)
     values = failure.values
-    tensors = attempt("tensors", lambda: _tensors(failure, record, read=not is_lost), tuple)
+    tensors = attempt("tensors", lambda: _tensors(failure, read=not is_lost), tuple)
     observed = None
     if not is_lost:
         live = None if recorder is None else raised
@@ -131,7 +138,7 @@ def evidence_of_error(
     is_synchronous = recorder is not None and recorder.is_synchronous
     evidence = evidence_of(
         failure,
-        phase=phase_of(entries, in_backward=is_backward) if record is None else record.phase,
+        phase=phase_of(entries, in_backward=is_backward) if failed is None else _phase_of(failed),
         # It is not known where this process has not used CUDA.
         context_usable=False if is_lost else torch.cuda.is_initialized() or None,
         tensors=tensors,
@@ -146,7 +153,7 @@ def evidence_of_error(
         ),
         synchronization=Synchronization(
             waits=is_synchronous if is_checked and not was_lost else None,
-            is_op_unwaited=record is not None and not is_synchronous,
+            is_op_unwaited=failed is not None and not is_synchronous,
         ),
         has_run_kernels=observed is not None and observed.has_run_kernels,
         worker_line=sent or None,
@@ -159,48 +166,57 @@ def evidence_of_error(
     return evidence, None if is_lost else trial
 
 
-def failed_record(recorder: Any, error: BaseException, *, is_lost: bool) -> tuple[Any, bool]:
-    """Return the recorder's note of the call that raised, and whether it had raised before.
+def failed_call(
+    recorder: Any, error: BaseException, *, is_lost: bool
+) -> tuple[ApiCall | None, bool]:
+    """Return the recorded call that raised, and whether it had raised before.
 
     Where the device's context had ended before, it is the call that ended it.
     """
     if recorder is None:
         return None, False
-    if is_lost and recorder.is_over:
-        if recorder.fatal is None:
+    raised, fatal = api_call_of(error), recorder.fatal
+    if is_lost and recorder.is_over and fatal is not raised:
+        if fatal is None:
             return None, False  # no call of the block's ended it
-        record = recorder.fatal_call(error)
-        if record is not None:
-            return record, True
-    return recorder.in_flight(error), False
+        # One without a function was noted on autograd's own thread, before torch raised it.
+        if raised is None or fatal.func is not None or fatal.node != raised.node:
+            return fatal, True
+    return raised, False
 
 
-def site_of_record(record: Any) -> CallSite:
+def site_of_call(call: ApiCall) -> CallSite:
     """Return the place of a call that is over, in place of that where its error was met again."""
+    entries = entries_of(call.site)
     return CallSite(
-        source=locate_entries(record.entries),
-        frames=frames_of(record.entries),
-        module_path=record.module_path,
+        source=locate_entries(entries),
+        frames=frames_of(entries),
+        module_path=SiteReader().module(call.site).path,
     )
 
 
-def _tensors(failure: FailureContext, record: Any, *, read: bool) -> tuple[TensorFact, ...]:
-    """Describe the tensors of the call and of the line; parameters of a module without values.
+def _op_of(call: ApiCall) -> OpName:
+    """Name the function, the op of an extension, or the autograd node whose kernel failed."""
+    if (op := overload_of(call.func)) is not None:
+        return OpName(name=op.name().partition(".")[0], overload=op._overloadname)
+    if call.node is not None and call.func in (None, *BACKWARD):
+        return OpName(name=call.node.name)
+    return OpName(name=None if call.func is None else call.name)
 
-    Where the call's own are not known, or may not be read, they are those of the record.
-    """
+
+def _phase_of(call: ApiCall) -> Phase:
+    is_backward = call.node is not None or call.func in BACKWARD
+    return "backward" if is_backward else phase_of_site(call.site)
+
+
+def _tensors(failure: FailureContext, *, read: bool) -> tuple[TensorFact, ...]:
+    """Describe the tensors of the call and of the line; parameters of a module without values."""
     values, site = failure.values, failure.site
     seen = {item.key for item in site.names}
     hidden = {key: value for key, value in values.items() if key not in seen}
     shown = {key: value for key, value in values.items() if key in seen}
     facts = tensor_facts(shown, site, None, read=read)
-    facts += tensor_facts(hidden, CallSite(), None, read=False)
-    if record is None or (values and read):
-        return facts
-    named = {item.argument: item for item in facts}
-    own = [named.get(key) or of_meta(key, meta) for key, meta in record.tensors.items()]
-    # What has no name of the user's is an argument of the function that they called, not of the op.
-    return (*own, *(item for item in facts if item.expression is not None and item not in own))
+    return (*facts, *tensor_facts(hidden, CallSite(), None, read=False))
 
 
 def _of_autograd(

@@ -24,8 +24,8 @@ from cudalens.core.evidence_types import OddArgument, RefusedCall
 from cudalens.evidence.call_stack import parameters_of
 from cudalens.evidence.context import problem_type, table_of_positions
 from cudalens.evidence.variables import RunningLine
+from cudalens.recorder.arguments import named_arguments
 from cudalens.recorder.earlier_values import caller_of
-from cudalens.recorder.failure import named_arguments
 from cudalens.recorder.mode import RecordingMode
 from cudalens.source.files import is_torch_file, torch_path
 from cudalens.source.running_call import ABSENT, MODULE_CALLS, RunningCall, method_of

@@ -24,7 +24,7 @@ from cudalens.evidence.attempt import RefusedError, ask_guards
 from cudalens.evidence.call_stack import locate
 from cudalens.evidence.tensors import tensor_facts
 from cudalens.guards._ranges import exact_offenders, format_offender
-from cudalens.recorder.failure import named_arguments
+from cudalens.recorder.arguments import named_arguments
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.files import torch_path
 

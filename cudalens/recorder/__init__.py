@@ -5,10 +5,9 @@ failure, and only as far as the recorded facts prove the answer.
 """
 
 from cudalens.recorder import backward, mode, replaced
-from cudalens.recorder.failure import CallRecord
 from cudalens.recorder.recorder import Recorder
 
 PASSING_FILES = frozenset({mode.__file__, backward.__file__, replaced.__file__})
 """Files whose functions only hand a call on: what they called is the user's call."""
 
-__all__ = ["PASSING_FILES", "CallRecord", "Recorder"]
+__all__ = ["PASSING_FILES", "Recorder"]

@@ -73,6 +73,8 @@ _PURE = names(
 """Functions that write to no tensor, whose name is no op's."""
 _COMPILED = ("method_descriptor", "builtin_function_or_method", "wrapper_descriptor")
 _ADDS = ("index_add_", "scatter_add_", "index_reduce_", "scatter_reduce_")
+BACKWARD = (Tensor.backward, torch.autograd.grad, torch.autograd.backward)
+"""Functions that run a backward pass."""
 _UNINITIALISED = ("empty", "resize_", "new_empty", "set_", "record_stream")
 FROM_PYTHON = ("tensor", "as_tensor", "asarray", "from_numpy", "scalar_tensor")
 """Functions that make a tensor of numbers of Python's."""
@@ -132,7 +134,7 @@ class Api:
             )
             or (is_setter and name == "data")
         )
-        self.is_backward = func in (Tensor.backward, torch.autograd.grad, torch.autograd.backward)
+        self.is_backward = func in BACKWARD
         """True if it runs a backward pass."""
         self.value_at: int = _VALUE_AT.get(name, 0)
         """The place among the arguments of what it writes to some elements; 0 for others."""

@@ -25,8 +25,8 @@ from cudalens.core.evidence_types import NanArrival, NanWatch
 from cudalens.core.report_types import Bounds, Number, Offender, Offenders, Violation
 from cudalens.core.tensor_values import find_offenders, number
 from cudalens.recorder._torch import is_wrapped, physical
+from cudalens.recorder.arguments import named_arguments
 from cudalens.recorder.calls import FROM_PYTHON, Api, Write
-from cudalens.recorder.failure import named_arguments
 from cudalens.recorder.tensor_refs import NO_TENSORS, tensors_in
 from cudalens.source.locate import locate_entries
 from cudalens.source.stack import namespaces, stack_of

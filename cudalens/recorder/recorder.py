@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from cudalens.core._torch import no_dispatch_modes, plain_torch
-from cudalens.core.call import api_call_of
 from cudalens.core.evidence_types import InPlaceChange
 from cudalens.core.report_types import HistoryEntry
 from cudalens.recorder import _torch
 from cudalens.recorder.calls import Recorded
-from cudalens.recorder.failure import CallRecord, describe_failure
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.mode import RecordingMode
 from cudalens.recorder.provenance import IsBad, Position, Provenance, ProvenanceWalk
@@ -38,20 +36,6 @@ class Recorder(RecordingMode):
         """Wait for the devices that were recorded on, so that a late fault is raised here."""
         for device in tuple(self.devices):
             _torch.wait_if_busy(device)
-
-    def in_flight(self, error: BaseException) -> CallRecord | None:
-        """Return the call that raised ``error``."""
-        call = api_call_of(error)
-        return None if call is None else describe_failure(call)
-
-    def fatal_call(self, error: BaseException) -> CallRecord | None:
-        """Return the call that ended the device's context, where ``error`` came out of another."""
-        fatal, call = self.fatal, api_call_of(error)
-        if fatal is None or fatal is call:
-            return None
-        if call is not None and fatal.func is None and fatal.node == call.node:
-            return None  # noted on autograd's own thread, before torch raised it
-        return describe_failure(fatal)
 
     def history(self, limit: int = 200) -> tuple[HistoryEntry, ...]:
         """Describe the last calls, oldest first."""

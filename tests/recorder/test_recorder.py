@@ -20,8 +20,9 @@ from torch.utils.checkpoint import checkpoint
 
 import cudalens.recorder.mode
 from cudalens import simulate
-from cudalens.core.call import api_call_of
-from cudalens.recorder import CallRecord, Recorder, _torch
+from cudalens.core.call import ApiCall, api_call_of
+from cudalens.recorder import Recorder, _torch
+from cudalens.recorder.sites import entries_of, phase_of
 from tests.probes import SeenFunctions, SeenOps
 from tests.releases import release
 
@@ -209,7 +210,7 @@ def test_no_tensor_lives_longer() -> None:
 
 def test_a_failure_keeps_its_arguments_until_the_recorder_is_closed() -> None:
     """The exception carries the live call; neither its traceback nor anything else keeps more."""
-    with Recorder() as recorder:
+    with Recorder():
         left = torch.ones(2, 3)
         reference = weakref.ref(left)
         try:
@@ -221,7 +222,7 @@ def test_a_failure_keeps_its_arguments_until_the_recorder_is_closed() -> None:
         del left
     gc.collect()
     assert reference() is None
-    assert recorder.in_flight(kept).name == "torch.Tensor.matmul"
+    assert call.name == "torch.Tensor.matmul"
 
 
 def test_device_memory_is_what_it_is_without(sim: simulate.Simulation) -> None:
@@ -484,39 +485,24 @@ def test_an_interrupt_at_any_instruction_leaves_nothing_installed() -> None:
 # --- failures ------------------------------------------------------------------------------------
 
 
-def failing(recorder: Recorder, run: Callable[[], object]) -> CallRecord:
-    """Run inside the recorder what raises, and give the record of the op that raised."""
-    with recorder:
-        with pytest.raises(RuntimeError) as caught:
-            run()
-        record = recorder.in_flight(caught.value)
-    assert record is not None
-    return record
+def failing(recorder: Recorder, run: Callable[[], object]) -> ApiCall:
+    """Run inside the recorder what raises, and give the call that raised."""
+    with recorder, pytest.raises(RuntimeError) as caught:
+        run()
+    call = api_call_of(caught.value)
+    assert call is not None
+    return call
 
 
 def test_the_failing_op_is_kept_with_its_arguments() -> None:
-    left = torch.ones(2, 3)
-    record = failing(Recorder(), lambda: left @ torch.ones(2, 3))  # failing-product
-    assert (record.name, record.overload, record.phase) == ("torch.Tensor.matmul", None, "forward")
-    shapes = {name: meta.shape for name, meta in record.tensors.items()}
-    assert shapes == {"self": (2, 3), "other": (2, 3)}
-    assert record.entries[-1].lineno == line_of("failing-product")
-
-
-def test_a_later_exception_at_the_same_address_is_another() -> None:
-    """An error that was handled before explains no later one.
-
-    Once the first is gone its memory is taken again, and sticky errors are worded alike.
-    """
-    recorder = Recorder()
-    with recorder:
-        try:
-            torch.ones(2) + torch.ones(3)
-        except RuntimeError as error:
-            text, address = str(error), id(error)
-    others = [RuntimeError(text) for _ in range(1000)]
-    assert address in map(id, others)
-    assert all(recorder.in_flight(other) is None for other in others)
+    left, right = torch.ones(2, 3), torch.ones(2, 3)
+    with Recorder():
+        with pytest.raises(RuntimeError) as caught:
+            left @ right  # failing-product
+        call = api_call_of(caught.value)
+        assert call is not None and (call.args[0] is left, call.args[1] is right) == (True, True)
+    assert (call.name, phase_of(call.site)) == ("torch.Tensor.matmul", "forward")
+    assert entries_of(call.site)[-1].lineno == line_of("failing-product")
 
 
 def test_a_check_inside_a_check_knows_the_exception_too() -> None:
@@ -532,10 +518,9 @@ def test_a_check_inside_a_check_knows_the_exception_too() -> None:
             torch.ones(2) + torch.ones(3)
         with pytest.raises(ClosedError) as closed:
             torch.ones(2).apply_(lambda value: throw(ClosedError("of the user")))
-    for recorder in (inner, outer):
-        assert recorder.in_flight(caught.value).name == "torch.Tensor.add"
-        assert recorder.in_flight(closed.value).name == "torch.Tensor.apply_"
-        assert recorder.limits == []
+    assert api_call_of(caught.value).name == "torch.Tensor.add"
+    assert api_call_of(closed.value).name == "torch.Tensor.apply_"
+    assert inner.limits == outer.limits == []
 
 
 def test_a_failure_in_backward_leads_to_the_forward_line() -> None:
@@ -549,8 +534,8 @@ def test_a_failure_in_backward_leads_to_the_forward_line() -> None:
         result.sum().backward()  # backward-of-hook
 
     record = failing(recorder, step)
-    assert (record.phase, record.node.name) == ("backward", "SoftplusBackward0")
-    assert line_of("backward-of-hook") in [entry.lineno for entry in record.entries]
+    assert (phase_of(record.site), record.node.name) == ("backward", "SoftplusBackward0")
+    assert line_of("backward-of-hook") in [entry.lineno for entry in entries_of(record.site)]
     site = recorder.forward_site(record.node.sequence_nr)
     assert site[0][-1].lineno == line_of("forward-of-hook")
 

@@ -72,7 +72,7 @@ OF_ERRORS = {
     "expression lookup": "evidence.collect:locate",
     "tensors": "evidence.exception:tensor_facts",
     "evidence": "evidence.exception:evidence_of_error",
-    "failing op": "recorder:Recorder.in_flight",
+    "failing op": "evidence.exception:failed_call",
     "history": "recorder:Recorder.history",
     "device text": "recorder.stderr:DeviceText.text",
     "hints": "diagnosis.diagnose:find_hints",

@@ -1,0 +1,47 @@
+"""Arguments of an API call by the names that its function gives them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def overload_of(func: Any) -> Any | None:
+    """Return the op's overload where a function is one, ``None`` for other functions."""
+    kind = type(func).__name__
+    if kind == "OpOverloadPacket" and len(names := func.overloads()) == 1:
+        return getattr(func, names[0])
+    return func if kind == "OpOverload" else None
+
+
+def named_arguments(func: Any, args: tuple[Any, ...], kwargs: Any) -> dict[str, Any]:
+    """Return the arguments of a call by the names that the function gives them.
+
+    Functions of C++ have those of the op of the same name; where there is none, the place is the
+    name.
+    """
+    op = overload_of(func)
+    names = [] if op is None else [item.name for item in op._schema.arguments]
+    if not names:
+        try:
+            names = list(inspect.signature(func).parameters)
+        except (TypeError, ValueError):
+            names = _of_schema(getattr(func, "__name__", ""), args)
+    rest = map(str, range(len(names), len(args)))
+    return dict(zip([*names, *rest], args, strict=False)) | dict(kwargs or {})
+
+
+def _of_schema(name: str, args: tuple[Any, ...]) -> list[str]:
+    packet = getattr(torch.ops.aten, name, None)
+    for overload in packet.overloads() if packet is not None else ():
+        arguments = getattr(packet, overload)._schema.arguments
+        if len(arguments) >= len(args) and all(
+            isinstance(value, Tensor) == (str(item.type) in ("Tensor", "Optional[Tensor]"))
+            for item, value in zip(arguments, args, strict=False)
+            if value is not None and type(value) is not object  # one that is not known
+        ):
+            return [item.name for item in arguments]
+    return []
