@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from cudalens.core.report_types import LineRef, ProvenanceStep, SourceSpan
+from cudalens.core.report_types import LineRef, Offenders, ProvenanceStep, SourceSpan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,22 +168,12 @@ class Synchronization:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NanArrival:
-    """Origin of the first NaN of a block, where the op was given it."""
+class NanHolder:
+    """The tensor, older than what was recorded, that the NaN in the tensor at fault came from."""
 
-    op: str
-    line: int | None = None
-    name: str | None = None
-    """The user's name for the tensor that held it."""
-    values: str | None = None
-    """Number and place of the values: ``2 of 9 values, the first at [1, 0]``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NanWatch:
-    """Sign that each result was looked at, and how the first NaN came if an op was given it."""
-
-    arrival: NanArrival | None = None
+    name: str
+    """The user's name for it."""
+    nan: Offenders
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from cudalens.core.evidence_types import (
     FreedGraph,
     GrownParameter,
     InPlaceChange,
-    NanWatch,
+    NanHolder,
     OwnerModule,
     RefusedCall,
     Synchronization,
@@ -105,7 +105,9 @@ class Evidence:
     freed: FreedGraph | None = None
     device_fault: DeviceFault = field(default_factory=DeviceFault)
     synchronization: Synchronization = field(default_factory=Synchronization)
-    nan_watch: NanWatch | None = None
+    nan_holder: NanHolder | None = None
+    has_nan_watch: bool = False
+    """True if each result was looked at."""
     grown: GrownParameter | None = None
     memory_holders: tuple[str, ...] = ()
     """The largest of what the user's variables hold on a full device, in words."""

@@ -174,15 +174,23 @@ def parameter_names(frames: Sequence[FrameType]) -> dict[int, str]:
 
 def buffer_names(frames: Sequence[FrameType], buffers: Sequence[Tensor]) -> list[str]:
     """Name buffers by the modules that the user's running code can see, with the path below."""
-    names: dict[int, str] = {}
-    for namespace in namespaces(frames):
-        for variable, value in list(namespace.items())[:_MAX_MODULES]:
-            if issubclass(type(value), torch.nn.Module):
-                named = cast("torch.nn.Module", value).named_buffers(variable)
-                names |= {id(item): name for name, item in named if id(item) not in names}
-    written = [names[id(item)] for item in buffers if id(item) in names]
+    written = list(filter(None, (held_name(item, frames) for item in buffers)))
     others = len(buffers) - len(written)
     return [*written, f"{others} other buffer{'s' * (others != 1)}"] if others else written
+
+
+def held_name(tensor: Tensor, frames: Sequence[FrameType]) -> str | None:
+    """Name a tensor by the variable that holds it, or by the module and the path below."""
+    for namespace in namespaces(frames):
+        for variable, value in list(namespace.items()):
+            if value is tensor and not variable.startswith("_"):
+                return variable
+            if issubclass(type(value), torch.nn.Module):
+                module = cast("torch.nn.Module", value)
+                for path, item in (*module.named_parameters(), *module.named_buffers()):
+                    if item is tensor:
+                        return f"{variable}.{path}"
+    return None
 
 
 def _add_names(

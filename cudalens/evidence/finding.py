@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,6 +28,7 @@ from cudalens.core.errors import (
     NonFiniteError,
     SilentFindingWarning,
 )
+from cudalens.core.evidence_types import NanHolder
 from cudalens.core.limits import Limits
 from cudalens.core.report import Report
 from cudalens.core.report_types import (
@@ -42,6 +43,7 @@ from cudalens.core.report_types import (
     ravel,
     unravel,
 )
+from cudalens.core.tensor_values import find_offenders
 from cudalens.diagnosis.diagnose import (
     bare_report_of_violation,
     diagnose,
@@ -53,6 +55,7 @@ from cudalens.evidence.call_stack import (
     buffer_names,
     calling_frames,
     entries_of,
+    held_name,
     phase_of,
 )
 from cudalens.evidence.collect import FailureContext, current_recorder, evidence_of, graph_of
@@ -192,7 +195,7 @@ def _report_of_call(violation: Violation, op: OpCall, started: float) -> Report:
     if way.samples:
         with_samples, before = partial(_with_samples, violation, way), violation
         failure.violation = violation = attempt("dataset", with_samples, lambda: before)
-    watch, grown = getattr(recorder, "watch", None), None
+    grown = None
     if violation.is_nonfinite and recorder is not None:
         parameters = partial(grown_parameter, [*failure.values.values()], recorder, failure.names)
         grown = attempt("parameters", parameters)
@@ -211,7 +214,8 @@ def _report_of_call(violation: Violation, op: OpCall, started: float) -> Report:
         dataset_column=attempt("dataset", partial(column_of, way.batch, violation))
         if way.batch is not None
         else None,
-        nan_watch=None if watch is None else watch.facts,
+        nan_holder=attempt("variables", partial(_nan_holder, way.origin, frames)),
+        has_nan_watch=getattr(recorder, "watch", None) is not None,
         grown=grown,
     )
     return diagnose(evidence, trial)
@@ -286,6 +290,15 @@ def _provenance(failure: FailureContext, bad: Any) -> Provenance:
     if provenance.is_open:
         failure.limits.add(recorder.beyond_ring("the op that made the bad values, or wrote them,"))
     return provenance
+
+
+def _nan_holder(origin: Tensor | None, frames: Sequence[FrameType]) -> NanHolder | None:
+    """Return the tensor of the user's that a NaN came from, if it has a name."""
+    name = None if origin is None else held_name(origin, frames)
+    if origin is None or name is None or not origin.is_floating_point():
+        return None
+    nan = find_offenders(origin, origin.detach().isnan())
+    return NanHolder(name=name, nan=nan) if nan.count else None
 
 
 def _has_infinity(tensor: Tensor) -> bool:

@@ -7,29 +7,23 @@ not finite are the values looked at, and only values that were not among the inp
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from types import FrameType
 from typing import Any
 from weakref import ref
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cudalens.core import _torch
-from cudalens.core._python import raise_if_outside
-from cudalens.core.evidence_types import NanArrival, NanWatch
 from cudalens.core.report_types import Bounds, Number, Offender, Offenders, Violation
 from cudalens.core.tensor_values import find_offenders, number
 from cudalens.recorder._torch import is_wrapped, physical
 from cudalens.recorder.arguments import named_arguments
 from cudalens.recorder.calls import FROM_PYTHON, Api, Write
 from cudalens.recorder.tensor_refs import NO_TENSORS, tensors_in
-from cudalens.source.locate import locate_entries
-from cudalens.source.stack import namespaces, stack_of
 
 OnNonFinite = Callable[[Mapping[str, Any], Violation], BaseException | None]
 MAX_INPUTS = 3
@@ -53,9 +47,6 @@ class NonFiniteWatch:
         self._recorder = recorder
         self._bad_calls: deque[int] = deque(maxlen=_MAX_NOTED)
         """Numbers of the calls that gave values that are not finite, or passed them on."""
-        self.facts = NanWatch()
-        """Facts for the cause rules: how the first NaN came, where a call was given it."""
-        self._has_met_nan = False
 
     def __call__(
         self,
@@ -124,12 +115,7 @@ class NonFiniteWatch:
             inputs = [item for item in _floats((*args, *kwargs.values())) if id(item) not in lost]
             with_nan = [item for item in map(physical, inputs) if bool(item.isnan().any())]
             numbers = [item for item in (*args, *kwargs.values()) if isinstance(item, float)]
-            is_literal = api.stem in FROM_PYTHON
-            if has_nan and not self._has_met_nan:
-                self._has_met_nan = True
-                if with_nan or is_literal or any(map(math.isnan, numbers)):
-                    self._note_arrival(api.name, with_nan)
-            if is_literal or not all(map(math.isfinite, numbers)):
+            if api.stem in FROM_PYTHON or not all(map(math.isfinite, numbers)):
                 continue  # it was asked for: ``masked_fill(mask, -inf)``
             if id(tensor) in lost and not all(map(self._was_finite, written)):
                 continue  # overwritten in place: what it contained before is gone
@@ -139,30 +125,6 @@ class NonFiniteWatch:
                 arguments = named_arguments(api.func, args, kwargs)
                 return self._on_found(arguments, _violation(api, arguments, values, bad, lost))
         return None
-
-    def _note_arrival(self, op: str, inputs: Sequence[Tensor]) -> None:
-        """Note how the first NaN came, for the cause rules.
-
-        Args:
-            op: the name of the running op, the first whose result contains a NaN.
-            inputs: those of its tensors that contained one; empty where it was given the number.
-        """
-        frames = stack_of(sys._getframe(1))
-        span = locate_entries(frames)
-        arrival = NanArrival(op=op, line=None if span is None else span.line)
-        try:
-            for holder in (inputs[0], _torch.base_of(inputs[0])) if inputs else ():
-                name = None if holder is None else _name_of(holder, frames)
-                if holder is not None and name is not None:
-                    bad = find_offenders(holder.detach(), holder.detach().isnan())
-                    values = f"{bad.count} of {bad.total} values" if bad.total > 1 else "its value"
-                    if bad.first[0].position:
-                        values += f", the first at [{', '.join(map(str, bad.first[0].position))}]"
-                    arrival = replace(arrival, name=name, values=values)
-                    break
-        except Exception as failure:  # a user's module may refuse to name its parameters
-            raise_if_outside(failure)
-        self.facts = NanWatch(arrival=arrival)
 
     def _was_finite(self, tensor: Tensor) -> bool:
         """Return whether a tensor that the running call has overwritten was last made finite."""
@@ -331,17 +293,3 @@ def _origin(tensor: Tensor) -> Tensor:
 def _value(tensor: Tensor, at: Offender) -> Number:
     value = tensor[at.position].item()
     return str(value) if isinstance(value, complex) else number(value)
-
-
-def _name_of(tensor: Tensor, frames: Sequence[FrameType]) -> str | None:
-    """Find a tensor among the user's variables and in the modules among them."""
-    for variables in namespaces(frames):
-        for name, value in list(variables.items()):
-            if value is tensor and not name.startswith("_"):
-                return name
-            if issubclass(type(value), nn.Module):
-                module: Any = value
-                for path, item in chain(module.named_parameters(), module.named_buffers()):
-                    if item is tensor:
-                        return f"{name}.{path}"
-    return None

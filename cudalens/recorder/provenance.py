@@ -61,6 +61,8 @@ class Provenance:
     """The batch of a loader that the values came in."""
     is_open: bool = False
     """True if it ended only because no older call is known."""
+    origin: Tensor | None = None
+    """The tensor with bad values that no recorded call has made or written to."""
 
 
 class ProvenanceWalk:
@@ -109,6 +111,10 @@ class ProvenanceWalk:
                 yield self._from_loader(batch)
                 return
             self.provenance.is_open = call is None
+            if call is None:
+                living = self._current() if snapshot.is_untouched(self._current, 0) else None
+                if living is not None and self._is_bad(living):
+                    self.provenance.origin = living
             if call is None or self._ends_at(call):
                 return
             if call.is_alias and call.inputs:

@@ -39,7 +39,7 @@ def nan_cast_to_integer(evidence: Evidence) -> Hint | None:
     text = f"{min(lost)} is the integer that NaN or infinity is cast to"
     if source and source.summary.nan:
         return Hint(text=f"{text}: {source.expression} contains NaN before the cast")
-    more = "" if evidence.nan_watch else f"; {evidence.steps.nan} at the first of them"
+    more = "" if evidence.has_nan_watch else f"; {evidence.steps.nan} at the first of them"
     return Hint(text=f"{text}{more}")
 
 

@@ -9,8 +9,7 @@ from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._reading import LOST_NUMBERS, came_from, numel
-from cudalens.diagnosis.hints._roles import bad_values, fault
+from cudalens.diagnosis.hints._reading import came_from, numel
 
 _Domain = tuple[float, float, bool, str]
 _UNIT: _Domain = (-1, 1, True, "numbers from -1 to 1")
@@ -260,21 +259,3 @@ def all_labels_ignored(evidence: Evidence) -> Hint | None:
         "labels is 0 / 0; skip batches without labels, or use reduction='sum' divided by "
         "max(count, 1)"
     )
-
-
-@rule(priority=29)
-def nan_came_in(evidence: Evidence) -> Hint | None:
-    """All results were looked at, and the first NaN was in a tensor or in the code already."""
-    first, at_fault = evidence.nan_watch and evidence.nan_watch.arrival, fault(evidence)
-    if not first or at_fault is None or evidence.violation is None:
-        return None
-    if not at_fault[1].summary.nan and not bad_values(evidence) & LOST_NUMBERS:
-        return None
-    op, name = first.op, first.name
-    where = f" in line {first.line}" if first.line else ""
-    arrival = f"{op}{where} was called with it"
-    if name is not None:
-        arrival = f"{op}{where} read it from {name} ({first.values})"
-    elif stem_of(op) in ("tensor", "as_tensor", "from_numpy"):
-        arrival = f"a tensor was made{where} from numbers that contained it"
-    return Hint(text=f"the first NaN in this block was not computed in it: {arrival}")

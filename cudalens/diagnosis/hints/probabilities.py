@@ -214,13 +214,14 @@ def labels_as_binary_target(evidence: Evidence) -> Hint | None:
 def nan_before(evidence: Evidence) -> Hint | None:
     """NaN was in the input already: its cause is an earlier op, not this one."""
     at_fault = fault(evidence)
-    watch = evidence.nan_watch
-    if at_fault is None or not at_fault[1].summary.nan or (watch and watch.arrival):
+    if at_fault is None or not at_fault[1].summary.nan:
         return None
     fact = at_fault[1]
     count = f"{fact.summary.nan} of {at_fault[0].offenders.total or fact.summary.nan} values"
     where, is_open = _where_from(evidence, fact)
-    more = f"; {evidence.steps.nan} at the first one" if is_open and not watch else ""
+    more = ""
+    if is_open and not evidence.has_nan_watch:
+        more = f"; {evidence.steps.nan} at the first one"
     return Hint(text=f"{count} are NaN already in the input of this op{where}{more}")
 
 
@@ -238,6 +239,11 @@ def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
     names = [stem_of(step.op or "") for step in steps]
     if steps and names[-1] == "tensor" and set(names) <= {"tensor", "to", "cuda", "float", "clone"}:
         return f"; line {steps[-1].source.line} made it from numbers that contained them", False  # type: ignore[union-attr]
+    held = evidence.nan_holder
+    if held is not None and steps:
+        at = f", the first at {list(held.nan.first[0].position)}" if held.nan.total > 1 else ""
+        text = f"{names[-1]} in line {steps[-1].source.line} read them from {held.name}"  # type: ignore[union-attr]
+        return f"; {text} ({held.nan.count} of {held.nan.total} values{at})", False
     others = (item for item in evidence.tensors if item is not fact and item.expression)
     holder = next((item for item in others if item.summary.nan), None)
     if holder is not None:
