@@ -23,6 +23,7 @@ from cudalens.core.report_types import (
     LineRef,
     Number,
     Role,
+    SourceSpan,
 )
 
 MAX_VISITED = 5000
@@ -32,7 +33,7 @@ LIMIT = 60
 """Nodes that are kept; the call itself is one of them."""
 
 Site: TypeAlias = tuple[LineRef | None, str | None, str | None]
-SiteOf: TypeAlias = Callable[[int], Site]
+SiteOf: TypeAlias = Callable[[int], tuple[SourceSpan | None, str | None, str | None]]
 """Sequence number of a node -> line, module path and name of its forward call."""
 
 
@@ -162,7 +163,10 @@ class _GraphWalk:
     def site_of(self, node: Any) -> Site:
         """Return line, module and name of the forward call of a node."""
         number = node_sequence_nr(node)
-        return (None, None, None) if self._site is None or number is None else self._site(number)
+        if self._site is None or number is None:
+            return None, None, None
+        place, module_path, name = self._site(number)
+        return None if place is None else place.ref, module_path, name
 
     def _discover(self, node: Any, role: Role | None = None, own: str | None = None) -> str:
         number = self._ids.get(node)

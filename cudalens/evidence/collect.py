@@ -23,7 +23,6 @@ from cudalens.core.report_types import (
     AutogradNeighbourhood,
     Environment,
     HistoryEntry,
-    LineRef,
     OpName,
     Phase,
     SourceSpan,
@@ -36,6 +35,7 @@ from cudalens.evidence.call_stack import locate, parameter_names
 from cudalens.evidence.module_names import module_names, owner_modules
 from cudalens.evidence.tensors import bad_key
 from cudalens.guards.process import PROCESS
+from cudalens.recorder.sites import entries_of
 from cudalens.source.files import running_shell
 from cudalens.source.locate import CallSite, locate_entries
 from cudalens.source.module_path import running_modules
@@ -92,21 +92,19 @@ class FailureContext:
         node, recorder = self.call.node, self.recorder
         if node is None or recorder is None:
             return None, None
-        site = recorder.forward_site(node.sequence_nr)
-        if site is None:
+        place, module_path, name = self.forward_call(node.sequence_nr)
+        if name is None:
             self.limits.add(recorder.beyond_ring(FORWARD_CALL))
-            return None, None
-        entries, module_path, _ = site
-        return locate_entries(entries), module_path
+        return place, module_path
 
-    def forward_line(self, number: int) -> tuple[LineRef | None, str | None, str | None]:
-        """Return line, module and name of the forward call behind an autograd node."""
-        site = None if self.recorder is None else self.recorder.forward_site(number)
-        if site is None:
+    def forward_call(self, number: int) -> tuple[SourceSpan | None, str | None, str | None]:
+        """Return place, module and name of the forward call behind an autograd node."""
+        snapshot = None if self.recorder is None else self.recorder.snapshot()
+        call = None if snapshot is None else snapshot.forward_call(number)
+        if snapshot is None or call is None:
             return None, None, None
-        entries, module_path, name = site
-        span = locate_entries(entries)
-        return None if span is None else span.ref, module_path, name
+        module_path = snapshot.reader.module(call.site).path
+        return locate_entries(entries_of(call.site)), module_path, call.name
 
 
 def evidence_of(
@@ -199,7 +197,7 @@ def graph_of(
         values,
         op_name=failure.op.name or site.api or "the failing call",
         bad=None if failure.error is not None or violation is None else bad_key(violation),
-        site=failure.forward_line,
+        site=failure.forward_call,
         node=node,
         names=failure.names,
         inputs=dict(offenders[0].inputs) if offenders else None,

@@ -46,6 +46,7 @@ from cudalens.evidence.torch_errors import visible_entries
 from cudalens.evidence.trial import ApiTrial, trial_of_error
 from cudalens.recorder.arguments import overload_of
 from cudalens.recorder.calls import BACKWARD
+from cudalens.recorder.saved_tensor import find_modified
 from cudalens.recorder.sites import SiteReader, entries_of
 from cudalens.recorder.sites import phase_of as phase_of_site
 from cudalens.recorder.tensor_refs import tensor_values
@@ -227,7 +228,7 @@ def _of_autograd(
     changed, freed = None, None
     node, here = failure.call.node, failure.site.source
     if recorder is not None and MODIFIED in message:
-        write = limits.attempt("writer", lambda: recorder.modified_tensor(error))
+        write = limits.attempt("writer", lambda: find_modified(recorder.snapshot(), error))
         if write is not None:
             look = partial(with_tried_form, write[0], write[1], recorder.snapshot())
             changed = limits.attempt("form out of place", look, lambda: write[0])

@@ -7,16 +7,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from cudalens.core._torch import no_dispatch_modes, plain_torch
-from cudalens.core.evidence_types import InPlaceChange
 from cudalens.core.report_types import HistoryEntry
 from cudalens.recorder import _torch
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.mode import RecordingMode
 from cudalens.recorder.provenance import IsBad, Position, Provenance, ProvenanceWalk
-from cudalens.recorder.saved_tensor import find_modified
-from cudalens.recorder.sites import entries_of
-from cudalens.source.stack import StackEntry
 
 
 class Recorder(RecordingMode):
@@ -41,20 +37,6 @@ class Recorder(RecordingMode):
         """Describe the last calls, oldest first."""
         return self.snapshot().history(limit)
 
-    def forward_site(self, sequence_nr: int) -> tuple[list[StackEntry], str | None, str] | None:
-        """Return lines, module and name of the forward call of an autograd node.
-
-        ``None`` where it is not known.
-
-        Args:
-            sequence_nr: the node's sequence number.
-        """
-        snapshot = self.snapshot()
-        call = snapshot.forward_call(sequence_nr)
-        if call is None:
-            return None
-        return entries_of(call.site), snapshot.reader.module(call.site).path, call.name
-
     def provenance(
         self, tensor: Tensor, is_bad: IsBad, positions: Sequence[Position] = ()
     ) -> Provenance:
@@ -73,14 +55,6 @@ class Recorder(RecordingMode):
         if len(self._ring) < size or self.recorded_ops <= size:
             return None
         return f"{what} is not among the last {size} calls, which the recorder kept: max_ops={size}"
-
-    def modified_tensor(self, error: BaseException) -> tuple[InPlaceChange, Recorded] | None:
-        """Find the write to the tensor that autograd complains of, and its call.
-
-        Args:
-            error: with the text "… has been modified by an inplace operation: …".
-        """
-        return find_modified(self.snapshot(), error)
 
     def snapshot(self) -> Snapshot:
         """Return the calls recorded so far; the same object until another call is recorded."""

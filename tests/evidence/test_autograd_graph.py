@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from cudalens import simulate
-from cudalens.core.report_types import AutogradNeighbourhood, GraphNode, LineRef
+from cudalens.core.report_types import AutogradNeighbourhood, GraphNode, LineRef, SourceSpan
 from cudalens.evidence import autograd_graph
 from cudalens.evidence.autograd_graph import FOCUS, neighbourhood, op_of
 from tests.hostcells import run_cell
@@ -81,9 +81,9 @@ def test_places_come_from_the_sequence_number() -> None:
     y = x.exp()
     asked: list[int] = []
 
-    def site(sequence_nr: int) -> tuple[LineRef | None, str | None, str | None]:
+    def site(sequence_nr: int) -> tuple[SourceSpan | None, str | None, str | None]:
         asked.append(sequence_nr)
-        return LineRef(line=4, text="y = x.exp()"), "body", "torch.Tensor.exp"
+        return SourceSpan(line=4, text="y = x.exp()"), "body", "torch.Tensor.exp"
 
     graph = neighbourhood({"self": y}, op_name="aten::log", bad=None, site=site)
     assert asked == [y.grad_fn._sequence_nr()]

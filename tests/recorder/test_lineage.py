@@ -12,6 +12,7 @@ from torch import nn
 
 from cudalens.core.report_types import FIRST_BAD
 from cudalens.recorder import Recorder
+from cudalens.recorder.saved_tensor import find_modified
 from tests.probes import cell
 
 
@@ -254,7 +255,7 @@ def modified(body: str, **names: Any) -> Any:
         with Recorder() as recorder, pytest.raises(RuntimeError, match="inplace") as caught:
             run().sum().backward()
         assert recorder.limits == []
-        change = recorder.modified_tensor(caught.value)
+        change = find_modified(recorder.snapshot(), caught.value)
         return None if change is None else change[0]
 
     return call(body, complain, **names)
