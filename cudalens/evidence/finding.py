@@ -40,8 +40,6 @@ from cudalens.core.report_types import (
     Replay,
     SeenBefore,
     Violation,
-    ravel,
-    unravel,
 )
 from cudalens.core.tensor_values import find_offenders
 from cudalens.diagnosis.diagnose import (
@@ -278,13 +276,6 @@ def _provenance(failure: FailureContext, bad: Any) -> Provenance:
         is_bad, positions = _has_infinity, []
     look = partial(recorder.provenance, bad, is_bad, positions)
     provenance = failure.limits.attempt("provenance", look, Provenance)
-    base = _torch.base_of(bad)
-    if not provenance.steps and base is not None and base.numel() == bad.numel():
-        # A view that only torch knows, as that of the labels in one_hot.
-        places = {unravel(ravel(at, bad.shape), tuple(base.shape)): at for at in positions}
-        look = partial(recorder.provenance, base, is_bad, list(places))
-        provenance = failure.limits.attempt("provenance", look, Provenance)
-        provenance.samples = {places[at]: row for at, row in provenance.samples.items()}
     if positions and violation.offenders.first[0].value == "nan":
         provenance.steps = [_of_nan(item) for item in provenance.steps]
     if provenance.is_open:

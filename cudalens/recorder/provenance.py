@@ -18,6 +18,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from cudalens.core._torch import base_of
 from cudalens.core.report_types import FIRST_BAD, WRITES, ProvenanceStep, ravel, unravel
 from cudalens.recorder.calls import CONVERSIONS, FROM_PYTHON, Recorded, names
 from cudalens.recorder.dataloader import Batch, describe
@@ -110,11 +111,8 @@ class ProvenanceWalk:
             if batch is not None and (call is None or call.seq <= batch.seq):
                 yield self._from_loader(batch)
                 return
-            self.provenance.is_open = call is None
-            if call is None:
-                living = self._current() if snapshot.is_untouched(self._current, 0) else None
-                if living is not None and self._is_bad(living):
-                    self.provenance.origin = living
+            if call is None and self._go_to_base():
+                continue
             if call is None or self._ends_at(call):
                 return
             if call.is_alias and call.inputs:
@@ -180,6 +178,22 @@ class ProvenanceWalk:
             is_known = has_rows and call.api.stem != "as_strided"
             self._positions = [item[:1] for item in self._positions] if is_known else None
         self._current = base
+
+    def _go_to_base(self) -> bool:
+        """Go on with the base of a view that only torch knows, as that of labels in ``one_hot``.
+
+        Without one, the values are older than what was recorded.
+        """
+        living = self._current()
+        base = None if living is None else base_of(living)
+        if living is not None and base is not None and base.numel() == living.numel():
+            self._positions = _reshaped(self._positions, living.shape, base.shape)
+            self._current = ref(base)
+            return True
+        self.provenance.is_open = True
+        if living is not None and self._snapshot.is_untouched(self._current, 0):
+            self.provenance.origin = living if self._is_bad(living) else None
+        return False
 
     def _follow(self, call: Recorded, source: Ref, state: str) -> None:
         """Go on with a tensor that a call read, as it was before the call."""
