@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cudalens.core import _torch
-from cudalens.core.report_types import Bounds, Number, Offender, Offenders, Violation
+from cudalens.core.report_types import Number, Offender, Offenders, Violation
 from cudalens.core.tensor_values import find_offenders, number
 from cudalens.recorder._torch import is_wrapped, physical
 from cudalens.recorder.arguments import named_arguments
@@ -71,28 +71,18 @@ class NonFiniteWatch:
         """Judge the gradients that a node of a backward pass made."""
         if not _torch.has_dispatch_modes():
             with _torch.Unseen():
-                made = _doubtful(made)
+                made = [item for item in made if item is not None and not _is_surely_finite(item)]
         return _torch.without_modes(self._judge_node, node, made, grads) if made else None
 
     def _judge_node(
         self, node: Any, made: Sequence[Any], grads: Sequence[Any]
     ) -> BaseException | None:
         inputs = _floats(grads)
-        for tensor in _suspects(made):
-            values = physical(tensor)
-            bad = ~torch.isfinite(values)
-            if bool(bad.any()) and all(map(_is_finite, inputs)):
-                offenders = find_offenders(_real(values), bad)
+        for _, values, bad in _nonfinite(made):
+            if all(map(_is_finite, inputs)):
                 name = node.name().rpartition("::")[2]
-                violation = Violation(
-                    guard="nonfinite",
-                    op=name,
-                    headline=_headline(f"the backward node {name}", offenders.first[0], ()),
-                    explanation=_how_many(offenders, has_infinite_inputs=False),
-                    offenders=offenders,
-                    is_index=False,
-                    is_nonfinite=True,
-                )
+                offenders = find_offenders(_real(values), bad)
+                violation = _violation(name, f"the backward node {name}", offenders)
                 return self._on_found({"gradient": inputs[0]} if inputs else {}, violation)
         return None
 
@@ -105,11 +95,7 @@ class NonFiniteWatch:
         written: Sequence[Tensor],
     ) -> BaseException | None:
         lost = {id(item) for item in written}
-        for tensor in _suspects(written if result is None else (result,)):
-            values = physical(tensor)
-            bad = ~torch.isfinite(values)
-            if not bool(bad.any()):
-                continue
+        for tensor, values, bad in _nonfinite(written if result is None else (result,)):
             self._bad_calls.append(self._recorder().recorded_ops)
             has_nan = bool(values.isnan().any())
             inputs = [item for item in _floats((*args, *kwargs.values())) if id(item) not in lost]
@@ -123,7 +109,8 @@ class NonFiniteWatch:
             is_old = with_nan if has_nan else not all(map(_is_finite, map(physical, inputs)))
             if not is_old:
                 arguments = named_arguments(api.func, args, kwargs)
-                return self._on_found(arguments, _violation(api, arguments, values, bad, lost))
+                violation = _violation_of_call(api, arguments, values, bad, lost)
+                return self._on_found(arguments, violation)
         return None
 
     def _was_finite(self, tensor: Tensor) -> bool:
@@ -134,16 +121,14 @@ class NonFiniteWatch:
         return call is not None and call.api.makes_values and call.seq not in self._bad_calls
 
 
-def _suspects(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors whose sum is not finite."""
+def _nonfinite(values: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield the tensors with values that are not finite, those values and where they are so."""
     for tensor in _floats(values):
-        if not math.isfinite(abs(physical(tensor).sum().item())):
-            yield tensor
-
-
-def _doubtful(values: Iterable[Any]) -> list[Any]:
-    """Return the tensors that are not surely finite."""
-    return [item for item in values if item is not None and not _is_surely_finite(item)]
+        own = physical(tensor)
+        if not math.isfinite(abs(own.sum().item())):
+            bad = ~torch.isfinite(own)
+            if bool(bad.any()):  # finite values may have a sum that is not
+                yield tensor, own, bad
 
 
 def _is_surely_finite(tensor: Tensor) -> bool:
@@ -173,26 +158,24 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _floats(values: Iterable[Any]) -> list[Tensor]:
-    return list(filter(_has_floats, tensors_in(values)))
-
-
-def _has_floats(tensor: Tensor) -> bool:
-    is_inexact = tensor.is_floating_point() or tensor.is_complex()
-    return bool(
-        is_inexact
-        and tensor.numel()
-        and not tensor.is_meta
-        and tensor.layout == torch.strided
-        and not tensor.is_nested
-        and _torch.is_plain(tensor)
-    )
+    """Return the tensors whose values can be read and may be not finite."""
+    return [
+        item
+        for item in tensors_in(values)
+        if (item.is_floating_point() or item.is_complex())
+        and item.numel()
+        and not item.is_meta
+        and item.layout == torch.strided
+        and not item.is_nested
+        and _torch.is_plain(item)
+    ]
 
 
 def _real(tensor: Tensor) -> Tensor:
     return tensor.abs() if tensor.is_complex() else tensor
 
 
-def _violation(
+def _violation_of_call(
     api: Api, arguments: Mapping[str, Any], result: Tensor, bad: Tensor, lost: Container[int]
 ) -> Violation:
     offenders = find_offenders(_real(result), bad)
@@ -205,51 +188,60 @@ def _violation(
     numbers = {key: value for key, value in read.items() if type(value) in (int, float)}
     at_first = {key: _value(it, first) for key, it in beside.items()} | numbers
     inputs = tuple((key, str(value)) for key, value in at_first.items())[:MAX_INPUTS]
-    if api.stem in _SOFTMAXES and _has_infinity(read):
+    has_infinity = any(bool(item.isinf().any()) for item in _floats(read.values()))
+    if api.stem in _SOFTMAXES and has_infinity:
         inputs = ()  # what made the result is another element of the row
     listed = tuple(
         replace(item, inputs=tuple((key, _value(it, item)) for key, it in beside.items()))
         for item in offenders.first
     )
-    return Violation(
-        guard="nonfinite",
-        op=api.name,
-        argument="",
-        headline=_headline(api.name, first, inputs),
-        explanation=_how_many(offenders, has_infinite_inputs=_has_infinity(read)),
-        offenders=replace(offenders, first=listed),
-        bounds=Bounds(),
-        is_index=False,
-        is_nonfinite=True,
+    return _violation(
+        api.name,
+        api.name,
+        replace(offenders, first=listed),
+        has_infinite_inputs=has_infinity,
         inputs=inputs,
         overwritten=tuple(overwritten),
         is_masked_row=_is_masked_row(api.stem, read, first),
     )
 
 
-def _headline(op: str, first: Offender, inputs: Sequence[tuple[str, str]]) -> str:
-    """Say what an op made and where, and of what, by the names of its inputs."""
+def _violation(
+    op: str,
+    maker: str,
+    offenders: Offenders,
+    *,
+    has_infinite_inputs: bool = False,
+    inputs: tuple[tuple[str, str], ...] = (),
+    **facts: Any,
+) -> Violation:
+    """Say what made how many bad values and where, and of what, by the names of its inputs.
+
+    Args:
+        maker: the op in the words of the headline.
+        has_infinite_inputs: a NaN may be new where infinities came in.
+    """
+    first = offenders.first[0]
     at = f"[{', '.join(map(str, first.position))}]" if first.position else "its result"
-    named = (f"{{input:{name}}} = {value}" for name, value in inputs)
-    origin = f" from {', '.join(named)}" if inputs else ""
-    return f"{op} made {first.value} at {at}{origin}"
-
-
-def _how_many(offenders: Offenders, *, has_infinite_inputs: bool) -> str:
-    """Say how much of the result is bad; a NaN may be new where infinities came in."""
+    named = ", ".join(f"{{input:{name}}} = {value}" for name, value in inputs)
     before = "all values of the inputs were finite"
     if has_infinite_inputs:
         before = "the inputs contained infinities, but no NaN"
-    if offenders.total == 1:
-        return f"The result is not finite; {before}."
-    verb = "is" if offenders.count == 1 else "are"
-    return (
-        f"{offenders.count} of {offenders.total} values of the result {verb} not finite; {before}."
+    bad = "The result is"
+    if offenders.total > 1:
+        verb = "is" if offenders.count == 1 else "are"
+        bad = f"{offenders.count} of {offenders.total} values of the result {verb}"
+    return Violation(
+        guard="nonfinite",
+        op=op,
+        headline=f"{maker} made {first.value} at {at}{' from ' if inputs else ''}{named}",
+        explanation=f"{bad} not finite; {before}.",
+        offenders=offenders,
+        is_index=False,
+        is_nonfinite=True,
+        inputs=inputs,
+        **facts,
     )
-
-
-def _has_infinity(arguments: Mapping[str, Any]) -> bool:
-    return any(bool(item.isinf().any()) for item in _floats(arguments.values()))
 
 
 def _is_masked_row(name: str, arguments: Mapping[str, Any], first: Offender) -> bool:
