@@ -6,13 +6,13 @@ first to need it, its import is noticed and the stance set before anything can b
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from types import CodeType, ModuleType
+from types import CodeType
+from typing import Any
 
-from cudalens.core.late_import import when_imported
+from cudalens.core.late_import import when_loaded
 
 RAN_EAGERLY = "compiled functions ran eagerly in this block; --no-force-eager keeps them compiled"
 _COMPILER = "torch._dynamo"
@@ -45,33 +45,24 @@ def limit_of(codes: Iterable[CodeType]) -> tuple[str, ...]:
 class EagerCompiler:
     """Keep torch's compiler in the stance ``force_eager`` while open, loaded or not yet."""
 
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-
     def __enter__(self) -> EagerCompiler:
         """Set the stance, or wait for the compiler to be imported."""
-        compiler = sys.modules.get(_COMPILER)
-        if compiler is not None and hasattr(compiler, "set_stance"):
-            self.set_stance(compiler)
-        else:
-            self._stack.callback(when_imported(_COMPILER, self.set_stance))
+        self._leave = when_loaded(_COMPILER, self._set_stance)
         return self
 
     def __exit__(self, *_: object) -> None:
         """Return the stance back as it was."""
-        self._stack.close()
+        self._leave()
 
-    def set_stance(self, compiler: ModuleType) -> None:
-        """Set the stance of the loaded compiler until the block ends."""
+    def _set_stance(self, compiler: Any) -> Callable[[], None]:
         with _lock:
             if not _open:
                 _stance.enter_context(compiler.set_stance("force_eager"))
             _open.append(self)
-        self._stack.callback(self._release)
+        return self._release
 
     def _release(self) -> None:
         with _lock:
-            if self in _open:
-                _open.remove(self)
+            _open.remove(self)
             if not _open:
                 _stance.close()
