@@ -30,6 +30,8 @@ from cudalens.core.report import (
     TensorSummary,
     Timing,
 )
+from cudalens.core.report_types import Expression
+from cudalens.diagnosis.user_code import parsed
 
 _BATCH = (4, 9, 3, 6, 8, 2, 1, 8, 5, 9, 4, 4, 8, 9, 9, 8, 7, 10, 4, 3, 10, 7, 1, 2, 3, 1, 5, 1, 5)
 LABELS = (*_BATCH, 8, 7, 10)
@@ -69,10 +71,17 @@ def source(lines: tuple[str, ...], at: int, call: str, *, first: int = 9, cell: 
     )
 
 
+def spelled(text: str | None) -> Expression | None:
+    """Return an expression as the reader of the line makes it."""
+    return None if text is None else Expression(text, parsed(text))
+
+
 def fact(argument: str | None, kind: str, expression: str | None = None, **facts: Any) -> Any:
     dtype, _, sizes = kind.partition("[")
     shape = tuple(int(size) for size in sizes.rstrip("]").split(",") if size)
-    return TensorFact(argument=argument, expression=expression, shape=shape, dtype=dtype, **facts)
+    return TensorFact(
+        argument=argument, expression=spelled(expression), shape=shape, dtype=dtype, **facts
+    )
 
 
 def tensor(

@@ -27,6 +27,7 @@ from cudalens.core.report_types import (
 from cudalens.diagnosis.candidates import Trial, TrialResult
 from cudalens.diagnosis.diagnose import diagnose
 from cudalens.diagnosis.user_code import syntax_of
+from tests.builders import fact, spelled
 
 MAX_UNIQUE, MAX_FIRST = 32, 20
 TRANSFORMERS = "/site-packages/transformers/models/bert/modeling_bert.py"
@@ -71,7 +72,7 @@ def tensor(
     is_whole = all(isinstance(value, int) for value in values)
     return TensorFact(
         argument=argument,
-        expression=expression,
+        expression=spelled(expression),
         shape=(len(values),) if shape is None else shape,
         dtype=dtype or ("int64" if is_whole else "float32"),
         device="cuda:0",
@@ -172,7 +173,7 @@ def labels(
     **rest: Any,
 ) -> Evidence:
     is_2d = shape is not None and len(shape) == 3
-    scores = TensorFact(argument="input", expression="z", dtype="float32", shape=(1, classes))
+    scores = fact("input", f"float32[1,{classes}]", "z")
     settings: dict[str, Any] = {
         "call": f"F.cross_entropy(z, {name})",
         "api": "torch.nn.functional.cross_entropy",
@@ -284,7 +285,7 @@ def boxes(values: Sequence[int], table: str, corners: Sequence[int]) -> Evidence
 
 def exchanged(most: int) -> Evidence:
     """Return the evidence of columns before rows; the columns go up to ``most``."""
-    image = TensorFact(argument="self", expression="img", shape=(4, 8), dtype="float32")
+    image = fact("self", "float32[4,8]", "img")
     return out_of_range(
         "aten::index",
         "indices[0]",

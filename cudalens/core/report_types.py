@@ -6,6 +6,7 @@ tuple, never a guess.  None of them holds a tensor, a frame or an exception.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -260,6 +261,29 @@ class Replay:
     reason: str | None = None
 
 
+class Expression(str):
+    """Text of an expression on the user's line, with the syntax that was read there.
+
+    Copied or pickled it is its text alone.
+    """
+
+    node: ast.expr | None
+
+    def __new__(cls, text: str, node: ast.expr | None) -> Expression:
+        """Make the text, with its syntax beside it."""
+        made = super().__new__(cls, text)
+        made.node = node
+        return made
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
+
+def syntax(text: str | None) -> ast.expr | None:
+    """Return the syntax of an expression that was read on a line, ``None`` of any other text."""
+    return text.node if isinstance(text, Expression) else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorFact:
     """A tensor on the failing line, under its schema name and the user's own expression."""
@@ -277,6 +301,11 @@ class TensorFact:
     """Line, first and end column of the expression in the user's source, for drawing."""
     bad_at: tuple[int, ...] | None = None
     """Position of the first bad value in a tensor that the op was given in another shape."""
+
+    @property
+    def node(self) -> ast.expr | None:
+        """Syntax of the expression, as it was read on the line."""
+        return syntax(self.expression)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +11,14 @@ from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import (
     Bounds,
+    Expression,
     Hint,
     Kind,
     Offenders,
     OpName,
     Violation,
     format_count,
+    syntax,
 )
 from cudalens.diagnosis.assert_verdict import explain_assert
 from cudalens.diagnosis.candidates import BY_CHANCE, Refusal, Trial, search, verify_fixes
@@ -170,7 +171,7 @@ def _hints_after_fix(evidence: Evidence, trial: Trial, limits: Limits) -> tuple[
 def _after(evidence: Evidence, refusal: Refusal, expression: str) -> Evidence:
     """Return the evidence that the guard's finding would have, had the fix been written."""
     violation = refusal.violation
-    fact = replace(refusal.fact, expression=expression)
+    fact = replace(refusal.fact, expression=Expression(expression, parsed(expression)))
     rest = tuple(item for item in evidence.tensors if item.argument != violation.argument)
     return replace(
         evidence,
@@ -351,8 +352,7 @@ def _own_name(expression: str | None) -> str | None:
     """Return an expression that a position can follow, ``None`` when it is too long to be one."""
     if not expression or len(expression) > _LONGEST_NAME:
         return None
-    with warnings.catch_warnings(action="ignore"):
-        node = parsed(expression)
+    node = syntax(expression)
     binds = isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call)
     # The text of `:=` has parentheses of its own.
     return expression if binds or isinstance(node, ast.NamedExpr) else f"({expression})"

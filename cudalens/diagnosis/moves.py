@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from math import prod
 
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import TensorFact
+from cudalens.core.report_types import TensorFact, syntax
 from cudalens.diagnosis.host_errors._words import INTEGERS, format_shape
-from cudalens.diagnosis.user_code import api_function, parsed
+from cudalens.diagnosis.user_code import api_function
 
 OF_KIND = ("cast_needed", "move_tensor")
 """Moves that leave the shape as it is."""
@@ -307,7 +307,7 @@ def to_tensor_templates(
         device: of the called module.
     """
     made = list(_MADE_OF.get(kind, ()))
-    layer = parsed(text) if kind == "layer" else None
+    layer = syntax(text) if kind == "layer" else None
     if isinstance(layer, ast.Call) and layer.args:
         arguments = ", ".join(map(ast.unparse, (*layer.args, *layer.keywords)))
         func = ast.unparse(layer.func)

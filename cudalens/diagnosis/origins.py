@@ -14,7 +14,7 @@ from dataclasses import replace
 from cudalens.core._python import parse
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint, SourceSpan
+from cudalens.core.report_types import Hint, SourceSpan, syntax
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.hints._roles import LOOKUP_OPS
 from cudalens.diagnosis.moves import OF_KIND
@@ -141,7 +141,7 @@ def _where_dropped(hint: Hint, trial: Trial) -> str:
     names = {item.id for item in ast.walk(tree) if isinstance(item, ast.Name)} if tree else set()
     for name in sorted(names):
         binding = trial.binding(name)
-        made = parsed(binding.value or "") if binding is not None else None
+        made = syntax(binding.value) if binding is not None else None
         is_row = isinstance(made, ast.Subscript) and isinstance(made.slice, ast.Constant | ast.Name)
         is_squeezed = isinstance(made, ast.Call) and last_name(made.func) == "squeeze"
         if binding is not None and (is_row or is_squeezed):
@@ -241,7 +241,7 @@ def _bounding_tensor(evidence: Evidence, trial: Trial) -> Binding | None:
 
 def _size_of(made: Binding, trial: Trial) -> Binding | None:
     """Return the variable that a size was taken from, and where that was set before."""
-    tree = parsed(made.value or "") if made.name.isidentifier() else None
+    tree = syntax(made.value) if made.name.isidentifier() else None
     names = {item.id for item in ast.walk(tree) if isinstance(item, ast.Name)} if tree else set()
     bindings = [(name, trial.binding(name)) for name in sorted(names)]
     sizes = [
@@ -260,7 +260,7 @@ def two_places(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
     message = evidence.error.message if evidence.error is not None else ""
     names: dict[str, Binding] = {}
     for fact in trial.operands if _OF_SIZES.search(message) else ():
-        node = parsed(fact.expression or "")
+        node = fact.node
         while isinstance(node, ast.Compare | ast.Subscript):
             node = node.left if isinstance(node, ast.Compare) else node.value
         name = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from cudalens.core._python import parse_expression
 from cudalens.core.evidence_types import CallSyntax
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import LineRef, SourceSpan, TensorFact
+from cudalens.core.report_types import Expression, LineRef, SourceSpan, TensorFact, syntax
 
 Rearrange = Callable[[Any, list[Any], dict[str, Any]], tuple[Any, list[Any], dict[str, Any]]]
 """Function and arguments of a call -> those of another call."""
@@ -128,9 +128,10 @@ def written(evidence: Evidence, node: ast.expr) -> str:
     """Return a part of the running call as the user typed it."""
     call, whole = evidence.call, call_node(evidence)
     if call is None or whole is None or not call.is_written_so:
-        return ast.unparse(node)
+        return Expression(ast.unparse(node), node)
     start = whole.col_offset - isinstance(whole, ast.NamedExpr)  # it is in parentheses
-    return call.text.encode()[node.col_offset - start : (node.end_col_offset or 0) - start].decode()
+    text = call.text.encode()[node.col_offset - start : (node.end_col_offset or 0) - start]
+    return Expression(text.decode(), node)
 
 
 def spliced(evidence: Evidence, values: Mapping[Any, str]) -> str | None:
@@ -169,11 +170,11 @@ def with_changes(evidence: Evidence, changes: Iterable[tuple[TensorFact, str]]) 
     """Return the call with each expression replaced, ``None`` where it does not spell one."""
     values = {}
     for fact, template in changes:
-        wanted = parsed(fact.expression or "")
+        wanted = fact.node
         place = None if wanted is None else _place_of(evidence, fact, wanted)
         if place is None:
             return None
-        value = _filled(fact, wanted, template)
+        value = _filled(fact, template)
         if not _stands_alone(*place) and not isinstance(parsed(value), _ATOMS):
             value = f"({value})"
         values[place[0]] = value
@@ -182,14 +183,13 @@ def with_changes(evidence: Evidence, changes: Iterable[tuple[TensorFact, str]]) 
 
 def assignment(fact: TensorFact, template: str) -> str | None:
     """Return the change of an expression as a statement before the call."""
-    node = parsed(fact.expression or "")
-    is_target = isinstance(node, _TARGETS)
-    return f"{fact.expression} = {_filled(fact, node, template)}" if is_target else None
+    is_target = isinstance(fact.node, _TARGETS)
+    return f"{fact.expression} = {_filled(fact, template)}" if is_target else None
 
 
-def _filled(fact: TensorFact, node: ast.expr | None, template: str) -> str:
+def _filled(fact: TensorFact, template: str) -> str:
     inner = fact.expression or ""
-    return template.replace("{x}", inner if isinstance(node, _ATOMS) else f"({inner})")
+    return template.replace("{x}", inner if isinstance(fact.node, _ATOMS) else f"({inner})")
 
 
 _Place = tuple[ast.expr, ast.AST | None]
@@ -249,7 +249,7 @@ def with_keyword(
     elif any(item.arg is None for item in node.keywords):
         return None
     else:
-        inside = _text_in(evidence, node)[:-1].rstrip().rstrip(",")
+        inside = written(evidence, node)[:-1].rstrip().rstrip(",")
         comma = "" if inside.endswith("(") else ", "
         made = f"{inside}{comma}{keyword}={value})"
         text = spliced(evidence, {node: made})
@@ -276,15 +276,6 @@ def _call_of(evidence: Evidence, names: Container[str | None]) -> ast.Call | Non
     return next((item for item in nodes if last_name(item.func) in names), None)
 
 
-def _text_in(evidence: Evidence, node: ast.expr) -> str:
-    """Return the text of a part of the running call."""
-    call, whole = evidence.call, call_node(evidence)
-    if call is None or whole is None or not call.is_written_so:
-        return ast.unparse(node)
-    start = whole.col_offset - isinstance(whole, ast.NamedExpr)
-    return call.text.encode()[node.col_offset - start : (node.end_col_offset or 0) - start].decode()
-
-
 def last_name(node: ast.expr) -> str | None:
     """Return the last part of a dotted name: ``cross_entropy`` of ``F.cross_entropy``."""
     if isinstance(node, ast.Attribute):
@@ -294,8 +285,7 @@ def last_name(node: ast.expr) -> str | None:
 
 def is_name(expression: str | None) -> bool:
     """Return whether an expression is a name, an attribute or an entry of readable length."""
-    node = parsed(expression or "")
-    return isinstance(node, _TARGETS) and len(expression or "") <= _LONGEST_NAME
+    return isinstance(syntax(expression), _TARGETS) and len(expression or "") <= _LONGEST_NAME
 
 
 def called_name(evidence: Evidence) -> str | None:
@@ -345,10 +335,10 @@ def renamed_keyword(evidence: Evidence, old: str, new: str, value: str | None = 
         return None
     is_bare = not keywords and bool(tree.args) and ast.unparse(tree.args[-1]) == value
     if is_bare:
-        text = spliced(evidence, {tree.args[-1]: f"{new}={_text_in(evidence, tree.args[-1])}"})
+        text = spliced(evidence, {tree.args[-1]: f"{new}={written(evidence, tree.args[-1])}"})
     elif [item.arg for item in keywords] == [old]:
         item = keywords[0]
-        text = spliced(evidence, {item: f"{new}={_text_in(evidence, item.value)}"})
+        text = spliced(evidence, {item: f"{new}={written(evidence, item.value)}"})
     else:
         return None
 
@@ -387,7 +377,7 @@ def list_items(evidence: Evidence) -> tuple[str, ...]:
         return ()
     if any(isinstance(item, ast.Starred) for item in node.elts):
         return ()
-    return tuple(map(ast.unparse, node.elts))
+    return tuple(Expression(ast.unparse(item), item) for item in node.elts)
 
 
 def _direct_call(evidence: Evidence) -> ast.Call | None:

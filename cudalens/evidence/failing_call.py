@@ -423,7 +423,8 @@ def _unpacked(call: RunningCall) -> Iterator[Operand]:
             for key, entry in list(value.items())[:8]:
                 if isinstance(key, str) and isinstance(entry, Tensor):
                     text = f'{ast.unparse(item.value)}["{key}"]'
-                    node = ast.parse(text, mode="eval").body
+                    node = ast.Subscript(item.value, ast.Constant(key), ast.Load())
+                    node = ast.copy_location(node, item.value)
                     yield Operand(text=text, node=node, value=entry)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens.core._python import parse, raise_if_outside
+from cudalens.core._python import raise_if_outside
 from cudalens.core.evidence_types import InPlaceChange
 from cudalens.evidence.trial import quiet_torch
 from cudalens.recorder.calls import Recorded
@@ -19,6 +19,8 @@ from cudalens.recorder.history import Snapshot
 from cudalens.recorder.sites import entries_of
 from cudalens.source.locate import locate_entries
 from cudalens.source.running_call import method_of
+from cudalens.source.running_node import running
+from cudalens.source.stack import place_of
 
 MODIFIED = "has been modified by an inplace operation"
 _MOST_VALUES = 1 << 16
@@ -31,9 +33,9 @@ def with_tried_form(change: InPlaceChange, write: Recorded, snapshot: Snapshot) 
     Only where no caller and no base of a view has the tensor too, and no other line has written to
     what backward needs.
     """
-    line, entries = change.modified and change.modified.source, entries_of(write.site)
-    statement = _read(line.text if line else None)
-    if statement is None or not entries:
+    entries = entries_of(write.site)
+    statement = _read(running(place_of(entries[-1])).statement) if entries else None
+    if statement is None:
         return change
     name, methods, args, kwargs = statement
     code = entries[-1].code
@@ -56,14 +58,13 @@ _Statement = tuple[str, tuple[str, str], list[ast.expr], dict[str, ast.expr]]
 """The variable, the methods in place and out of place, and their arguments."""
 
 
-def _read(code: str | None) -> _Statement | None:
+def _read(statement: ast.stmt | None) -> _Statement | None:
     """Read ``h += 1.0`` and ``h.clamp_(0, max=1)``; ``None`` for other statements."""
-    body = parse((code or "").strip()).body
-    match body:
-        case [ast.AugAssign(target=ast.Name(name), op=op, value=value)]:
+    match statement:
+        case ast.AugAssign(target=ast.Name(name), op=op, value=value):
             stem = method_of(op)
             return name, (f"__i{stem}__", f"__{stem}__"), [value], {}
-        case [ast.Expr(ast.Call(ast.Attribute(ast.Name(name), method), args, keywords))]:
+        case ast.Expr(ast.Call(ast.Attribute(ast.Name(name), method), args, keywords)):
             named = {item.arg or "": item.value for item in keywords}
             return name, (method, method.removesuffix("_")), args, named
     return None

@@ -14,10 +14,10 @@ from types import CodeType, FrameType, TracebackType
 from torch import Tensor, nn
 
 from cudalens.core import _torch
-from cudalens.core._python import parse, parse_expression
+from cudalens.core._python import parse_expression
 from cudalens.core.call import Call
 from cudalens.core.evidence_types import Binding
-from cudalens.core.report_types import SourceSpan, TensorFact
+from cudalens.core.report_types import Expression, SourceSpan, TensorFact, syntax
 from cudalens.diagnosis import candidates
 from cudalens.diagnosis.moves import Called
 from cudalens.evidence.tensors import of_meta, tensors_of_output
@@ -102,8 +102,8 @@ class Variables(candidates.Trial):
         facts = []
         for item in self.call.operands:
             if isinstance(item.value, Tensor) and _torch.is_plain(item.value):
-                fact = of_meta(None, _torch.meta_of(item.value), item.text)
-                node = item.node
+                node, text = item.node, Expression(item.text, item.node)
+                fact = of_meta(None, _torch.meta_of(item.value), text)
                 span = (node.lineno, node.col_offset, node.end_col_offset or 0)
                 facts.append(replace(fact, span=span))
         return tuple(facts)
@@ -117,7 +117,7 @@ class Variables(candidates.Trial):
             # Of what ``**batch`` unpacks each entry is an operand of its own.
             is_unpacked = any(o.text.startswith(f"{item.text}[") for o in self.call.operands)
             if kind is not None and not (kind == "mapping" and is_unpacked):
-                facts.append((item.text, kind, parts))
+                facts.append((Expression(item.text, item.node), kind, parts))
         return tuple(facts)
 
     def _kind_of(self, node: ast.expr, value: object) -> tuple[str | None, tuple[str, ...]]:
@@ -145,9 +145,8 @@ class Variables(candidates.Trial):
 
         Of a tensor that was written to since, the binding does not tell what it holds.
         """
-        node = parse(expression).body[0]
-        target = node.value if isinstance(node, ast.Expr) else None
-        value = ABSENT if target is None else self._read(target)
+        target = _syntax(expression)
+        value = self._read(target)
         if isinstance(value, Tensor) and not of_shape and (value.is_inference() or value._version):
             return None
         if isinstance(target, ast.Name) and type(value) is int:
@@ -171,7 +170,7 @@ class Variables(candidates.Trial):
 
         Of all lines only those from the running one on: what has run before took it as it is.
         """
-        every, counting = other_readers(self.line.running, expression)
+        every, counting = other_readers(self.line.running, _syntax(expression))
         here = self.line.running.place.lineno
         return [line for line in every if line >= here], counting
 
@@ -237,7 +236,7 @@ class Variables(candidates.Trial):
 
         Only of one that is neither a parameter nor a buffer: ``.to()`` of the module misses it.
         """
-        value = self._read(parse_expression(expression).body)
+        value = self._read(_syntax(expression))
         owner = self.line.frame.f_locals.get("self")
         stored = instance_dict(owner).items() if isinstance(owner, nn.Module) else ()
         for key, item in list(stored):
@@ -287,6 +286,11 @@ class Variables(candidates.Trial):
             is_model=not type(module).__module__.startswith("torch.nn.modules."),
             is_batch_second=False in flags and True not in flags,
         )
+
+
+def _syntax(expression: str) -> ast.expr:
+    """Return the syntax of an expression: as it was read, of a name made in a hint its own."""
+    return syntax(expression) or parse_expression(expression).body
 
 
 def _parts(module: nn.Module, path: str = "", depth: int = 0) -> Iterator[tuple[str, nn.Module]]:

@@ -18,7 +18,7 @@ from cudalens.core.device_asserts import fold
 from cudalens.core.evidence_types import FittingCall
 from cudalens.core.limits import Limits
 from cudalens.core.report import Report
-from cudalens.core.report_types import OpName, TensorFact
+from cudalens.core.report_types import Expression, OpName, TensorFact
 from cudalens.diagnosis.assert_meanings import meaning_of
 from cudalens.diagnosis.diagnose import diagnose
 from cudalens.diagnosis.fitting_call import Objects, fitting_calls
@@ -155,7 +155,7 @@ def _tensors(namespace: Mapping[str, object], tree: ast.AST) -> tuple[TensorFact
     """Describe the accelerator's tensors that a cell mentions, from host memory alone."""
     mentioned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     return tuple(
-        of_meta(None, _torch.meta_of(value), name)
+        of_meta(None, _torch.meta_of(value), Expression(name, ast.Name(name, ast.Load())))
         for name, value in namespace.items()
         if name in mentioned and not name.startswith("_") and isinstance(value, Tensor)
         if _torch.is_accelerator(value.device)

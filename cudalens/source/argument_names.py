@@ -9,6 +9,7 @@ import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from cudalens.core.report_types import Expression
 from cudalens.source.files import is_torch_file
 from cudalens.source.running_call import ABSENT, RunningCall
 from cudalens.source.running_node import Span, expressions_in, span_of, text_of
@@ -26,14 +27,14 @@ class Name(NamedTuple):
     """An argument of the op and the user's expression that is that tensor."""
 
     key: str
-    expression: str
+    expression: Expression
     span: Span | None
 
 
 class LineTensor(NamedTuple):
     """A tensor that an expression of the line is."""
 
-    expression: str
+    expression: Expression
     span: Span | None
     value: object
 
@@ -120,14 +121,16 @@ def _read(call: RunningCall) -> Iterator[_Read]:
             seen.add(id(node))
 
 
-def _tensors_of(read: _Read, lines: Sequence[str]) -> Iterator[tuple[int, str, ast.expr, object]]:
+def _tensors_of(
+    read: _Read, lines: Sequence[str]
+) -> Iterator[tuple[int, Expression, ast.expr, object]]:
     """Return the tensor that an expression is, or the tensors in the batch that it is.
 
     An item of a tuple or list that the line spells is named by its own expression.
     """
     node, value = read.node, read.value
     if is_tensor(value):
-        yield 0, text_of(node, lines), node, value
+        yield 0, Expression(text_of(node, lines), node), node, value
         return
     held = items_of(value, _MAX_ITEMS) if read.is_whole else []
     tensors = [(key, item) for key, item in held if type(key) in (str, int) and is_tensor(item)]
@@ -137,7 +140,9 @@ def _tensors_of(read: _Read, lines: Sequence[str]) -> Iterator[tuple[int, str, a
         spelled = []
     for key, item in tensors:
         if spelled and isinstance(key, int):
-            yield 1, text_of(spelled[key], lines), spelled[key], item
+            part = spelled[key]
+            yield 1, Expression(text_of(part, lines), part), part, item
             continue
         shown = f'"{key}"' if isinstance(key, str) and key.isidentifier() else ascii(key)
-        yield 1, f"{text}[{shown}]", node, item
+        entry = ast.Subscript(node, ast.Constant(key), ast.Load())  # type: ignore[arg-type]
+        yield 1, Expression(f"{text}[{shown}]", entry), node, item

@@ -13,7 +13,7 @@ from types import CodeType
 from typing import Any
 
 from cudalens.core.evidence_types import Binding
-from cudalens.core.report_types import SourceSpan
+from cudalens.core.report_types import Expression, SourceSpan
 from cudalens.source.files import cell_number, source_lines, typed_line
 from cudalens.source.running_node import Running, parsed_source, text_of
 
@@ -57,7 +57,7 @@ def binding_of(run: Running, name: str) -> Binding | None:
         value = statement.value
     return Binding(
         at=_span(run, statement),
-        value=None if value is None else text_of(value, run.lines),
+        value=None if value is None else Expression(text_of(value, run.lines), value),
         is_read_again=bool(outer) or _is_read_again(run, statement, name, scope),
         is_in_loop=in_loop or not isinstance(scope, ast.Module),
         dropped=_dropped(run, statement, name, scope),
@@ -182,7 +182,8 @@ def attribute_binding(code: CodeType, name: str) -> Binding | None:
         return None
     value, cell = values[0], cell_number(code.co_filename)
     at = SourceSpan(cell=cell, file=code.co_filename if cell is None else None, line=value.lineno)
-    return Binding(at=at, value=text_of(value, source_lines(code.co_filename)), **_called(value))
+    text = Expression(text_of(value, source_lines(code.co_filename)), value)
+    return Binding(at=at, value=text, **_called(value))
 
 
 def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:

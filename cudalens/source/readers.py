@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from cudalens.core._python import parse_expression
 from cudalens.source.running_node import Running
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
@@ -18,7 +17,7 @@ _CHANGES = frozenset({"cpu", "cuda", "double", "float", "half", "int", "long", "
 _FACTS = frozenset({"device", "dtype", "ndim", "numel", "shape", "size"})
 
 
-def other_readers(run: Running, expression: str) -> tuple[list[int], list[int]]:
+def other_readers(run: Running, expression: ast.expr) -> tuple[list[int], list[int]]:
     """Return the lines that read a value of the running call in another place of its scope.
 
     Of a comprehension's variable that is what it runs over, too.  A line that casts or moves the
@@ -35,14 +34,13 @@ def other_readers(run: Running, expression: str) -> tuple[list[int], list[int]]:
     scope = next((item for item in reversed(run.parents) if isinstance(item, _SCOPES)), None)
     if scope is None or run.node is None:
         return [], []
-    whole = parse_expression(expression)
     is_written = isinstance(getattr(run.node, "ctx", None), ast.Store)
     own = run.statement if is_written and run.statement is not None else run.node
     within = {id(item) for item in ast.walk(own)}
-    keys = {ast.dump(whole.body)}
+    keys = {ast.dump(expression)}
     for item in run.parents:
         if isinstance(item, _COMPREHENSIONS):
-            names = {n.id for n in ast.walk(whole) if isinstance(n, ast.Name)}
+            names = {n.id for n in ast.walk(expression) if isinstance(n, ast.Name)}
             for collection in _run_over(item, names):
                 keys.add(ast.dump(collection))
                 within |= {id(part) for part in ast.walk(collection)}

@@ -11,13 +11,12 @@ import cudalens
 from cudalens.core.report import Evidence, Offender, Offenders, OpName, TensorFact, Violation
 from cudalens.diagnosis.diagnose import diagnose, format_message
 from cudalens.render.words import context_state
-from tests.builders import make_report
+from tests.builders import make_report, spelled
 
 LONG = "self.embedding_tables[name].weight_of_all"
 """One character more than a name may have."""
 
 
-KEYS = ("argument", "expression", "bad_at")
 OUTSIDE = "{argument}[17] = 10 is outside the 10 classes of {related}"
 IN_SCHEMA = "[17] = 10 is outside the 10 classes of input"
 UNNAMED = "[17] = 10 is outside the 10 classes"
@@ -65,7 +64,13 @@ def test_the_headline_has_the_users_expressions_where_they_are_proven(row: tuple
         violation=violation,
         op=OpName(name="aten::nll_loss_forward", api="torch.nn.functional.cross_entropy"),
         tensors=tuple(
-            TensorFact(shape=(32,), **dict(zip(KEYS, item, strict=False))) for item in facts
+            TensorFact(
+                shape=(32,),
+                argument=argument,
+                expression=spelled(text),
+                bad_at=place[0] if place else None,
+            )
+            for argument, text, *place in facts
         ),
     )
     report = diagnose(evidence)

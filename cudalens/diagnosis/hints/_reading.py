@@ -24,7 +24,7 @@ from cudalens.core.report_types import (
 )
 from cudalens.diagnosis.hints._base import Rule, rule
 from cudalens.diagnosis.hints._roles import INTEGERS, Role, bad_values, fault, origin, role_of
-from cudalens.diagnosis.user_code import last_name, parsed, place
+from cudalens.diagnosis.user_code import last_name, place
 
 LOST_NUMBERS = frozenset({-(1 << 63), (1 << 63) - 1, -(1 << 31)})
 """Integers that NaN and the infinities become when they are cast."""
@@ -292,7 +292,7 @@ def cast_source(evidence: Evidence) -> TensorFact | None:
     Only where the call says so: ``ids`` in ``emb(ids.long())``.
     """
     at_fault = fault(evidence)
-    node = parsed(at_fault[1].expression or "") if at_fault else None
+    node = at_fault[1].node if at_fault else None
     if (
         at_fault is None
         or not isinstance(node, ast.Call)
@@ -327,9 +327,9 @@ def _holds_no_ids(fact: TensorFact) -> bool:
 def shifted_source(evidence: Evidence) -> TensorFact | None:
     """Return the tensor that is within the bound itself, when the line adds to it: ``y + 1``."""
     at_fault = fault(evidence)
-    if at_fault is None or at_fault[1].expression is None:
+    if at_fault is None:
         return None
-    node = parsed(at_fault[1].expression)
+    node = at_fault[1].node
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add | ast.Sub):
         return None
     item, high = next(iter(_on_line(evidence, [node.left])), None), at_fault[0].bounds.max
@@ -377,7 +377,7 @@ def is_written(evidence: Evidence, number: int) -> bool:
 def is_computed(evidence: Evidence) -> bool:
     """Return whether the line computes the numbers, as in ``row * width + col``."""
     at_fault = fault(evidence)
-    return at_fault is not None and isinstance(parsed(at_fault[1].expression or ""), ast.BinOp)
+    return at_fault is not None and isinstance(at_fault[1].node, ast.BinOp)
 
 
 def numel(fact: TensorFact) -> int:
@@ -396,14 +396,14 @@ def _has_zero(fact: TensorFact | None) -> bool:
 
 def within(evidence: Evidence, fact: TensorFact) -> Iterable[TensorFact]:
     """Return the other tensors of the line that stand inside the expression of ``fact``."""
-    node = parsed(fact.expression or "")
+    node = fact.node
     parts = ast.walk(node) if node is not None else ()
     return _on_line(evidence, (item for item in parts if item is not node))
 
 
 def _cut_from(evidence: Evidence, fact: TensorFact) -> Iterable[TensorFact]:
     """Return the line's tensors of which ``fact`` is a part, its values unchanged."""
-    node, whole = parsed(fact.expression or ""), []
+    node, whole = fact.node, []
     while node is not None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             node = node.func.value if node.func.attr in _KEEPING else None
@@ -416,7 +416,7 @@ def _cut_from(evidence: Evidence, fact: TensorFact) -> Iterable[TensorFact]:
 def _on_line(evidence: Evidence, nodes: Iterable[ast.AST]) -> list[TensorFact]:
     """Return the tensors of the line that one of these expressions reads."""
     read = {ast.dump(item) for item in nodes}
-    expressions = ((item, parsed(item.expression or "")) for item in evidence.tensors)
+    expressions = ((item, item.node) for item in evidence.tensors)
     return [item for item, node in expressions if node is not None and ast.dump(node) in read]
 
 

@@ -19,7 +19,7 @@ from cudalens.diagnosis.hints._reading import (
     wrapped_bits,
 )
 from cudalens.diagnosis.hints._roles import bad_values, fault, role_of
-from cudalens.diagnosis.user_code import in_library, parsed, rewritten
+from cudalens.diagnosis.user_code import in_library, rewritten
 
 _CTC = ("aten::_ctc_loss", "aten::_cudnn_ctc_loss")
 _QUANTILES = ("quantile", "nanquantile")
@@ -67,7 +67,7 @@ def shift_on_the_line(evidence: Evidence) -> Hint | None:
     source, at_fault = shifted_source(evidence), fault(evidence)
     if at_fault is None or source is None or role_of(evidence) in (None, "position", "box"):
         return None
-    node = parsed(at_fault[1].expression or "")
+    node = at_fault[1].node
     # What a variable adds was meant, by another amount perhaps.
     by_number = isinstance(node, ast.BinOp) and isinstance(node.right, ast.Constant)
     return Hint(

@@ -25,7 +25,7 @@ from cudalens.diagnosis.hints._reading import (
 )
 from cudalens.diagnosis.hints._roles import Role, fault
 from cudalens.diagnosis.hints.labels import head_of
-from cudalens.diagnosis.user_code import list_of, parsed
+from cudalens.diagnosis.user_code import list_of
 
 _NOUNS: dict[Role, str] = {"label": "labels", "token": "ids"}
 _ALONG = ("aten::gather", "aten::index_select", "aten::take_along_dim")
@@ -146,7 +146,7 @@ def _share(count: int, of: str, bad: str, others: str | None) -> str:
 
 def _shifted(ids: Ids | None) -> str:
     """Say what may stand before ``+ 7`` on the line, where the line adds a number."""
-    node = parsed(ids.fact.expression or "") if ids is not None else None
+    node = ids.fact.node if ids is not None else None
     if ids is None or ids.low is None or not isinstance(node, ast.BinOp):
         return ""
     by = node.right.value if isinstance(node.right, ast.Constant) else None

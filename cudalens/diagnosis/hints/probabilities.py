@@ -15,7 +15,6 @@ from cudalens.diagnosis.hints._roles import fault
 from cudalens.diagnosis.user_code import (
     call_node,
     is_name,
-    parsed,
     renamed,
     renamed_keyword,
     rewritten,
@@ -73,7 +72,7 @@ def name_of(fact: TensorFact) -> str:
 
 def _is_difference(fact: TensorFact, made: str) -> bool:
     """Return whether numbers of both signs are errors rather than scores."""
-    node = parsed(fact.expression or "")
+    node = fact.node
     is_written = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub)
     return is_written or made.strip("_") in ("sub", "rsub", "subtract")
 

@@ -6,7 +6,7 @@ import ast
 import re
 
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint
+from cudalens.core.report_types import Hint, syntax
 from cudalens.diagnosis.hints._reading import (
     Ids,
     came_from,
@@ -21,7 +21,6 @@ from cudalens.diagnosis.user_code import (
     called_name,
     in_library,
     list_of,
-    parsed,
     rewritten,
 )
 
@@ -69,7 +68,7 @@ def _made_of_labels(evidence: Evidence, ids: Ids) -> bool:
     name = ids.named.expression if ids.named is not None else None
     if name is None or ids.fact.expression or "decoder" not in (evidence.module_path or ""):
         return False
-    tree, argument = call_node(evidence), parsed(name)
+    tree, argument = call_node(evidence), syntax(name)
     if (
         not isinstance(tree, ast.Call)
         or argument is None

@@ -12,7 +12,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.host_errors._base import Answer, host, pattern, row
 from cudalens.diagnosis.host_errors._words import INTEGERS, dtype, format_shape, ints, named
-from cudalens.diagnosis.user_code import api_function, in_library, parsed
+from cudalens.diagnosis.user_code import api_function, in_library
 
 _SIZES = {
     "in_channels": r"^Given groups=.* expected input\[(?P<shape>[\d, ]+)\] to have (?P<want>\d+) "
@@ -156,10 +156,9 @@ def index_bound(evidence: Evidence, match: re.Match[str]) -> Answer:
 )
 def assigned_shape(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A part of a tensor is given a value of another shape."""
-    line = (evidence.source and evidence.source.ref.text) or ""
-    part, _, value = line.partition(" = ")
-    is_spelled = isinstance(parsed(part), ast.Subscript) and parsed(value) is not None
-    if api_function(evidence) == "__setitem__" and is_spelled:
+    statement = evidence.call and evidence.call.node
+    if api_function(evidence) == "__setitem__" and isinstance(statement, ast.Assign):
+        part, value = map(ast.unparse, (statement.targets[0], statement.value))
         a, b = (format_shape(ints(match[key] or match[f"{key}2"])) for key in "ab")
         yield host(f"{part} has shape {a}, {value} has shape {b}", "", "values")
 
@@ -226,7 +225,7 @@ def positions(evidence: Evidence, match: re.Match[str]) -> Answer:
         )
         return
     for fact in evidence.tensors:
-        tree = parsed(fact.expression or "")
+        tree = fact.node
         if not isinstance(tree, ast.Subscript) or few not in fact.shape or few < 2:
             continue
         slices = [item for item in ast.walk(tree.slice) if isinstance(item, ast.Slice)]

@@ -15,6 +15,7 @@ from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import Hint, OpName, TensorFact, TensorSummary
 from cudalens.diagnosis.hints import MAX_HINTS, _base, find_hints, table
+from tests.builders import fact
 from tests.hint_evidence import (
     MASK,
     MASKED,
@@ -134,9 +135,9 @@ CAUSES: dict[str, Row] = {
     "gather_mark": (gathered([0, -100, 3], 5, name="y[:, None]", call="z.gather(1, y[:, None])"),
         "what_is_there", None, "1 of 3 values is -100"),
     "flat": (out_of_range("aten::index", "indices[0]", [1, 12], 12, low=-12,
-        call="flat[rows * width + cols]", others=( TensorFact(argument="self", expression="flat",
-        shape=(12,), dtype="float32"), tensor(None, "rows", [0, 2]), tensor(None, "cols", [1,
-        4]))), "what_is_there", None, "1 of 2 values is 12"),
+        call="flat[rows * width + cols]", others=(fact("self", "float32[12]", "flat"),
+        tensor(None, "rows", [0, 2]), tensor(None, "cols", [1, 4]))),
+        "what_is_there", None, "1 of 2 values is 12"),
     "quantile": (out_of_range("aten::gather", "index", [5, 13], 10, api="torch.quantile",
         call="torch.quantile(x, q)"), "quantile_levels", None),
     "nan_cast": (cast([0, -(1 << 63)], 10, tensor(None, "x", [0.25, math.nan])),
@@ -254,8 +255,8 @@ NEIGHBOURS: dict[str, Row] = {
     "attractions are no actions": (gathered([0, 4], 4, call="p.gather(1, y[:, None])",
         line=(tensor(None, "attractions", [0, 4]),)), "what_is_there", None),
     "two beyond a flat end": (out_of_range("aten::index", "indices[0]", [1, 13], 12, low=-12,
-        expression="i", call="flat[i]", others=(TensorFact(argument="self", expression="flat",
-        shape=(12,)),)), "what_is_there", None),
+        expression="i", call="flat[i]", others=(fact("self", "[12]", "flat"),)),
+        "what_is_there", None),
     "large, but no garbage": (lookup([5, 1 << 47], 100, path="users"), "what_is_there", None),
     "floats that are ids": (lookup([0, 12], 10, name="x.long()", call="emb(x.long())",
         others=(tensor(None, "x", [0.0, 12.0]),)), "what_is_there", None),

@@ -19,6 +19,7 @@ from cudalens.diagnosis import host_errors
 from cudalens.diagnosis.diagnose import diagnose
 from cudalens.diagnosis.host_errors import advice
 from cudalens.diagnosis.user_code import syntax_of
+from tests.builders import spelled
 from tests.diagnosis.host_errors import test_cuda_errors
 from tests.diagnosis.host_errors.test_cuda_errors import report_of
 from tests.hostcells import check_fixes, run_cell
@@ -404,7 +405,7 @@ def detached(*lines: str, name: str = "loss") -> Evidence:
         op=OpName(api="torch.Tensor.backward"),
         source=SourceSpan(line=len(lines), text=lines[-1].strip(), context=context),
         call=syntax_of(f"{name}.backward()"),
-        tensors=(TensorFact(argument="self", expression=name, dtype="float32"),),
+        tensors=(TensorFact(argument="self", expression=spelled(name), dtype="float32"),),
     )
 
 
