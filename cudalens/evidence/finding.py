@@ -87,12 +87,13 @@ def on_past_violation(violation: Violation, past: PastCall) -> BaseException | N
     """Make the report of a finding in a call that is over: no tensor of it is known."""
     if violation.is_silent and is_repeated(violation, _line_of(past)):
         return None
-    values, when = violation.offenders, "in the replays of a CUDA graph"
+    values, when = violation.offenders, ", in the replays of a CUDA graph"
     if past.calls_ago is not None:
-        when = f"{past.calls_ago} guarded call{'s' * (past.calls_ago != 1)} ago"
+        ago = f", {past.calls_ago} guarded call{'s' * (past.calls_ago != 1)} ago"
+        when = ago if past.calls_ago else ""
     extremes = (
-        f"Its values went from {values.min} to {values.max}, {when}; "
-        "to see which element is bad, run it under %%cudacheck, or without deferred guards."
+        f"Its values went from {values.min} to {values.max}{when}; "
+        "to see which element is bad, run it without deferred guards."
     )
     written = _written_buffers(past)
     why = " ".join(filter(None, (violation.explanation, extremes, written)))

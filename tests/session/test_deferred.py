@@ -59,6 +59,17 @@ def looked_up(*values: int) -> Tensor:
     return F.embedding(cuda(*values), torch.ones(3, 2, device="cuda", requires_grad=True))
 
 
+@pytest.mark.parametrize(
+    ("behind", "when"), [(0, ""), (1, ", 1 guarded call ago"), (2, ", 2 guarded calls ago")]
+)
+def test_the_report_says_how_many_guarded_calls_ago_it_was(behind: int, when: str) -> None:
+    with pytest.raises(DeviceIndexError) as caught, cudalens.check(deferred=True):
+        looked_up(2, 7)
+        for _ in range(behind):
+            looked_up(1)
+    assert f"Its values went from 2 to 7{when}; to see which" in caught.value.report.explanation
+
+
 # --- the same report ------------------------------------------------------------------------------
 
 
@@ -82,8 +93,8 @@ def test_the_report_is_that_of_the_right_call(case: Case) -> None:
         return  # its guard waits
     values = late.shown.offenders
     assert values is not None and values.first == ()
-    assert f"Its values went from {values.min} to {values.max}, " in late.shown.explanation
-    assert "run it under %%cudacheck" in late.shown.explanation
+    assert f"Its values went from {values.min} to {values.max}" in late.shown.explanation
+    assert "run it without deferred guards" in late.shown.explanation
 
 
 TOLD = ("kind", "certainty", "argument", "bounds", "phase", "device_text")
