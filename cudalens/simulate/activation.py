@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
+from cudalens.core._torch import NoTorchFunction
 from cudalens.core.errors import SimulationError
 from cudalens.guards.process import PROCESS
 from cudalens.simulate._internals import CODE, install_device
@@ -172,7 +173,8 @@ class Simulation:
         try:
             for step, action in self._steps().items():
                 try:
-                    action()
+                    with NoTorchFunction():  # a recorder would take its calls for the user's
+                        action()
                 except SimulationError:
                     raise
                 except Exception as error:

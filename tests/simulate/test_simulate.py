@@ -141,6 +141,21 @@ def test_starting_twice_gives_the_running_simulation() -> None:
     assert simulate.current() is None
 
 
+def test_the_self_check_is_no_call_of_the_users() -> None:
+    names = []
+
+    class Names(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            names.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Names(), simulate.start(announce=False):
+        torch.ones(2, device="cuda").relu()
+    assert names == ["ones", "relu"]
+
+
 def test_leaving_a_nested_with_statement_leaves_the_outer_simulation() -> None:
     """Whoever found it running does not stop it, however deep; whoever started it does."""
     with simulate.start(announce=False) as outer:
