@@ -3,16 +3,21 @@
 A block of a file is a thread's address, a cell, and what is known of it: the true ``cause``, the
 ``repair`` that the thread confirmed (pairs of text), and the facts of the report.
 ``says``, ``not`` and ``fix`` are for who judges the advice: what it has to hold, what would lead
-astray, and the code that is right.  They are no part of the tests.
+astray, and the code that is right.  Of these the tests read ``not``, for code that is shown.
 """
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from cudalens import simulate
 from tests.amount import AMOUNT
@@ -42,7 +47,19 @@ def run(code: str) -> Outcome:
     """Run a cell under the full check."""
     if "transformers" in code:
         pytest.importorskip("transformers")
+    random.seed(0)
+    np.random.seed(0)
     return run_cell(SETUP + code.removeprefix(NAN), fast=False, nan=code.startswith(NAN))
+
+
+def parameters(outcome: Outcome) -> dict[str, Any]:
+    """The numbers of each parameter that a cell has left, and whether it has a gradient."""
+    return {
+        f"{name}.{path}": (item.grad is not None, item.detach().cpu())
+        for name, module in outcome.names.items()
+        if isinstance(module, nn.Module)
+        for path, item in module.named_parameters()
+    }
 
 
 def changed(code: str, repair: str) -> str:
@@ -87,8 +104,12 @@ def test_the_facts_of_a_failing_cell(thread: str) -> None:
 @pytest.mark.no_cover
 @pytest.mark.parametrize("thread", [*FAILING][:: AMOUNT.cell_step], ids=short)
 def test_code_that_is_shown_repairs_the_cell(thread: str, sim: simulate.Simulation) -> None:
-    """Where one line has the mistake twice, the next report has the code for the second."""
-    code = FAILING[thread][0]
+    """Where one line has the mistake twice, the next report has the code for the second.
+
+    The cell trains what the thread's own repair trains: a change may run and cut the graph, or
+    compute with other numbers.
+    """
+    code, facts = FAILING[thread]
     outcome = run(code)
     for hint in outcome.shown.hints:
         if hint.fix is None:
@@ -103,6 +124,10 @@ def test_code_that_is_shown_repairs_the_cell(thread: str, sim: simulate.Simulati
             if again.error is None:
                 break
         assert again.error is None, hint.fix
+        assert "not" not in facts or not re.search(facts["not"], hint.fix), hint.fix
+        sim.reset()
+        right = parameters(run(changed(code, facts["repair"])))
+        torch.testing.assert_close(parameters(again), right, equal_nan=True)
         if first is outcome:
             check_with_another_batch(SETUP + code.removeprefix(NAN), outcome, sim, fast=False)
 
