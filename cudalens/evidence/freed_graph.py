@@ -80,6 +80,7 @@ def freed_graph(
         reader, source = calls[at - 1] if at else None, calls[at]
         if reader is None or source is None:
             return part
+        others = _ends(roots, way[at])
         # A line may make it in one of two ways: ``z = x if z is None else z + x``.
         is_made_again = any(_stack_lines(item) == _stack_lines(source) for item in after)
         return replace(
@@ -90,7 +91,7 @@ def freed_graph(
                 way[at], reader, source if is_made_again else None, snapshot, entries
             ),
             is_made_again=is_made_again,
-            trains_more=bool(_ends(roots, way[at])),
+            trains_more=bool(others) and not others & _ends([way[at]], None),
         )
 
 
