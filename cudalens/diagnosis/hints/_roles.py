@@ -11,7 +11,7 @@ from typing import Literal
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact, Violation
-from cudalens.diagnosis.user_code import in_library
+from cudalens.diagnosis.user_code import in_library, is_name
 
 Role = Literal["label", "one_hot", "token", "position", "box", "segment", "edge", "index"]
 
@@ -197,6 +197,12 @@ def origin(evidence: Evidence, role: Role, *, by_word: bool = False) -> TensorFa
     alike = (item for item in others if (item.summary.min, item.summary.max) == ends)
     twins = [item for item in alike if _long(item.shape) == _long(fact.shape)]
     return twins[0] if len(twins) == 1 else None
+
+
+def name_of(fact: TensorFact) -> str:
+    """Return the user's name for a tensor, or what it is to the function."""
+    role = "target" if fact.argument == "target" else "input"
+    return fact.expression if is_name(fact.expression) and fact.expression else f"the {role}"
 
 
 def _says(fact: TensorFact, word: re.Pattern[str] | None) -> bool:

@@ -88,9 +88,10 @@ def wrapped(evidence: Evidence) -> Hint | None:
         text = f"uint8 has no negative numbers, so {was}: make the labels int64 before they can "
         text += "become negative"
         return Hint(text=text)
-    least = min(bad)
+    listed = at_fault[0].offenders.first if (at_fault := fault(evidence)) else ()
+    first = next((item.value for item in listed if isinstance(item.value, int)), min(bad))
     return Hint(
-        text=f"int{bits} ends at {(1 << bits - 1) - 1}: {least} is what {least + (1 << bits)} "
+        text=f"int{bits} ends at {(1 << bits - 1) - 1}: {first} is what {first + (1 << bits)} "
         "becomes in it; keep these numbers in int64"
     )
 

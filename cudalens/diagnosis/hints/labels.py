@@ -99,7 +99,7 @@ def relabel(evidence: Evidence, ids: Ids) -> Hint | None:
         return None
     # What numbered them so, a data set or a line before this one, is not known here.
     return Hint(
-        text=f"the {what} are {list_of(seen)}, {len(seen)} different numbers; the {places} {of} "
+        text=f"the {what} are {len(seen)} different numbers: {list_of(seen)}; the {places} {of} "
         f"are numbered 0 … {places - 1}"
     )
 

@@ -10,6 +10,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._base import rule
 from cudalens.diagnosis.hints._reading import came_from, numel
+from cudalens.diagnosis.hints._roles import name_of
 
 _Domain = tuple[float, float, bool, str]
 _UNIT: _Domain = (-1, 1, True, "numbers from -1 to 1")
@@ -169,6 +170,22 @@ def all_masked(evidence: Evidence) -> Hint | None:
         text="this row is -inf everywhere: all its positions are masked, and softmax divides 0 by "
         "0; leave at least one position unmasked, or mask with torch.finfo(dtype).min"
     )
+
+
+@rule(priority=10)
+def negative_target(evidence: Evidence) -> Hint | None:
+    """The target of kl_div is below 0, where it has no logarithm."""
+    target = evidence.tensor("target")
+    if target is None or _made(evidence) != "kl_div" or evidence.phase == "backward":
+        return None
+    low, high = target.summary.min, target.summary.max
+    if isinstance(low, str) or isinstance(high, str) or low is None or high is None or low >= 0:
+        return None
+    text = f"{name_of(target)} runs from {low:.4g} to {high:.4g}, and kl_div takes the logarithm "
+    text += "of its target, nan below 0"
+    text += ": with log_target=True the target is log-probabilities" if high <= 0 else ""
+    came = came_from(evidence)
+    return Hint(text=f"{text}; {came}" if came else text)
 
 
 @rule(priority=12)

@@ -6,7 +6,9 @@ A size is asked for only where the values are a count without gaps over everythi
 from __future__ import annotations
 
 import ast
+from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import groupby
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, Violation
@@ -30,6 +32,7 @@ from cudalens.diagnosis.user_code import list_of
 _NOUNS: dict[Role, str] = {"label": "labels", "token": "ids"}
 _ALONG = ("aten::gather", "aten::index_select", "aten::take_along_dim")
 """Ops that are told along which dimension the numbers count."""
+_MAX_RUNS = 4
 _EVEN = 0.5
 """Probability of one half."""
 _PLACES: dict[Role, str] = {"label": "outputs", "one_hot": "columns", "token": "rows"}
@@ -79,6 +82,10 @@ def what_is_there(evidence: Evidence) -> Hint | None:
     is_said = ids is None and evidence.has_run_kernels
     parts = [_shifted(ids) or ("" if is_said else _values(evidence, violation, ids))]
     parts.append(_earlier(evidence))
+    if evidence.phase == "backward" and evidence.module_path and evidence.seen_before is not None:
+        parts.append(
+            "backward runs a checkpointed forward again: what the first run counted goes on"
+        )
     # A 0 is as likely not to be seen as to be seen where there are few values.
     calls = 1 + (evidence.seen_before.calls if evidence.seen_before is not None else 0)
     may_count = (
@@ -133,10 +140,13 @@ def _values(evidence: Evidence, violation: Violation, ids: Ids | None) -> str:
 
 
 def _numbers(values: Iterable[int]) -> str:
-    """Return numbers for reading: ``100 … 103``, ``3, 5``."""
+    """Return numbers for reading: ``-4 … -1, 15 … 18``, ``3, 5``."""
     ordered = sorted(values)
-    is_run = len(ordered) > 2 and ordered[-1] - ordered[0] == len(ordered) - 1
-    return f"{ordered[0]} … {ordered[-1]}" if is_run else list_of(ordered)
+    runs = [[*run] for _, run in groupby(ordered, key=lambda it: it - bisect_left(ordered, it))]
+    if len(runs) > _MAX_RUNS or (len(runs) > 1 and len(ordered) <= _MAX_RUNS):
+        return list_of(ordered)
+    texts = (f"{run[0]} … {run[-1]}" if len(run) > 2 else list_of(run) for run in runs)
+    return ", ".join(texts)
 
 
 def _share(count: int, of: str, bad: str, others: str | None) -> str:

@@ -10,11 +10,10 @@ from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import FIRST_BAD, FIRST_NAN, WRITES, Hint, LineRef, TensorFact
 from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._reading import way_of
-from cudalens.diagnosis.hints._roles import fault
+from cudalens.diagnosis.hints._reading import came_from, way_of
+from cudalens.diagnosis.hints._roles import fault, name_of
 from cudalens.diagnosis.user_code import (
     call_node,
-    is_name,
     renamed,
     renamed_keyword,
     rewritten,
@@ -64,12 +63,6 @@ def _probabilities(evidence: Evidence) -> tuple[TensorFact, float, float] | None
     return numbers[1:]
 
 
-def name_of(fact: TensorFact) -> str:
-    """Return the user's name for a tensor, or what it is to the function."""
-    role = "target" if fact.argument == "target" else "input"
-    return fact.expression if is_name(fact.expression) and fact.expression else f"the {role}"
-
-
 def _is_difference(fact: TensorFact, made: str) -> bool:
     """Return whether numbers of both signs are errors rather than scores."""
     node = fact.node
@@ -90,15 +83,17 @@ def not_probabilities(evidence: Evidence) -> Hint | None:
     fact, low, high = numbers
     text = f"{name_of(fact)} runs from {low:.4g} to {high:.4g}, "
     made, line = next(way_of(evidence), ("", ""))
+    came = came_from(evidence)
+    came = f"; {came}" if came else ""
     if _is_difference(fact, made):
         return Hint(text=f"{text}as {made or 'a difference'}{line} gives it; it has to be 0 … 1")
     if made in _ACTIVATIONS:
         return Hint(text=f"{text}made by {made}{line}: probabilities end with a sigmoid")
     if made not in _SCORES and low >= 0:
         percent = "; percentages are to be divided by 100" if 2 < high <= _PERCENT else ""
-        return Hint(text=f"{text}and a probability is at most 1{percent}")
+        return Hint(text=f"{text}and a probability is at most 1{percent}{came}")
     if made not in _SCORES and low >= -1 and high <= 1:
-        return Hint(text=f"{text}and a probability is at least 0")
+        return Hint(text=f"{text}and a probability is at least 0{came}")
     fix, cure = None, "a sigmoid makes probabilities of them"
     if evidence.op.name == _BCE:
         cure = "binary_cross_entropy_with_logits takes them as they are"

@@ -107,8 +107,8 @@ TABLE = "table = nn.Embedding(4, 2).cuda()"
          "3 of 8 ids are 4, only at the ends of the rows, all others are 0 … 3"),
         (["torch.tensor([[0, 1, 2, 3], [4, 4, 4, 4]]).cuda()"], "the ids run from 0 to 4"),
         (["torch.tensor([0, 1, 2, 3, 4, 4, 4]).view(1, 7).cuda()"], "the ids run from 0 to 4"),
-        (["torch.tensor([3, 11, 27, 40] * 20).cuda()"], "the ids are 3, 11, 27, 40, 4 different "
-         "numbers; the 4 rows are numbered 0 … 3"),
+        (["torch.tensor([3, 11, 27, 40] * 20).cuda()"], "the ids are 4 different "
+         "numbers: 3, 11, 27, 40; the 4 rows are numbered 0 … 3"),
     ],
 )  # fmt: skip
 def test_a_size_is_asked_for_a_count_without_gaps(batches: list[str], says: str) -> None:
