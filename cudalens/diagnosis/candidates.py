@@ -123,8 +123,12 @@ class Trial:
         """
         return [], []
 
-    def layer(self, path: str) -> Binding | None:
-        """Return what the user calls the module of a path, and where it was made."""
+    def layer(self, path: str, shape: tuple[int, ...] | None = None) -> Binding | None:
+        """Return what the user calls the module of a path, and where it was made.
+
+        Args:
+            shape: of a parameter of the module.
+        """
         return None
 
 

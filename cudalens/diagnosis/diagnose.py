@@ -24,7 +24,7 @@ from cudalens.diagnosis.assert_verdict import explain_assert
 from cudalens.diagnosis.candidates import BY_CHANCE, Refusal, Trial, search, verify_fixes
 from cudalens.diagnosis.hints import MAX_HINTS, find_hints
 from cudalens.diagnosis.host_errors import REFUSED, Verdict, explain_host_error
-from cudalens.diagnosis.origins import at_origin, two_places
+from cudalens.diagnosis.origins import at_origin, true_division, two_places
 from cudalens.diagnosis.user_code import Fix, call_node, list_items, parsed, syntax_of, written
 
 ASSERT_CODE = 710
@@ -108,7 +108,7 @@ def _hints(
         hints = (*searched, *(item for item in hints if item.rule not in _WITHOUT_FIX))
     hints = at_origin(hints, evidence, trial)
     if is_hosts and not hints:
-        return tuple(two_places(evidence, trial))
+        return tuple(true_division(evidence, trial)) or tuple(two_places(evidence, trial))
     if len(searched) > 1 and not any(item.rule == BY_CHANCE for item in searched):
         # Each means another thing, and to the lines behind the call as well.
         hints = tuple(
@@ -340,19 +340,25 @@ def _own_element(evidence: Evidence, violation: Violation) -> dict[str, Any]:
     if expression is not None and _is_one_hot(evidence) and violation.offenders.first:
         position = violation.offenders.first[0].position[:-1]
         return {"argument": _own_name(expression), "position": position}
-    if expression is not None:
-        return {"argument": _own_name(expression)}
+    if name := _own_name(expression):
+        return {"argument": name}
     for fact in evidence.tensors if violation.argument else ():
         if fact.bad_at is not None and (name := _own_name(fact.expression)):
             return {"argument": name, "position": fact.bad_at}
-    return {}
+    # No function of torch's has an argument of this name for its callers.
+    return {"argument": "input"} if violation.argument == "self" else {}
 
 
 def _own_name(expression: str | None) -> str | None:
-    """Return an expression that a position can follow, ``None`` when it is too long to be one."""
+    """Return an expression that a position can follow, ``None`` when it is too long to be one.
+
+    Of a long call it is the function: ``torch.tanh(…)``.
+    """
+    node = syntax(expression)
+    if expression and len(expression) > _LONGEST_NAME and isinstance(node, ast.Call):
+        expression = f"{ast.unparse(node.func)}(…)"
     if not expression or len(expression) > _LONGEST_NAME:
         return None
-    node = syntax(expression)
     binds = isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call)
     # The text of `:=` has parentheses of its own.
     return expression if binds or isinstance(node, ast.NamedExpr) else f"({expression})"

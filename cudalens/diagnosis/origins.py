@@ -14,7 +14,7 @@ from dataclasses import replace
 from cudalens.core._python import parse
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint, SourceSpan, syntax
+from cudalens.core.report_types import Hint, SourceSpan, TensorFact, syntax
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.hints._roles import LOOKUP_OPS
 from cudalens.diagnosis.moves import OF_KIND
@@ -25,7 +25,6 @@ from cudalens.diagnosis.user_code import (
     call_node,
     last_name,
     list_of,
-    parsed,
     place,
 )
 
@@ -46,6 +45,7 @@ _OF_BOUND |= {"added_tokens", "padding_beyond_table", "positions_beyond_table"}
 """Rules after which is said where the number of places comes from."""
 _OF_SIZE = frozenset({"size_of_layer"})
 _LONGEST = 80
+_MAX_HOPS = 4
 
 
 def at_origin(hints: Iterable[Hint], evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
@@ -137,7 +137,7 @@ def _how_made(hint: Hint, binding: Binding) -> str:
 
 def _where_dropped(hint: Hint, trial: Trial) -> str:
     """Name the line that took a dimension away: an index, or squeeze without a number."""
-    tree = parsed(hint.fix or "")
+    tree = syntax(hint.fix or "")
     names = {item.id for item in ast.walk(tree) if isinstance(item, ast.Name)} if tree else set()
     for name in sorted(names):
         binding = trial.binding(name)
@@ -210,7 +210,7 @@ def _layer(hint: Hint, evidence: Evidence, trial: Trial) -> Binding | None:
     if near is None or not near.shape or near.shape[0] != violation.size:
         return None
     if near.module_path:
-        return trial.layer(near.module_path)
+        return trial.layer(near.module_path, near.shape)
     # A layer that no other module contains: by the name that its line calls.
     reads = (edge.dst for edge in evidence.graph.edges if edge.src == near.id)
     line = next((nodes[item].source for item in reads), None)
@@ -233,7 +233,8 @@ def _bounding_tensor(evidence: Evidence, trial: Trial) -> Binding | None:
     fact = evidence.tensor(violation.related or "self")
     name = (fact.expression if fact is not None else None) or ""
     # How wide scores are, the layer says that made them, and not the line that calls the model.
-    if fact is None or fact.requires_grad or not all(it.isidentifier() for it in name.split(".")):
+    is_result = fact is not None and fact.grad_fn is not None
+    if fact is None or is_result or not all(it.isidentifier() for it in name.split(".")):
         return None
     made = trial.binding(name, of_shape=True)
     return replace(made, name=name) if made is not None else None
@@ -252,27 +253,65 @@ def _size_of(made: Binding, trial: Trial) -> Binding | None:
     return sizes[0] if len(sizes) == 1 else None
 
 
-_OF_SIZES = re.compile(r"\bsizes?\b|\bshapes?\b|must match")
+_OF_SIZES = re.compile(r"\bsizes?\b|\bshapes?\b|must match|divisible|batch_size")
 
 
 def two_places(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
     """Yield where the tensors were made whose sizes do not fit, where no cause is known."""
-    message = evidence.error.message if evidence.error is not None else ""
-    names: dict[str, Binding] = {}
-    for fact in trial.operands if _OF_SIZES.search(message) else ():
-        node = fact.node
-        while isinstance(node, ast.Compare | ast.Subscript):
-            node = node.left if isinstance(node, ast.Compare) else node.value
-        name = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""
-        made = trial.binding(name, of_shape=True) if name else None
-        if made is not None and made.value and not _is_failing_line(made.at, evidence):
-            names[name] = made
-    if names:
-        made_in = (
-            f"{name} is made in {place(it.at, evidence)}: {_short(it)}"
-            for name, it in names.items()
-        )
+    message = evidence.error.message.partition("\n")[0] if evidence.error is not None else ""
+    if not _OF_SIZES.search(message):
+        return
+    names = {name: made for fact in trial.operands for name, made in _made_of(fact, trial)}
+    layer = trial.layer(evidence.module_path) if evidence.module_path else None
+    names |= {layer.name: layer} if layer is not None else {}
+    made_in = [
+        f"{name} is made in {place(it.at, evidence)}: {_short(it)}"
+        for name, it in names.items()
+        if it.value and not _is_failing_line(it.at, evidence)
+    ]
+    if made_in:
         yield Hint(rule="two_places", text="; ".join(made_in))
+
+
+def _made_of(fact: TensorFact, trial: Trial) -> Iterator[tuple[str, Binding]]:
+    """Yield where the tensor or the layer was made that an expression begins with."""
+    node = fact.node
+    while isinstance(node, ast.Compare | ast.Subscript | ast.Call):
+        if isinstance(node, ast.Call):
+            if layer := trial.binding(ast.unparse(node.func)):
+                yield ast.unparse(node.func), layer
+                return
+            node = node.func.value if isinstance(node.func, ast.Attribute) else None
+        else:
+            node = node.left if isinstance(node, ast.Compare) else node.value
+    if isinstance(node, ast.Name | ast.Attribute):
+        made = trial.binding(name := ast.unparse(node), of_shape=True)
+        if made is not None:
+            yield name, made
+
+
+def true_division(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
+    """Yield which line made a float of integers with ``/``, where the call refuses a float."""
+    message = evidence.error.message.partition("\n")[0] if evidence.error is not None else ""
+    is_of_kinds = evidence.error is not None and evidence.error.type_name == "TypeError"
+    is_asked = is_of_kinds or _OF_INTEGERS.search(message)
+    for node in ast.walk(call_node(evidence) or ast.Pass()) if is_asked else ():
+        name, made = "", None
+        value: ast.AST | None = node
+        for _ in range(_MAX_HOPS):
+            if not isinstance(value, ast.Name):
+                break
+            made = trial.binding(name := value.id)
+            value = syntax((made and made.value) or "")
+            while isinstance(value, ast.Call | ast.Attribute | ast.Subscript):
+                value = value.func if isinstance(value, ast.Call) else value.value
+        if made is not None and isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
+            text = f"{name} is made in {place(made.at, evidence)}: {_short(made)}; / gives floats, "
+            yield Hint(rule="true_division", text=f"{text}// whole numbers")
+            return
+
+
+_OF_INTEGERS = re.compile(r"int(?:32/int)?64|\blong\b|\bints?\b|integer|'float'|\bfloat\b")
 
 
 def _is_failing_line(at: SourceSpan, evidence: Evidence) -> bool:

@@ -41,7 +41,7 @@ from cudalens.evidence.failing_call import api_call_of_stack, arguments_of, refu
 from cudalens.evidence.freed_graph import FREED, freed_graph
 from cudalens.evidence.host_value import observed_value
 from cudalens.evidence.out_of_place import MODIFIED, with_tried_form
-from cudalens.evidence.tensors import tensor_facts
+from cudalens.evidence.tensors import scalars_of, tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
 from cudalens.evidence.trial import ApiTrial, trial_of_error
 from cudalens.recorder.arguments import overload_of
@@ -143,6 +143,7 @@ def evidence_of_error(
         # It is not known where this process has not used CUDA.
         context_usable=False if is_lost else torch.cuda.is_initialized() or None,
         tensors=tensors,
+        scalars=attempt("scalars", lambda: scalars_of(arguments), tuple),
         device_text=_printed(device_text, limits, is_expected=is_assert),
         graph=graph,
         provenance=() if write is None else (replace(write, note=CHANGED),),

@@ -149,7 +149,7 @@ class Variables(candidates.Trial):
         value = self._read(target)
         if isinstance(value, Tensor) and not of_shape and (value.is_inference() or value._version):
             return None
-        if isinstance(target, ast.Name) and type(value) is int:
+        if isinstance(target, ast.Name) and type(value) in (int, float):
             return binding_of(self.line.running, target.id)
         if isinstance(target, ast.Name) and isinstance(value, Tensor | nn.Module):
             return binding_of(self.line.running, target.id) or self._passed_in(target.id, value)
@@ -190,17 +190,22 @@ class Variables(candidates.Trial):
                 return replace(binding, name=same[0].id, dropped=None)
         return None
 
-    def layer(self, path: str) -> Binding | None:
+    def layer(self, path: str, shape: tuple[int, ...] | None = None) -> Binding | None:
         """Return what the user calls the module of a path, and where it was made.
 
         ``None`` unless the running code sees one module only with such a part.
+
+        Args:
+            shape: of a parameter of the part, where it is not any module of that path.
         """
         layers: dict[int, tuple[str, nn.Module, nn.Module]] = {}
         for variables in (self.line.frame.f_locals, self.line.frame.f_globals):
             for name, value in list(variables.items()):
                 if isinstance(value, nn.Module) and not name.startswith("_"):
                     part = dict(_parts(value)).get(path)
-                    if part is not None:
+                    own = registered(part, "_parameters").values() if part is not None else ()
+                    shapes = [item.shape for item in own if isinstance(item, Tensor)]
+                    if part is not None and (shape is None or shape in shapes):
                         layers.setdefault(id(value), (name, value, part))
         if len(layers) != 1:
             return None

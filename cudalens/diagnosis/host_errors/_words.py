@@ -172,12 +172,26 @@ def with_user_names(text: str, evidence: Evidence) -> str:
             meant = [item for item in meant if item.expression or _owner(evidence, item)]
             shown = dict.fromkeys(f"{user_name(evidence, i)} is {attribute(i)}" for i in meant)
             return ": ".join(filter(None, (text, ", ".join([*shown][:_MAX_OPERANDS]))))
-    return text
+    return _with_numbers(text, evidence)
 
 
 _OF_TYPES = re.compile(
     r"must be [\w .]+, not |unsupported operand|object (?:has no|is not)|^expected Tensor as elem"
 )
+
+
+def _with_numbers(text: str, evidence: Evidence) -> str:
+    """Add the numbers of which a message says only the names: ``k``, ``num_heads``."""
+    numbers = [
+        f"{name} is {value}"
+        for name, value in evidence.scalars
+        if value.lstrip("-").isdecimal() and re.search(rf"(?<!')\b{name}\b", text)
+    ]
+    if not numbers:
+        return text
+    own = [item for item in evidence.tensors if item.argument and item.expression]
+    shapes = (f"{item.expression} is {format_shape(item.shape)}" for item in own[:_MAX_OPERANDS])
+    return f"{text}: {', '.join([*numbers, *shapes])}"
 
 
 def _odd_arguments(text: str, evidence: Evidence) -> str:

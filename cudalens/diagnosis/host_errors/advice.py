@@ -86,15 +86,6 @@ row(
         "batch_first=True: make it of shape ({want})",
     ),
 )
-row(
-    "mask_of_other_data",
-    r"^The shape of the mask \[(?P<n>\d+)[\d, ]*\] at index 0 does not match the shape of the ",
-    hint=Hint(
-        rule="mask_of_other_data",
-        text="the mask was made for {n} rows: it belongs to another dataset or split, or to this "
-        "tensor before it was cut",
-    ),
-)
 
 
 @pattern(r"^result type (?P<type>\w+) can't be cast to the desired output type")

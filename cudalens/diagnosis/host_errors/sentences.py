@@ -49,6 +49,7 @@ _SENTENCES = (
     r"can't retain_grad on Tensor that has requires_grad=False",
     r"size \{\[[\d, ]*\]\} is not expandable to size \{\[[\d, ]*\]\}",
     # Shapes.
+    r"The shape of the mask \[[\d, ]*\] at index \d+ does not match the shape of the indexed ",
     r"Expected size for first two dimensions of batch2 tensor to be: |size mismatch, got input \(",
     r"\w+ must be a \dD tensor|(?:vector and vector|1D tensors) expected, but got \dD|einsum\(\): ",
     r"inconsistent tensor size, expected tensor |too many indices for tensor of dimension \d",
