@@ -34,8 +34,12 @@ _RANK = re.compile(
     r"|(?P<c>\d{1,4}): | +\| (?=[ \w])"
 )
 """Marks of torchrun, its ``--tee``, Ray and srun on a process's lines, and of exception groups."""
-_RANK_INSIDE = re.compile(r"\b[Rr]ank ?(\d+)\b(?=\]| Process)|-- Process (\d+) terminated")
-_LAUNCHER = re.compile(r"\btorchrun\b|torch[./]distributed[./](?:run|launch|elastic)")
+_RANK_INSIDE = re.compile(r"\b[Rr]ank ?(\d+)\b(?=\]| Process)")
+_STARTED = re.compile(r"-- Process (\d+) terminated")
+"""Line of a process before the traceback of another one, which it has started."""
+_LAUNCHER = re.compile(
+    r"\btorchrun\b|torch[./]distributed[./](?:run|launch|elastic)|ProcessGroupNCCL.*\[Rank \d"
+)
 _HEADER = re.compile(r"Traceback \(most recent call last\)")
 _FRAME = re.compile(
     r' *File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?'
@@ -90,9 +94,8 @@ class CrashLog:
     asserts: tuple[AssertLine, ...] = ()
     failures: tuple[Failure, ...] = ()
     """In order of their first lines."""
-    ranks: set[int] = field(default_factory=set)
     is_launched: bool = False
-    """True if torchrun, or a launcher like it, started the processes."""
+    """True if the log has marks of torchrun."""
     last_text: int = 0
     """The last line that holds more than blanks and assertions."""
 
@@ -131,7 +134,6 @@ class _Reader:
         """The processes that are in the midst of a traceback or a message."""
         self._spawned: str | None = None
         """The rank whose traceback the process that started it prints next."""
-        self._starts_itself = False
 
     def result(self) -> CrashLog:
         """Return what was read."""
@@ -139,8 +141,6 @@ class _Reader:
             self._keep(process)
         self._log.asserts = self._asserts.lines()
         self._log.failures = tuple(self._failures.values())
-        is_marked = bool(self._log.ranks) and not self._starts_itself
-        self._log.is_launched = self._log.is_launched or is_marked
         return self._log
 
     def read(self, line: str) -> None:
@@ -170,8 +170,8 @@ class _Reader:
             self._keep(process)
         if _HEADER.search(text):
             process.frames = []
-        elif not self._frame(process, text):
-            self._error(process, rank, text)
+        elif not self._error(process, rank, text):
+            self._frame(process, text)
         is_open = process.frames is not None or process.failure is not None
         (self._open.add if is_open else self._open.discard)(rank)
 
@@ -181,14 +181,10 @@ class _Reader:
         while (match := _RANK.match(text)) is not None:
             number = match["a"] or match["b"] or match["c"]
             rank = int(number) if number else rank
-            self._starts_itself = self._starts_itself or "pid=" in match[0]
+            log.is_launched = log.is_launched or match["a"] is not None
             text = text[match.end() :]
-        inside = _RANK_INSIDE.search(text)
-        if inside is not None and inside[2]:
-            self._spawned, self._starts_itself = inside[2], True
-        for number in (rank, inside and next(filter(None, inside.groups()))):
-            if number is not None and len(log.ranks) < MAX_RANKS:
-                log.ranks.add(int(number))
+        if (started := _STARTED.search(text)) is not None:
+            self._spawned = started[1]
         log.is_launched = log.is_launched or _LAUNCHER.search(text) is not None
         header = _HEADER.search(text)
         if header is not None and re.search(r"[\d\[(:]", text[: header.start()]):
@@ -198,8 +194,8 @@ class _Reader:
             self._prefix = re.compile(f"{pattern} {{0,{blanks}}}")
         return rank, text[match.end() :] if (match := self._prefix.match(text)) else text
 
-    def _frame(self, process: _Process, text: str) -> bool:
-        """Take in a line of a traceback; return whether it was one."""
+    def _frame(self, process: _Process, text: str) -> None:
+        """Take in a line, which may be one of a traceback."""
         match = _FRAME.match(text)
         frames = process.frames
         if match is not None and (frames is not None or match["file"]):  # else its head was cut off
@@ -216,32 +212,27 @@ class _Reader:
             process.cell_lines = {} if cell else process.cell_lines
             if len(frames) > MAX_FRAMES:
                 del frames[MAX_FRAMES // 2]
-            return True
+            return
         if not frames:
-            return frames is not None and not text
+            return
         if frames[-1].cell is not None and (match := _NUMBERED.match(text)) is not None:
             process.cell_lines[int(match["line"])] = match["text"] or ""
         if (match := _MARKED.match(text)) is not None:
             source = (match["text"] or match["rich"] or "").strip()
             line = int(match["line"] or frames[-1].line)
             frames[-1] = replace(frames[-1], line=line, text=source)
-            return True
-        if _RAISED.match(text) or _BARE.match(text):
-            return False
-        if not frames[-1].text and text and not text.startswith("│") and frames[-1].cell is None:
+        elif not frames[-1].text and text and not text.startswith("│") and frames[-1].cell is None:
             frames[-1] = replace(frames[-1], text=text.strip())
-        return True
 
-    def _error(self, process: _Process, rank: int | None, text: str) -> None:
-        """Take in an exception, or an error of a process without one."""
-        match = _RAISED.match(text)
-        bare = _BARE.match(text)
+    def _error(self, process: _Process, rank: int | None, text: str) -> bool:
+        """Take in an exception, or an error of a process without one; return whether it was one."""
+        match, bare = _RAISED.match(text), _BARE.match(text)
         if match is None and bare is None:
-            return
+            return False
         if match is not None and process.frames is None and not _BARE.match(match["message"] or ""):
-            return  # without a traceback only what CUDA says counts
+            return True  # without a traceback only what CUDA says counts
         inside = _RANK_INSIDE.search(text)
-        number = next(filter(None, inside.groups())) if inside else rank
+        number = inside[1] if inside else rank
         if number is None:
             number, self._spawned = self._spawned, None
         process.failure = Failure(
@@ -254,6 +245,7 @@ class _Reader:
         )
         process.frames, process.cell_lines = None, {}
         process.room = _MESSAGE_LINES if match else 0
+        return True
 
     def _keep(self, process: _Process) -> None:
         """Keep a failure; equal ones are one, and of many the first and the last are kept."""

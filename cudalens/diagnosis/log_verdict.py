@@ -260,22 +260,21 @@ def _called(failure: Failure) -> frozenset[str]:
 def _call_that_fits(failure: Failure, meaning: Meaning, read: Read) -> FittingCall | None:
     """Return the one call of the user's code that can print an assertion.
 
-    The code is that of the traceback's files; without one, what the log has of the deepest cell;
-    without that, the deepest line.
+    The code is that of the traceback's files; without one, the lines of the deepest cell that the
+    log shows, or the deepest line.
     """
     frames = [item for item in failure.frames if _is_user(item) and item.text]
     files = dict.fromkeys(item.file for item in frames if item.file.endswith(".py"))
     trees = {name: tree for name in files if (tree := _tree_of(name, frames, read)) is not None}
-    if not trees and failure.cell_lines:
-        first = min(failure.cell_lines)
-        lines = (failure.cell_lines.get(at, "") for at in range(first, max(failure.cell_lines) + 1))
-        tree = _parsed(textwrap.dedent("\n".join(lines)))
-        trees = {"the lines shown": ast.increment_lineno(tree, first - 1)}
-    elif not trees and frames:
-        tree = ast.increment_lineno(_parsed(frames[-1].text.removesuffix(":")), frames[-1].line - 1)
-        # What the line assigns to comes after what it waits for.
-        values = (getattr(item, "value", None) or item for item in tree.body)
-        trees = {"that line": ast.Module(list(values), [])}
+    if not trees and frames:
+        here = frames[-1].line
+        lines = failure.cell_lines or {here: frames[-1].text.removesuffix(":")}
+        first = min(lines)
+        text = "\n".join(lines.get(at, "") for at in range(first, max(lines) + 1))
+        tree = ast.increment_lineno(_parsed(textwrap.dedent(text)), first - 1)
+        # The failing line assigns to its target after what it waits for.
+        body = [getattr(it, "value", it) or it if it.lineno == here else it for it in tree.body]
+        trees = {"the lines shown" if len(lines) > 1 else "that line": ast.Module(body, [])}
     calls = [
         replace(call, code=re.split(r"[/\\]", name)[-1])
         for name, tree in trees.items()
