@@ -68,7 +68,10 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     if others:
         text += f"; this call was {others[-1].rpartition('.')[2]} before, which took it as it is"
     elif hint.at is None and every:
-        text += f"; line {list_of(every)} reads {name} too: change it where it is made"
+        here = evidence.source.line if evidence.source is not None else None
+        elsewhere = list_of(line for line in every if line != here)
+        reads = f"line {elsewhere} reads {name} too" if elsewhere else f"{name} is read again here"
+        text += f"; {reads}: change it where it is made"
     elif hint.at is not None and counting:
         text += f", and adapt line {list_of(counting)}, which needs its numbers as they are"
     else:

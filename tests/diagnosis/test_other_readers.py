@@ -57,6 +57,15 @@ def test_what_else_reads_the_labels_decides(
     assert says in shared.shown.hints[0].text.replace('"', "'")
 
 
+def test_the_failing_line_is_not_pointed_at() -> None:
+    """Where it reads the labels twice, a fix of one of the two reads is no code."""
+    code = STEP.replace("F.cross_entropy(out, y)", "F.cross_entropy(out, y) + y.sum()")
+    outcome = run_cell(SETUP + code.format(rest="n = y.shape[0]"), fast=False)
+    assert not any(outcome.fixes)
+    text = outcome.shown.hints[0].text
+    assert text.endswith("; y is read again here: change it where it is made")
+
+
 @pytest.mark.parametrize(
     ("first", "is_code"),
     [("", True), ("(F.binary_cross_entropy_with_logits, x), ", False)],

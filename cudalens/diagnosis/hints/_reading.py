@@ -71,6 +71,8 @@ class Ids:
     """Which part of all values is bad."""
     may_have_zero: bool
     """True if a 0 may have been seen: in a tensor that these are a part of, or beside a mark."""
+    is_computed: bool
+    """True if a recorded call or the line itself computes the numbers, which are then no data."""
     violation: Violation
 
     @property
@@ -80,9 +82,12 @@ class Ids:
 
     @property
     def may_count_from_one(self) -> bool:
-        """Return whether the largest value is the size and no 0 was seen, which may be chance."""
+        """Return whether the largest value is the size and no 0 was seen, which may be chance.
+
+        Only data counts: what a call computes, as the number of an interval, has its own reasons.
+        """
         is_one_beyond = self.low is not None and self.low >= 1 and self.high == self.size
-        return is_one_beyond and not self.may_have_zero
+        return is_one_beyond and not self.may_have_zero and not self.is_computed
 
     @property
     def counts_from_one(self) -> bool:
@@ -200,6 +205,7 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
         if column is not None and column.count
         else share.count / max(share.total, 1),
         may_have_zero=is_open and not is_whole,
+        is_computed=_is_computed_here(evidence) or is_made(evidence),
         violation=violation,
     )
 
@@ -374,7 +380,7 @@ def is_written(evidence: Evidence, number: int) -> bool:
     return False
 
 
-def is_computed(evidence: Evidence) -> bool:
+def _is_computed_here(evidence: Evidence) -> bool:
     """Return whether the line computes the numbers, as in ``row * width + col``."""
     at_fault = fault(evidence)
     return at_fault is not None and isinstance(at_fault[1].node, ast.BinOp)
@@ -448,7 +454,7 @@ def way_of(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 _GIVEN = frozenset(
     {"arange", "clone", "eye", "full", "ones", "randint", "randperm", "repeat", "zeros", "expand"}
-    | {"detach", "squeeze", "unsqueeze", "flatten", "permute"}
+    | {"detach", "squeeze", "unsqueeze", "flatten", "permute", "from_numpy", "as_tensor", "asarray"}
 )
 """Functions that give values as data does, or leave them as they are."""
 
@@ -473,4 +479,28 @@ def came_from(evidence: Evidence) -> str:
     here = None if evidence.source is None else evidence.source.ref
     if line is None or (here and (line.line, line.where) == (here.line, here.where)):
         return ""
-    return f"the bad values come from {place(line, evidence)}: {line.text}"
+    beyond = _beyond_borders(evidence)
+    return f"the bad values come from {place(line, evidence)}: {line.text}{beyond}"
+
+
+_BORDERS = {"searchsorted": 0, "bucketize": -1}
+"""Functions that number intervals, and which of their tensors holds the borders."""
+
+
+def _beyond_borders(evidence: Evidence) -> str:
+    """Say that the bad value is what a search among borders gives beyond the last of them."""
+    made = next((step for step in evidence.provenance if stem_of(step.op or "") in _BORDERS), None)
+    name = "" if made is None else stem_of(made.op or "")
+    bad = bad_values(evidence)
+    if made is None or next(way_of(evidence))[0] != name or len(bad) != 1:
+        return ""
+    calls = (item for item in reversed(evidence.history) if item.source == made.source)
+    shapes = next((item.shapes for item in calls if stem_of(item.op) == name), "")
+    lasts = re.findall(r"\[(?:\d+, )*(\d+)\]", shapes.partition("->")[0])
+    if not lasts or {int(lasts[_BORDERS[name]])} != bad:
+        return ""
+    (last,) = bad
+    return (
+        f"; {name} gives {last} beyond the last of {last} borders, with right=True at the last one "
+        "too"
+    )

@@ -14,7 +14,6 @@ from cudalens.diagnosis.hints._reading import (
     Ids,
     cast_source,
     ids_rule,
-    is_computed,
     shifted_source,
     wrapped_bits,
 )
@@ -117,7 +116,7 @@ def quantile_levels(evidence: Evidence) -> Hint | None:
 @ids_rule("token", "index", priority=24)
 def one_based_ids(evidence: Evidence, ids: Ids) -> Hint | None:
     """Ids run from 1 to the number of rows."""
-    if not ids.counts_from_one or is_computed(evidence):
+    if not ids.counts_from_one:
         return None
     if in_library(evidence, "transformers") or is_length(ids.named):
         return None

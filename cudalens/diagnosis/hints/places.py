@@ -19,8 +19,6 @@ from cudalens.diagnosis.hints._reading import (
     fills_row_ends,
     ids_of,
     ids_rule,
-    is_computed,
-    is_made,
     numel,
     runs_from_one,
     shifting_step,
@@ -44,16 +42,19 @@ def too_few_places(evidence: Evidence, ids: Ids) -> Hint | None:
     """The values count from 0 without a gap, and need more places than there are."""
     if not ids.is_above or not ids.is_count or ids.size < 2 or fills_row_ends(ids):
         return None
-    if ids.role in ("label", "one_hot") and is_made(evidence):
+    if ids.role in ("label", "one_hot") and ids.is_computed:
         return None  # a line computes one too many, and no data has such a class
     if runs_from_one(ids.fact.summary.unique, ids.size, numel(ids.fact)):
         return None  # this batch counts from 1, and another one from 0
     noun, column = _NOUNS.get(ids.role, "numbers"), evidence.dataset_column
     of = f" of {column.name}" if column is not None and column.count else ""
     dim = "" if ids.violation.dim is None else f" in dimension {ids.violation.dim}"
-    if ids.role not in _PLACES:
-        # Data that is indexed gets no larger: which of the two is right nobody knows.
-        text = f"the {noun}{of} run from 0 to {ids.high} without a gap, there are {ids.size} places"
+    if ids.role not in _PLACES or ids.is_computed:
+        # Data that is indexed gets no larger, and what is computed may be one too many: which of
+        # the two is right nobody knows.
+        places = _PLACES.get(ids.role, "places")
+        text = f"the {noun}{of} run from 0 to {ids.high} without a gap, there are {ids.size} "
+        text += places
         came = came_from(evidence)
         return Hint(text=f"{text}{dim}; {came}" if came else text + dim)
     return Hint(
@@ -94,7 +95,7 @@ def what_is_there(evidence: Evidence) -> Hint | None:
         and ids.low == 1
         and (ids.size / (ids.size + 1)) ** (numel(ids.fact) * calls) < _EVEN
     )
-    is_kept = evidence.scalar("padding_idx") == "0" or is_computed(evidence)
+    is_kept = evidence.scalar("padding_idx") == "0"
     if may_count and not is_kept and not shifting_step(evidence):
         parts.append("none is 0: if they count from 1, subtract 1")
     parts.append(_named_classes(evidence, ids))

@@ -100,6 +100,8 @@ def unknown_tokens(evidence: Evidence, ids: Ids) -> Hint | None:
         text = f"{ids.high} is only at the ends of the rows: it is a padding id, and the table "
         text += f"of {ids.size} rows has no row for it"
         return Hint(rule="padding_beyond_table", text=text + f"; {_RESIZE}" * is_near)
+    if ids.is_computed:
+        return None  # a line made these numbers, and no tokenizer
     if not is_near:
         text = f"ids go up to {ids.high} in a table of {ids.size} rows{length}: if a tokenizer "
         text += "made them, load it and the model under the same name"
