@@ -350,9 +350,15 @@ def renamed_keyword(evidence: Evidence, old: str, new: str, value: str | None = 
     return Fix(text, rearrange=put) if text else None
 
 
-def list_of(values: Iterable[int], limit: int = 4) -> str:
-    """Return a few numbers for reading: ``10, 11, 12 and 3 more``."""
+def list_of(values: Iterable[int], limit: int = 4, *, first: Container[int] = ()) -> str:
+    """Return a few numbers for reading: ``10, 11, 12 and 3 more``.
+
+    Args:
+        first: the numbers that must not be among those which are left out.
+    """
     ordered = sorted(values)
+    if len(ordered) > limit:
+        ordered.sort(key=lambda value: value not in first)
     shown = ", ".join(str(value) for value in ordered[:limit])
     rest = len(ordered) - limit
     return f"{shown} and {rest} more" if rest > 0 else shown
