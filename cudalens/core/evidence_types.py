@@ -144,6 +144,26 @@ class FreedGraph:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GraphCut:
+    """The recorded call that cut a tensor off its graph."""
+
+    op: str
+    """Its name alone: ``detach``, ``argmax``."""
+    line: LineRef
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostDimension:
+    """A recorded ``squeeze`` that took the batch dimension away, as the batch had one sample."""
+
+    line: LineRef
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    earlier: tuple[tuple[int, ...], tuple[int, ...]]
+    """Both shapes in an earlier call of the line."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceFault:
     """Failure of the device at the time of an exception."""
 

@@ -30,8 +30,10 @@ from cudalens.core.evidence_types import (
     DeviceFault,
     FittingCall,
     FreedGraph,
+    GraphCut,
     GrownParameter,
     InPlaceChange,
+    LostDimension,
     NanHolder,
     OwnerModule,
     RefusedCall,
@@ -103,6 +105,8 @@ class Evidence:
     refused_call: RefusedCall = field(default_factory=RefusedCall)
     modified: InPlaceChange | None = None
     freed: FreedGraph | None = None
+    graph_cut: GraphCut | None = None
+    lost_dimension: LostDimension | None = None
     device_fault: DeviceFault = field(default_factory=DeviceFault)
     synchronization: Synchronization = field(default_factory=Synchronization)
     nan_holder: NanHolder | None = None

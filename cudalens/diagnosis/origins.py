@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from cudalens.core._python import parse
-from cudalens.core.evidence_types import Binding
+from cudalens.core.evidence_types import Binding, LostDimension
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, SourceSpan, TensorFact, syntax
 from cudalens.diagnosis.candidates import Trial
@@ -315,6 +315,18 @@ def true_division(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
 
 
 _OF_INTEGERS = re.compile(r"int(?:32/int)?64|\blong\b|\bints?\b|integer|'float'|\bfloat\b")
+
+
+def lost_dimension(evidence: Evidence, lost: LostDimension) -> Hint:
+    """Say which ``squeeze`` took the batch dimension away, and the dimensions it is meant for."""
+    old, new = lost.earlier
+    dropped = [at for at, size in enumerate(old) if size == 1]
+    text = f"{place(lost.line, evidence)} took the batch dimension away: {lost.line.text}; it made "
+    text += f"{lost.after} of {lost.before}, and {new} of {old} before"
+    if dropped:
+        which = f"dimension {dropped[0]}" if len(dropped) == 1 else f"dimensions {(*dropped,)}"
+        text += f": give squeeze the {which}"
+    return Hint(rule="batch_squeezed", text=text)
 
 
 def _is_failing_line(at: SourceSpan, evidence: Evidence) -> bool:

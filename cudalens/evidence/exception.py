@@ -6,6 +6,7 @@ context survived; after a device-side assert it did not.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +20,9 @@ from cudalens.core.call import ApiCall, Call, api_call_of
 from cudalens.core.evidence_types import (
     DeviceFault,
     FreedGraph,
+    GraphCut,
     InPlaceChange,
+    LostDimension,
     RefusedCall,
     Synchronization,
 )
@@ -41,6 +44,7 @@ from cudalens.evidence.failing_call import api_call_of_stack, arguments_of, refu
 from cudalens.evidence.freed_graph import FREED, freed_graph
 from cudalens.evidence.host_value import observed_value
 from cudalens.evidence.out_of_place import MODIFIED, with_tried_form
+from cudalens.evidence.recorded_way import graph_cut, lost_dimension
 from cudalens.evidence.tensors import scalars_of, tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
 from cudalens.evidence.trial import ApiTrial, trial_of_error
@@ -150,6 +154,8 @@ def evidence_of_error(
         refused_call=replace(refused, other_functions=attempt("earlier calls", others, tuple)),
         modified=changed,
         freed=freed,
+        graph_cut=attempt("graph's end", partial(_graph_cut, failure)),
+        lost_dimension=attempt("lost dimension", partial(_lost_dimension, failure)),
         device_fault=replace(
             hidden, was_before=was_lost and is_lost, was_handled_inside=was_handled_inside
         ),
@@ -245,6 +251,32 @@ def _of_autograd(
         if freed is None:
             limits.add(recorder.beyond_ring("the op whose saved tensors were freed"))
     return changed, freed
+
+
+_WITHOUT_GRAPH = re.compile(r"^element (\d+) of tensors does not require grad")
+_OF_SHAPES = re.compile(r"\bsizes?\b|\bshapes?\b|[Dd]imension|\b\dD\b|must match|batch_size")
+
+
+def _graph_cut(failure: FailureContext) -> GraphCut | None:
+    """Return what cut the tensor off its graph that backward was asked of."""
+    match = _WITHOUT_GRAPH.search(failure.error.message if failure.error else "")
+    keys = ("self", *(f"{name}[{match[1]}]" for name in ("tensors", "outputs"))) if match else ()
+    tensor = next((failure.values[key] for key in keys if key in failure.values), None)
+    if tensor is None or failure.recorder is None:
+        return None
+    return graph_cut(tensor, failure.recorder.snapshot())
+
+
+def _lost_dimension(failure: FailureContext) -> LostDimension | None:
+    """Return the line that took a batch of one away from a tensor of the call."""
+    message = failure.error.message.partition("\n")[0] if failure.error else ""
+    if failure.recorder is None or not _OF_SHAPES.search(message):
+        return None
+    snapshot, node = failure.recorder.snapshot(), failure.call.node
+    forward = None if node is None else snapshot.forward_call(node.sequence_nr)
+    living = () if forward is None else (item() for item in forward.inputs)
+    tensors = [*failure.values.values(), *(item for item in living if item is not None)]
+    return lost_dimension(tensors, snapshot)
 
 
 def _with_marked_write(

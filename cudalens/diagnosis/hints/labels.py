@@ -100,11 +100,8 @@ def relabel(evidence: Evidence, ids: Ids) -> Hint | None:
     # What numbered them so, a data set or a line before this one, is not known here.
     outside = [value for value in seen if not 0 <= value < places]
     return Hint(
-    outside = [value for value in seen if not 0 <= value < places]
-    return Hint(
         text=f"the {what} are {len(seen)} different numbers: {list_of(seen, first=outside)}; the "
         f"{places} {of} are numbered 0 … {places - 1}"
-    )
     )
 
 

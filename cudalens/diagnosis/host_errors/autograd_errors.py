@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cudalens.core.api_names import stem_of
+from cudalens.core.evidence_types import GraphCut
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import CodeLine, Hint, TensorFact
 from cudalens.diagnosis.host_errors._base import Answer, Verdict, autograd, pattern
 from cudalens.diagnosis.host_errors._words import expression_of, format_shape, named
-from cudalens.diagnosis.user_code import rewritten
+from cudalens.diagnosis.user_code import place, rewritten
 
 
 @pattern(r"element (?P<at>\d+) of tensors does not require grad and does not have a grad_fn")
@@ -147,12 +148,26 @@ def _detached(evidence: Evidence, fact: TensorFact | None, verdict: Verdict) -> 
     end = source.line or 0 if source else 0
     before = [item for item in source.context if item.line < end] if source else []
     cause = _cut(name, before, "it") if name else None
+    if cause is None and evidence.graph_cut is not None:
+        yield verdict
+        yield _cut_by_call(evidence, evidence.graph_cut)
+        return
     if cause is None:
         yield verdict
         return
     words, key, line = cause
     yield replace(verdict, explanation=f"{verdict.explanation} {words}")
     yield Hint(rule="detached_loss", text=f"line {line}: {_REMEDIES[key]}")
+
+
+def _cut_by_call(evidence: Evidence, cut: GraphCut) -> Hint:
+    """Name the recorded call that made a tensor without a graph of one that had it."""
+    op, at = cut.op.strip("_"), cut.line
+    text = f"{place(at, evidence)}: {at.text}; "
+    remedies = (_REMEDIES.get(key) for key in (op, "argmax"))
+    gives = f"{op}() gives numbers without a gradient" if op not in ("detach", "data") else ""
+    words = {key: why for key, _, why in _DETACHES}.get(op) or gives
+    return Hint(rule="detached_loss", text=f"{text}{words}: {next(filter(None, remedies))}")
 
 
 def _cut(name: str, before: Sequence[CodeLine], called: str) -> _Cause | None:

@@ -1,0 +1,75 @@
+"""Lines that recorded calls prove to be the cause: a cut graph, a batch dimension that is gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hostcells import SETUP, run_cell
+
+pytestmark = pytest.mark.usefixtures("sim")
+LOSS = """
+net, x, y = nn.Linear(4, 3).cuda(), torch.rand(2, 4).cuda(), torch.rand(2, 3).cuda()
+out = {out}
+aim = {target}
+loss = F.mse_loss(out, aim).mean()
+loss.backward()
+"""
+BATCHES = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+    def forward(self, x):
+        x = F.adaptive_avg_pool2d(x, 1)
+        x = {squeeze}
+        return self.fc(x)
+net = Net().cuda()
+for n in {sizes}:
+    out = net(torch.rand(n, 6, 4, 4).cuda())
+    loss = F.cross_entropy(out, torch.zeros(n, dtype=torch.long).cuda())
+    loss.backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("out", "target", "says"),
+    [
+        ("net(x).relu().detach()", "y * 2", "line 7: out = net(x).relu().detach(); detach()"),
+        ("net(x).relu().data", "torch.full_like(y, 1.0)", ".data is the tensor without its graph"),
+        ("(net(x) > 0).float() * x.new_ones(3)", "y * 2", "line 7: out = (net(x) > 0).float()"),
+        ("net(x).detach()", "net(x).detach()", None),
+        ("nn.Linear(4, 3).requires_grad_(False).cuda()(x)", "net(x).detach()", None),
+        ("torch.full_like(net(x), 0.5)", "y * 2", None),
+        ("x[:, :3].detach()", "y * 2", None),
+    ],
+    ids=["detach", "data", "compared", "two lines", "frozen", "size alone", "data alone"],
+)
+def test_the_call_that_cut_a_loss_off_its_graph(out: str, target: str, says: str | None) -> None:
+    """It is named where it is the only one; a frozen layer may be the reason as well."""
+    report = run_cell(SETUP + LOSS.format(out=out, target=target), fast=False).shown
+    assert report.kind == "autograd_error"
+    assert report.limits == ()
+    text = " ".join(item.text for item in report.hints)
+    assert says in text if says else "detach" not in text and "gradient" not in text
+
+
+@pytest.mark.parametrize(
+    ("squeeze", "sizes", "says"),
+    [
+        ("x.squeeze()", (3, 1), "(6,) of (1, 6, 1, 1), and (3, 6) of (3, 6, 1, 1) before: give"),
+        ("torch.squeeze(x)", (3, 1), "line 12 took the batch dimension away: x = torch.squeeze(x)"),
+        ("x.flatten(1).squeeze(0)", (3, 1), "(6,) of (1, 6), and (3, 6) of (3, 6) before"),
+        ("x.squeeze()", (1,), None),
+        ("x.squeeze()", (1, 1), None),
+        ("x.flatten(1)[0]", (3, 1), None),
+    ],
+    ids=["method", "function", "dimension 0", "first batch", "always one", "index"],
+)
+def test_the_squeeze_that_took_a_batch_of_one(
+    squeeze: str, sizes: tuple[int, ...], says: str | None
+) -> None:
+    """An earlier call of the line has to have kept the dimension of a larger batch."""
+    report = run_cell(SETUP + BATCHES.format(squeeze=squeeze, sizes=sizes), fast=False).shown
+    assert report.limits == ()
+    text = " ".join(item.text for item in report.hints)
+    assert says in text if says else "took the batch dimension" not in text
