@@ -28,6 +28,7 @@ _RARE = 0.1
 """Of all values, so many may be stray ones."""
 _HALVES = ("float16", "bfloat16")
 _SCORES = frozenset({"addmm", "mm", "bmm", "addmv", "baddbmm", "linear", "convolution"})
+_SCORES |= {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)}
 """Ops that end a network without an activation."""
 _ACTIVATIONS = frozenset(
     {"relu", "leaky_relu", "tanh", "gelu", "elu", "silu", "softplus", "hardtanh", "clamp_min"}
@@ -105,6 +106,8 @@ def not_probabilities(evidence: Evidence) -> Hint | None:
         fix = fix or renamed(
             evidence, "BCELoss", "BCEWithLogitsLoss", "binary_cross_entropy_with_logits"
         )
+        if fix is None and evidence.module_type == "BCELoss":
+            cure = "BCEWithLogitsLoss instead of BCELoss takes them as they are"
     return Hint(
         text=f"{text}which no sigmoid gives: the scores of a layer{line}; {cure}",
         fix=fix or rewritten(evidence, fact, "torch.sigmoid({x})"),

@@ -159,6 +159,9 @@ CAUSES: dict[str, Row] = {
     "bce_logits": (bce([-2.5, 0.5, 3.0], provenance=(step("torch.nn.functional.linear",
         "p = f(x)"),)), "not_probabilities", "F.binary_cross_entropy_with_logits(p, t)",
         "-2.5 to 3", "the scores of a layer in line 4"),
+    "bce_convolution": (bce([-0.5, 0.5], call="crit(p, t)", module_type="BCELoss", provenance=(step(
+        "torch.conv2d", "p = f(x)"),)), "not_probabilities", "crit(torch.sigmoid(p), t)",
+        "the scores of a layer in line 4", "BCEWithLogitsLoss instead of BCELoss"),
     "bce_unknown": (bce([-2.5, 0.5, 3.0]), "not_probabilities", None, "-2.5 to 3",
         "if they are scores"),
     "bce_rounding": (bce([0.25, 1.0000001]), "rounded_out_of_interval",
@@ -278,6 +281,8 @@ NEIGHBOURS: dict[str, Row] = {
     "computed rows": (lookup([0, 1, 2, 3, 4, 5] * 9, 5, path="ages", provenance=(step(
         "torch.bucketize", "ages = torch.bucketize(years, edges)"),)), "too_few_places", None,
         "0 to 5 without a gap, there are 5 rows"),
+    "convolution before a pool": (bce([-0.5, 0.5], provenance=(step("torch.max_pool2d", "p = g(h)"),
+        step("torch.conv2d", "h = f(x)"))), "not_probabilities", None, "probability is at least 0"),
     "2 % above 1": (bce([0.5, 1.02]), "not_probabilities", None),
     "beyond bytes": (bce([0.0, 300.0]), "not_probabilities", None),
     "no labels": (bce([0.0, 1.5], "target"), "labels_as_binary_target", None),
