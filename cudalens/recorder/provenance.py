@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -66,6 +66,21 @@ class Provenance:
     """The tensor with bad values that no recorded call has made or written to."""
 
 
+class _Marked(NamedTuple):
+    """A tensor on the way, and the listed bad elements in it."""
+
+    tensor: Ref
+    origins: tuple[Position, ...]
+    """Their positions in the tensor at fault."""
+    positions: Sequence[Position] | None = None
+    """Their places in the tensor, or those of the rows that hold them."""
+    values: Tensor | None = None
+    """Their values on the host; ``None`` where a call has computed others of them."""
+    state: str = "unknown"
+    """``bad`` if it is proven to have had them, ``good`` if none of them, ``other`` if it had bad
+    values, perhaps others, and ``unknown`` for a tensor that is dead or was written to since."""
+
+
 class ProvenanceWalk:
     """One walk from a bad tensor back to the call that made it bad, or to where the data entered.
 
@@ -84,19 +99,14 @@ class ProvenanceWalk:
         )
         self._is_of_integers = not (tensor.is_floating_point() or tensor.is_complex())
         """Floats that integers were made of have no bound."""
-        self._current: Ref = ref(tensor)
+        self._at = _Marked(ref(tensor), tuple(positions))
         self._before: int | None = None
-        """The current tensor is bad right before this call; ``None`` for now."""
-        self._is_certain = self._is_bad(tensor)
-        """True if the current tensor is proven to have been bad then."""
-        self._origins = tuple(positions)
-        self._positions: Sequence[Position] | None = None
-        """Places of the listed elements in the current tensor, or of the rows that hold them."""
-        self._values: Tensor | None = None
-        """Their values on the host; ``None`` where a call has computed others of them."""
+        """The current tensor has them right before this call; ``None`` for now."""
         if positions and all(len(item) == tensor.dim() for item in positions):
-            self._positions = positions
-            self._values = _values_at(tensor, positions)
+            values = _values_at(tensor, positions)
+            self._at = self._at._replace(positions=positions, values=values)
+        if self._is_bad(tensor):
+            self._at = self._at._replace(state="bad")
 
     def run(self) -> Provenance:
         """Return the steps and what else was learned on the way."""
@@ -106,8 +116,8 @@ class ProvenanceWalk:
     def _steps(self) -> Iterator[ProvenanceStep]:
         snapshot = self._snapshot
         for _ in range(_MAX_CALLS):
-            call = snapshot.newest(self._current, self._before)
-            batch = snapshot.batches.find(self._current)
+            call = snapshot.newest(self._at.tensor, self._before)
+            batch = snapshot.batches.find(self._at.tensor)
             if batch is not None and (call is None or call.seq <= batch.seq):
                 yield self._from_loader(batch)
                 return
@@ -119,23 +129,25 @@ class ProvenanceWalk:
                 self._look_through(call)
                 continue
             written: Any
-            source, state, note = None, "", None
+            source, is_first, note = None, False, None
             if call.written and call.api.value_at:
                 written = call.operand() if is_ref(call.operand) else torch.tensor(call.operand)
                 if not self._contains_some(written):
-                    if not self._is_certain and self._values is None:
+                    if self._at.state != "bad" and self._at.values is None:
                         return  # good values, where it is not known which were bad
                     self._before = call.seq
                     continue
                 note = f"{WRITES} {written.item()}" if written.dim() == 0 else None
             else:
-                source, state = self._source_of(call)
-            if state == "good" and self._is_certain:
+                source, is_first = self._source_of(call)
+            if is_first and self._at.state == "bad":
                 note = FIRST_BAD
             yield describe_step(call, snapshot, note)
             if source is None:
                 return
-            self._follow(call, source, state)
+            if call.api.stem == "clone" and source.state == "unknown":  # it had the same values
+                source = source._replace(state=self._at.state)
+            self._at, self._before = source, call.seq
 
     def _ends_at(self, call: Recorded) -> bool:
         """Return whether it is not known what a call wrote, or that to which elements."""
@@ -151,95 +163,70 @@ class ProvenanceWalk:
             is_kept = source is not None and self._snapshot.is_untouched(call.operand, call.seq)
             return not is_kept and type(call.operand) not in (int, float, bool)
         is_view = target.base or self._snapshot.whole(target.tensor) is not target.tensor
-        return bool(is_view) and target.tensor is not self._current
+        return bool(is_view) and target.tensor is not self._at.tensor
 
     def _contains_some(self, written: Any) -> bool:
         """Return whether what a call wrote to some elements has one of the bad values."""
-        if self._values is None or (written.dim() and written.dtype != self._values.dtype):
+        if self._at.values is None or (written.dim() and written.dtype != self._at.values.dtype):
             return self._is_bad(written)
-        return any(_contains(written, value) for value in self._values)
+        return any(_contains(written, value) for value in self._at.values)
 
     # --- from one tensor to the next -------------------------------------------------------------
 
     def _look_through(self, call: Recorded) -> None:
         """Go on with what a view shows, at the same time."""
         base, meta_of = call.inputs[0], self._snapshot.meta_of
-        if base is self._current:
+        if base is self._at.tensor:
             self._before = call.seq
             return
         (shape, dtype), (old, old_dtype) = meta_of(base), meta_of(call.outputs[0])
+        positions, values = self._at.positions, self._at.values
         if dtype != old_dtype:  # it reads the memory in another way
-            self._positions = self._values = None
+            positions = values = None
         elif call.api.stem in _IN_ORDER:
-            self._positions = _reshaped(self._positions, old, shape)
-        elif self._positions is not None:
+            positions = _reshaped(positions, old, shape)
+        elif positions is not None:
             # A size that no other dimension has is still that of the rows.
             has_rows = shape and old and shape[0] == old[0] and shape[0] not in shape[1:]
             is_known = has_rows and call.api.stem != "as_strided"
-            self._positions = [item[:1] for item in self._positions] if is_known else None
-        self._current = base
+            positions = [item[:1] for item in positions] if is_known else None
+        self._at = self._at._replace(tensor=base, positions=positions, values=values)
 
     def _go_to_base(self) -> bool:
         """Go on with the base of a view that only torch knows, as that of labels in ``one_hot``.
 
         Without one, the values are older than what was recorded.
         """
-        living = self._current()
+        living = self._at.tensor()
         base = None if living is None else base_of(living)
         if living is not None and base is not None and base.numel() == living.numel():
-            self._positions = _reshaped(self._positions, living.shape, base.shape)
-            self._current = ref(base)
+            positions = _reshaped(self._at.positions, living.shape, base.shape)
+            self._at = self._at._replace(tensor=ref(base), positions=positions)
             return True
         self.provenance.is_open = True
-        if living is not None and self._snapshot.is_untouched(self._current, 0):
+        if living is not None and self._snapshot.is_untouched(self._at.tensor, 0):
             self.provenance.origin = living if self._is_bad(living) else None
         return False
 
-    def _follow(self, call: Recorded, source: Ref, state: str) -> None:
-        """Go on with a tensor that a call read, as it was before the call."""
-        is_copy = call.api.stem == "clone" and state == "unknown"  # it had the same values
-        self._is_certain = state == "bad" or (is_copy and self._is_certain)
-        positions, living = self._positions_in(call, source), source()
-        if not self._has_values(call, source):
-            self._values = None
-        if (
-            state == "bad"
-            and positions
-            and living is not None
-            and len(positions[0]) == living.dim()
-        ):
-            values = _values_at(living, positions)
-            bad = [at for at, value in enumerate(values) if self._is_bad(value)]
-            self._origins = tuple(self._origins[at] for at in bad)
-            positions, self._values = [positions[at] for at in bad], values[bad]
-        self._positions, self._current, self._before = positions, source, call.seq
-
-    def _source_of(self, call: Recorded) -> tuple[Ref | None, str]:
-        """Return the input to follow, if any, and its state.
-
-        The state is ``bad`` for an input that had the bad elements, ``good`` where the inputs had
-        none of them, ``other`` for one with bad values, perhaps others, and ``unknown`` for one
-        that is dead or was written to since.
-        """
+    def _source_of(self, call: Recorded) -> tuple[_Marked | None, bool]:
+        """Return the input to follow, if one is certain, and whether no input had bad elements."""
         if call.reads is None:
-            return None, "unknown"
+            return None, False
         if call.api.stem in FROM_PYTHON:
-            return None, "good"
+            return None, True
         target = call.written[0].tensor if call.written else None
-        inputs = {id(item): item for item in self._value_inputs(call) if item is not target}
-        states = [(item, self._state(call, item)) for item in inputs.values()]
-        suspects = [item for item in states if item[1] != "good"]
-        if all(state != "other" for _, state in suspects):
-            suspects = [item for item in suspects if item[1] == "bad"] or suspects
+        refs = {id(item): item for item in self._value_inputs(call) if item is not target}
+        inputs = [self._marked_in(call, item) for item in refs.values()]
+        suspects = [item for item in inputs if item.state != "good"]
+        if all(item.state != "other" for item in suspects):
+            suspects = [item for item in suspects if item.state == "bad"] or suspects
         if target is not None:
             # What a tensor was before a call in place is gone.
-            if not states and call.api.stem not in _FILLS:
-                return self._current, "unknown"
-            if states and (len(suspects) != 1 or suspects[0][1] == "unknown"):
-                return None, "unknown"
-        if not suspects:
-            return None, "good"
-        return suspects[0] if len(suspects) == 1 else (None, "unknown")
+            if not inputs and call.api.stem not in _FILLS:
+                return self._marked_in(call, self._at.tensor), False
+            if inputs and (len(suspects) != 1 or suspects[0].state == "unknown"):
+                return None, False
+        return suspects[0] if len(suspects) == 1 else None, not suspects
 
     # --- inputs ----------------------------------------------------------------------------------
 
@@ -254,7 +241,7 @@ class ProvenanceWalk:
             inputs = inputs[:1]
         elif stem in ("where", "embedding"):  # all but the condition, the indices
             del inputs[1 if call.name == "torch.Tensor.where" else 0]
-        dtype = meta_of(self._current)[1]
+        dtype = meta_of(self._at.tensor)[1]
         if stem in CONVERSIONS or dtype is None:
             return inputs
         dtypes = [(item, meta_of(item)[1]) for item in inputs]
@@ -264,51 +251,49 @@ class ProvenanceWalk:
             if its is None or its.is_floating_point == dtype.is_floating_point
         ]
 
-    def _has_values(self, call: Recorded, tensor: Ref) -> bool:
-        """Return whether the values that are followed are values of an input."""
-        dtypes = [self._snapshot.meta_of(item)[1] for item in (tensor, self._current)]
-        return call.api.stem in _SAME_VALUE and dtypes[0] == dtypes[1]
-
     def _positions_in(self, call: Recorded, tensor: Ref) -> Sequence[Position] | None:
         """Return where the elements came from in an input of a call."""
         if call.api.stem not in _SAME_PLACE and not call.api.is_positional:
             return None
-        shape, own = self._snapshot.meta_of(tensor)[0], self._snapshot.meta_of(self._current)[0]
-        if self._positions and shape is not None and math.prod(shape) == 1:  # one number for all
-            return [(0,) * len(shape)] * len(self._positions)
-        return _reshaped(self._positions, own, shape)
+        shape, own = self._snapshot.meta_of(tensor)[0], self._snapshot.meta_of(self._at.tensor)[0]
+        if self._at.positions and shape is not None and math.prod(shape) == 1:  # one number for all
+            return [(0,) * len(shape)] * len(self._at.positions)
+        return _reshaped(self._at.positions, own, shape)
 
-    def _state(self, call: Recorded, tensor: Ref) -> str:
-        """Return what is known of the bad elements in an input; see :meth:`_source_of`."""
-        living, dtype = tensor(), self._snapshot.meta_of(tensor)[1]
+    def _marked_in(self, call: Recorded, tensor: Ref) -> _Marked:
+        """Return what is known of the bad elements in an input, as it was before a call."""
+        snapshot, origins = self._snapshot, self._at.origins
+        living, dtype = tensor(), snapshot.meta_of(tensor)[1]
+        is_same = call.api.stem in _SAME_VALUE and dtype == snapshot.meta_of(self._at.tensor)[1]
+        positions, values = self._positions_in(call, tensor), self._at.values if is_same else None
+        marked = _Marked(tensor, origins, positions, values)
         has_no_bound = self._is_of_integers and dtype is not None and dtype.is_floating_point
-        if living is None or has_no_bound or not self._snapshot.is_untouched(tensor, call.seq):
-            return "unknown"
+        if living is None or has_no_bound or not snapshot.is_untouched(tensor, call.seq):
+            return marked
         if not self._is_bad(living):
-            return "good"
-        positions, has_values = self._positions_in(call, tensor), self._has_values(call, tensor)
+            return marked._replace(state="good")
         if positions and len(positions[0]) == living.dim():
-            values: Any = _values_at(living, positions)
-            if has_values and self._values is not None:
-                bad = map(_contains, values, self._values)
-            else:
-                bad = map(self._is_bad, values)
-            return "bad" if any(bad) else "good"
-        if has_values and self._values is not None:
-            matches = [_contains(living, value) for value in self._values]
-            return "bad" if all(matches) else "other" if any(matches) else "good"
-        return "other"
+            own: Any = _values_at(living, positions)
+            matches = map(self._is_bad, own) if values is None else map(_contains, own, values)
+            bad = [at for at, is_match in enumerate(matches) if is_match]
+            places, state = [positions[at] for at in bad], "bad" if bad else "good"
+            return _Marked(tensor, tuple(origins[at] for at in bad), places, own[bad], state)
+        if values is None:
+            return marked._replace(state="other")
+        held = [_contains(living, value) for value in values]
+        state = "bad" if all(held) else "other" if any(held) else "good"
+        return marked._replace(state=state)
 
     # --- what is said ----------------------------------------------------------------------------
 
     def _from_loader(self, batch: Batch) -> ProvenanceStep:
         """Name the batch, and the dataset's row of each element whose row is known."""
         self.provenance.batch = batch
-        rows = [item[0] for item in self._positions or () if item]
+        rows = [item[0] for item in self._at.positions or () if item]
         indices = batch.indices or ()
         self.provenance.samples = {
             origin: indices[row]
-            for origin, row in zip(self._origins, rows, strict=False)
+            for origin, row in zip(self._at.origins, rows, strict=False)
             if row < len(indices)
         }
         return ProvenanceStep(note=describe(batch, rows[0] if rows else None))
