@@ -141,16 +141,16 @@ def describe(batch: Batch, row: int | None) -> str:
     text += f", row {row}"
     if batch.indices is None or row >= len(batch.indices):
         return text
-    index = batch.indices[row]
-    dataset = None if batch.dataset is None else batch.dataset()
-    named = None if dataset is None else _name_of(lambda value: value is dataset)
+    index, (_, named) = batch.indices[row], dataset_of(batch)
     return f"{text} = {named}[{index}]" if named else f"{text} (dataset item {index})"
 
 
 def dataset_of(batch: Batch) -> tuple[object, str | None]:
     """Return the dataset of a batch, ``None`` where it is not known, and the user's name of it."""
     # A list has no weak reference; the loop's iterator has a reference.
-    dataset = getattr(batch.iterator(), "_dataset", None)
+    dataset = None if batch.dataset is None else batch.dataset()
+    if dataset is None:
+        dataset = getattr(batch.iterator(), "_dataset", None)
     if dataset is None:
         return None, None
     return dataset, _name_of(lambda value: value is dataset)
