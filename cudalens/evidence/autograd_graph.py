@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -257,3 +257,20 @@ def _ops_by_stem() -> dict[str, frozenset[str]]:
             ops.setdefault(stem, set()).add(f"aten::{name}")
             ops.setdefault(stem.removesuffix("forward"), set()).add(f"aten::{name}")
     return {stem: frozenset(names) for stem, names in ops.items()}
+
+
+def nodes_behind(roots: Iterable[Any], without: Any = None) -> dict[Any, Any]:
+    """Return autograd's nodes from some on, nearest first, each with the one that led to it.
+
+    Args:
+        without: a node that is not passed through.
+    """
+    before = {node: None for node in roots if node is not None and node is not without}
+    waiting = deque(before)
+    while waiting and len(before) < MAX_VISITED:
+        node = waiting.popleft()
+        for following, _ in node.next_functions:
+            if following is not None and following is not without and following not in before:
+                before[following] = node
+                waiting.append(following)
+    return before

@@ -18,7 +18,7 @@ from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.call import NodeMark
 from cudalens.core.evidence_types import FreedGraph
 from cudalens.core.report_types import LineRef, SourceSpan
-from cudalens.evidence.autograd_graph import name_of
+from cudalens.evidence.autograd_graph import name_of, nodes_behind
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.sites import entries_of, phase_of
@@ -27,8 +27,6 @@ from cudalens.source.running_node import mentioned, running
 from cudalens.source.safe_eval import evaluator_for, value_or
 from cudalens.source.stack import place_of, running_frame
 
-MAX_VISITED = 5000
-"""Nodes that are looked at."""
 _MAX_ITEMS = 64
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<setcomp>", "<dictcomp>")
 FREED = "Trying to backward through the graph a second time"
@@ -80,7 +78,8 @@ def freed_graph(
         reader, source = calls[at - 1] if at else None, calls[at]
         if reader is None or source is None:
             return part
-        others = _ends(roots, way[at])
+        others = nodes_behind(roots, without=way[at])
+        ends = {node for node in others if not node.next_functions}
         # A line may make it in one of two ways: ``z = x if z is None else z + x``.
         is_made_again = any(_stack_lines(item) == _stack_lines(source) for item in after)
         return replace(
@@ -91,37 +90,19 @@ def freed_graph(
                 way[at], reader, source if is_made_again else None, snapshot, entries
             ),
             is_made_again=is_made_again,
-            trains_more=bool(others) and not others & _ends([way[at]], None),
+            trains_more=bool(ends) and ends.isdisjoint(nodes_behind([way[at]])),
         )
 
 
-def _way_to(number: int, roots: Iterable[Any]) -> tuple[Any, ...]:
+def _way_to(number: int, roots: Iterable[Any]) -> list[Any]:
     """Return the shortest way from where backward began to the node of a sequence number."""
-    before: dict[Any, Any] = dict.fromkeys(roots)
-    waiting = deque(before)
-    while waiting and len(before) < MAX_VISITED:
-        node = waiting.popleft()
-        if node._sequence_nr() == number:
-            way = [node]
-            while (node := before[node]) is not None:
-                way.append(node)
-            return tuple(reversed(way))
-        for following, _ in node.next_functions:
-            if following is not None and following not in before:
-                before[following] = node
-                waiting.append(following)
-    return ()
-
-
-def _ends(roots: Iterable[Any], without: Any) -> set[Any]:
-    """Return the leaves' nodes that backward reaches without passing through one node."""
-    before, waiting = {without}, [*roots]
-    while waiting and len(before) < MAX_VISITED:
-        node = waiting.pop()
-        if node not in before:
-            before.add(node)
-            waiting += [item for item, _ in node.next_functions if item is not None]
-    return {item for item in before if item is not None and not item.next_functions} - {without}
+    before = nodes_behind(roots)
+    node = next((item for item in before if item._sequence_nr() == number), None)
+    way: list[Any] = []
+    while node is not None:
+        way.insert(0, node)
+        node = before[node]
+    return way
 
 
 def _line(call: Recorded, here: SourceSpan | None) -> LineRef | None:

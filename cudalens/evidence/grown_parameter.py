@@ -6,8 +6,7 @@ was the last to write.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import ref
 
@@ -16,11 +15,11 @@ from torch import Tensor
 
 from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.evidence_types import GrownParameter
+from cudalens.evidence.autograd_graph import nodes_behind
 from cudalens.recorder.sites import phase_of
 
 _HUGE = 1e6
 """No parameter of a model that learns comes near it."""
-_MAX_NODES = 500
 
 
 def grown_parameter(
@@ -41,27 +40,12 @@ def grown_parameter(
 def _huge(values: Iterable[Tensor], snapshot: Any) -> list[tuple[float, Tensor, Any]]:
     """Return the parameters with huge values that a step wrote last, each with both."""
     huge = []
-    for leaf in _leaves(values):
-        call = snapshot.newest(ref(leaf))
-        if call is None or phase_of(call.site) != "optimizer":
+    for node in nodes_behind(item.grad_fn for item in values):
+        leaf = getattr(node, "variable", None)
+        call = snapshot.newest(ref(leaf)) if isinstance(leaf, Tensor) else None
+        if leaf is None or call is None or phase_of(call.site) != "optimizer":
             continue
         largest = float(leaf.detach().abs().max()) if leaf.numel() else 0.0
         if _HUGE < largest < float("inf"):
             huge.append((largest, leaf, call))
     return huge
-
-
-def _leaves(values: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the parameters that tensors were computed from."""
-    waiting = deque(item.grad_fn for item in values if item.grad_fn is not None)
-    seen = set(waiting)
-    for _ in range(_MAX_NODES):
-        if not waiting:
-            return
-        node = waiting.popleft()
-        if isinstance(leaf := getattr(node, "variable", None), Tensor):
-            yield leaf
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
