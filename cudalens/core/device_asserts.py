@@ -47,7 +47,8 @@ class AssertLine:
         if self.count == 1:
             return self.first
         more = "at least " * (len(self.threads) >= MAX_THREADS)
-        of = f"{more}{len(self.blocks)} blocks, {more}{len(self.threads)} threads"
+        counts = (("block", len(self.blocks)), ("thread", len(self.threads)))
+        of = ", ".join(f"{more}{count} {what}{'s' * (count != 1)}" for what, count in counts)
         return f"{self.first} ({self.count} times, {of})"
 
 

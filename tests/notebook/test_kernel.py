@@ -209,7 +209,7 @@ def test_the_assertions_that_were_printed_are_kept(kernel: Kernel) -> None:
     said = f"for each in range(3): print({PRINTED!r}, file=sys.stderr)"
     assert kernel.run(said).stream.count(PRINTED) == 3
     kernel.run("print('Assertion of mine', file=sys.stderr)")
-    kept = f"{PRINTED} (3 times, 1 blocks, 1 threads)"
+    kept = f"{PRINTED} (3 times, 1 block, 1 thread)"
     assert kernel.run("printed.text()").value == repr(kept)
     # As a driver's text comes: in pieces.
     kernel.run(f"for part in ({PRINTED[:40]!r}, {PRINTED[40:]!r}, '\\n'): sys.stderr.write(part)")

@@ -324,7 +324,7 @@ def test_under_a_real_kernel() -> None:
         said[output.name] += output.text
     assert "other text" in said["stderr"]
     assert said["stderr"].count("Assertion") == 5
-    assert said["stdout"] == f"{one()} (5 times, 1 blocks, 5 threads)\n"
+    assert said["stdout"] == f"{one()} (5 times, 1 block, 5 threads)\n"
 
 
 KERNEL_CELL = """
