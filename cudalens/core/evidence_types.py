@@ -59,8 +59,6 @@ class CallContext:
     """The class of the innermost running model of transformers."""
     tokenizer_length: int | None = None
     pad_token_id: int | None = None
-    temperatures: tuple[tuple[str, float], ...] = ()
-    """Numbers called a temperature, by the expression that reads them."""
 
     def library_name(self, argument: str) -> str | None:
         """Return the variable under which a library's function holds an argument of the op."""

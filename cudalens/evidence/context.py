@@ -1,4 +1,4 @@
-"""The variables around a call that the cause rules read: the model, the tokenizer, temperatures.
+"""The variables around a call that the cause rules read: the model, the tokenizer.
 
 Each is read from live objects without running code of the user's.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -25,7 +25,6 @@ from cudalens.source.running_node import mentioned
 from cudalens.source.safe_eval import instance_dict, registered
 
 Frames = Sequence[FrameType]
-_TEMPERATURES = ("temperature", "temp", "tau")
 
 
 def observe(frames: Frames, site: CallSite) -> CallContext:
@@ -36,7 +35,6 @@ def observe(frames: Frames, site: CallSite) -> CallContext:
         model=_model(frames),
         tokenizer_length=None if tokenizer is None else len(tokenizer),
         pad_token_id=None if tokenizer is None else tokenizer.pad_token_id,
-        temperatures=tuple(_temperatures(frames)),
     )
 
 
@@ -50,19 +48,6 @@ def _model(frames: Frames) -> str | None:
             named = (item for item in kinds if str(item.__module__).startswith("transformers."))
             return next(named).__name__
     return None
-
-
-def _temperatures(frames: Frames) -> Iterator[tuple[str, float]]:
-    """Return the numbers called a temperature that the user's deepest function mentions."""
-    frame = next(filter(_is_users, reversed(frames)), None)
-    if frame is None:
-        return
-    variables, owner = mentioned(frame), instance_dict(frame.f_locals.get("self"))
-    for name in _TEMPERATURES:
-        if name in variables:
-            for expression, value in ((name, variables[name]), (f"self.{name}", owner.get(name))):
-                if type(value) is int or type(value) is float:
-                    yield expression, float(value)
 
 
 def _is_users(frame: FrameType) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-import re
 
 from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
@@ -13,7 +12,6 @@ from cudalens.diagnosis.hints._base import rule
 from cudalens.diagnosis.hints._reading import came_from, way_of
 from cudalens.diagnosis.hints._roles import fault, name_of
 from cudalens.diagnosis.user_code import (
-    call_node,
     renamed,
     renamed_keyword,
     rewritten,
@@ -287,10 +285,6 @@ def scores_as_probabilities(evidence: Evidence) -> Hint | None:
 
 _MASKS = frozenset({"masked_fill", "where", "scatter", "index_put", "setitem"})
 """Ops with which a filter or a mask leaves candidates out."""
-_TEMPERATURES = ("temperature", "temp", "tau")
-_COLD = {"float16": 1e-3}
-_FREEZING = 1e-30
-"""Below it, scores of any usual size divided by the temperature overflow; in float16 earlier."""
 
 
 def _weights(evidence: Evidence) -> TensorFact | None:
@@ -350,35 +344,3 @@ def _masking_op(evidence: Evidence) -> str | None:
     """Return the op that left candidates out on the way of the weights, and its line."""
     ops = ((name, line) for name, line in way_of(evidence) if name.rstrip("_") in _MASKS)
     return next((f"{name}{line}" for name, line in ops), None)
-
-
-@rule(priority=11)
-def temperature_of_zero(evidence: Evidence) -> Hint | None:
-    """The scores are divided by a temperature of 0, and softmax gives NaN."""
-    weights, temperature = _weights(evidence), _temperature(evidence)
-    if weights is None or not weights.summary.nan or temperature is None:
-        return None
-    name, value = temperature
-    if abs(value) > _COLD.get(weights.dtype, _FREEZING):
-        return None
-    return Hint(
-        text=f"{name} is {value:g}: softmax of scores divided by it gives NaN; to always pick the "
-        "largest score, use argmax (do_sample=False) instead of sampling"
-    )
-
-
-def _temperature(evidence: Evidence) -> tuple[str, float] | None:
-    """Return the temperature of the draw as it is written, and its value; ``None`` if not known."""
-    values = dict(evidence.call_context.temperatures)
-    tree = call_node(evidence)
-    keywords = tree.keywords if isinstance(tree, ast.Call) else []
-    for item in keywords:
-        if item.arg in _TEMPERATURES:
-            text = ast.unparse(item.value)
-            value = item.value.value if isinstance(item.value, ast.Constant) else values.get(text)
-            return (text, float(value)) if isinstance(value, (int, float)) else None
-    lines = evidence.source.context if evidence.source else ()
-    seen = "\n".join([evidence.call_text or "", *(line.text for line in lines)])
-    divisors = (name for name in values if re.search(rf"/=?\s*{re.escape(name)}(?![\w.])", seen))
-    name = next(divisors, None)
-    return None if name is None else (name, values[name])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from cudalens.core._python import parse
 from cudalens.core.evidence_types import FreedGraph
@@ -40,9 +39,9 @@ def second_backward(evidence: Evidence, match: re.Match[str]) -> Answer:
         headline += "has freed"
     yield autograd(headline, _explanation(freed) or _GENERAL, fact.argument if fact else None)
     if not by:
-        yield from _backward_above(evidence, name)
-    elif not freed.read:
-        yield _carried_names(evidence, freed) or _backward_twice(evidence, freed)
+        return
+    if not freed.read:
+        yield _backward_twice(evidence, freed)
     elif freed.is_made_again:
         yield _carried_state(evidence, freed)
     else:
@@ -125,22 +124,6 @@ def _made_once(freed: FreedGraph) -> Hint:
     return Hint(rule="made_once", text=f"{text} to the pass that does not train it")
 
 
-def _carried_names(evidence: Evidence, freed: FreedGraph) -> Hint | None:
-    """A line of a loop reads what it made in the step before: ``out, h = rnn(x, h)``."""
-    made, by, here = freed.made, freed.freed, evidence.source
-    if made is None or by is None or here is None or by.line != here.line or not made.line:
-        return None
-    lines = [item.text for item in here.context if made.line <= item.line <= (here.line or 0)]
-    depths = [len(text) - len(text.lstrip()) for text in lines if text.strip()]
-    if not depths or depths[0] == 0 or min(depths) < depths[0]:
-        return None  # no loop holds both lines
-    stored, read = _names(made.text)
-    carried = sorted(stored & read)
-    if len(carried) != 1:
-        return None
-    return _carried_state(evidence, replace(freed, name=carried[0]))
-
-
 def _statements(code: str | None) -> list[ast.stmt]:
     """Return the statements of a recorded line, none where it is not whole."""
     try:
@@ -175,22 +158,6 @@ def _backward_twice(evidence: Evidence, freed: FreedGraph) -> Hint:
         text = f"the optimizer has changed the parameters since the backward in {by}: run the "
         text += "forward pass again before this one"
     return Hint(rule="backward_twice", text=text)
-
-
-def _backward_above(evidence: Evidence, name: str | None) -> Answer:
-    """Without a recorder: the lines before show an earlier backward of the same tensor."""
-    source = evidence.source
-    if source is None or not name:
-        return
-    again = re.compile(rf"(?<![\w.]){re.escape(name)}\.backward\((?!.*retain_graph)")
-    before = (item for item in source.context if item.line < (source.line or 0))
-    earlier = [item.line for item in before if again.search(item.text)]
-    if earlier:
-        yield Hint(
-            rule="backward_above",
-            text=f"line {earlier[-1]} already ran backward on {name}: keep its graph there "
-            "(retain_graph=True), or run the forward pass again",
-        )
 
 
 # --- tensors that were changed in place -----------------------------------------------------------

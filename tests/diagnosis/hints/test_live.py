@@ -137,34 +137,3 @@ def test_labels_of_a_decoder_padded_with_minus_one() -> None:
     names = {"net": net, "ids": cuda([[5, 6, 7]]), "labels": cuda([[5, -1, -1]])}
     hint = hint_of("out = net(input_ids=ids, labels=labels)", **names)
     assert hint.fix == "net(input_ids=ids, labels=labels.masked_fill(labels == -1, -100))"
-
-
-SAMPLE = """
-class Sampler:
-    def __init__(self, temperature):
-        self.temperature = temperature
-
-    def draw(self, z):
-        return torch.multinomial(torch.softmax(z / self.temperature, -1), 1)
-
-def sample(z, temperature):
-    return torch.multinomial(torch.softmax(z / temperature, -1), 1)
-
-"""
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        ("sample(z, 0)", "temperature is 0:"),
-        ("Sampler(0.0).draw(z)", "self.temperature is 0:"),
-        ("sample(z * float('nan'), 0.7)", None),
-        ("Sampler(0.7).draw(z * float('nan'))", None),
-    ],
-)
-def test_the_temperature_is_read_from_the_running_code(call: str, says: str | None) -> None:
-    """A temperature of 0 is the cause of NaN, one of 0.7 is not."""
-    report = cell(SAMPLE + call, z=cuda([[1.0, 2.0]])).shown
-    found = {hint.rule: hint.text for hint in report.hints}
-    assert says in found["temperature_of_zero"] if says else "temperature_of_zero" not in found
-    assert "nan_before" in found

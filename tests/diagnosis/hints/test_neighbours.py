@@ -84,13 +84,6 @@ def made_by(op: str, values: list[float]) -> Evidence:
     return bce(values, provenance=(step(op, "p = f(x)"),))
 
 
-def drawn_at(value: float, dtype: str = "float32", call: str = "") -> Evidence:
-    """Return the evidence of weights with NaN, drawn after a division by a temperature."""
-    call = call or "torch.multinomial(torch.softmax(z / temperature, -1), 1)"
-    seen = CallContext(temperatures=(("temperature", value),))
-    return drawn([math.nan, 0.5], call=call, call_context=seen, dtype=dtype)
-
-
 def drawn_of(op: str, values: list[float]) -> Evidence:
     return drawn(values, provenance=(step(op, "p = f(x)"),))
 
@@ -216,27 +209,6 @@ TOLD: list[tuple[Evidence, str, str | None, *tuple[dict[str, bool], ...]]] = [
     (decoded("t5(input_ids=y, labels=y)", "y", "encoder.embed_tokens"), "padding_of_minus_one",
      None),
     (decoded("t5(y, decoder_input_ids=y, labels=y)", "y"), "padding_of_minus_one", None),
-    # A temperature that divides without overflowing makes no NaN.
-    (drawn_at(1e-30), "temperature_of_zero nan_before", None),
-    (drawn_at(1.1e-30), "nan_before", None),
-    (drawn_at(0.001, "float16"), "temperature_of_zero nan_before", None),
-    (drawn_at(0.0011, "float16"), "nan_before", None),
-    (drawn_at(0.001, "bfloat16"), "nan_before", None),
-    (drawn_at(0.7), "nan_before", None),
-    # A keyword of the call counts before a variable, and only a division by that.
-    (drawn_at(0.0, call="m.generate(i, do_sample=True, temperature=0.0)"),
-     "temperature_of_zero nan_before", None),
-    (drawn_at(0.0, call="m.generate(i, do_sample=True, temperature=temperature)"),
-     "temperature_of_zero nan_before", None),
-    (drawn_at(0.0, call="sample(z, temperature=temperature)"), "temperature_of_zero nan_before",
-     None),
-    (drawn_at(0.0, call="sample(z, temperature=0.0)"), "temperature_of_zero nan_before", None),
-    (drawn_at(0.0, call="m.generate(i, do_sample=True, temperature=0.7)"), "nan_before", None),
-    (drawn_at(0.0, call="m.generate(i, do_sample=True)"), "nan_before", None),
-    (drawn_at(0.0, call="torch.multinomial(torch.softmax(z * temperature, -1), 1)"), "nan_before",
-     None),
-    (drawn_at(0.0, call="torch.multinomial(torch.softmax(z / temperatures, -1), 1)"), "nan_before",
-     None),
     # Four numbers of four classes are numbered anew, and not those of three.
     (labels(GRAY, 3, shape=(1, 1, len(GRAY)), name="mask"), "what_is_there", None),
     (labels(GRAY, 4, shape=(1, 1, len(GRAY)), name="mask"), "relabel", None),
