@@ -25,6 +25,7 @@ from cudalens.diagnosis.user_code import (
     call_node,
     last_name,
     list_of,
+    parsed,
     place,
 )
 
@@ -140,7 +141,7 @@ def _how_made(hint: Hint, binding: Binding) -> str:
 
 def _where_dropped(hint: Hint, trial: Trial) -> str:
     """Name the line that took a dimension away: an index, or squeeze without a number."""
-    tree = syntax(hint.fix or "")
+    tree = parsed(hint.fix or "")
     names = {item.id for item in ast.walk(tree) if isinstance(item, ast.Name)} if tree else set()
     for name in sorted(names):
         binding = trial.binding(name)
