@@ -68,6 +68,11 @@ CASES = {
         "CUDA asserted `mine < yours`, and no recorded op can be blamed for it"),
     "nothing": (evidence(), "unknown",
         "CUDA reported a device-side assert, and no recorded op can be blamed for it"),
+    "nothing, in a cell without a check": (evidence(is_checked=False), "unknown",
+        "CUDA reported a device-side assert; this cell was not checked"),
+    "an unknown text, in a cell without a check": (
+        evidence(is_checked=False, device_text=OWN), "unknown",
+        "CUDA asserted `mine < yours`; this cell was not checked"),
     "nothing, before this cell": (
         evidence(device_fault=DeviceFault(was_before=True)), "unknown",
         "CUDA reported a device-side assert that came before this cell"),
