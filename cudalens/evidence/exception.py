@@ -45,7 +45,7 @@ from cudalens.evidence.freed_graph import FREED, freed_graph
 from cudalens.evidence.host_value import observed_value
 from cudalens.evidence.out_of_place import MODIFIED, with_tried_form
 from cudalens.evidence.recorded_way import graph_cut, lost_dimension
-from cudalens.evidence.tensors import scalars_of, tensor_facts
+from cudalens.evidence.tensors import facts_of, scalars_of, tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
 from cudalens.evidence.trial import ApiTrial, trial_of_error
 from cudalens.recorder.arguments import overload_of
@@ -99,12 +99,19 @@ def evidence_of_error(
     # What the user's line calls may be another function, around the one that the device ran.
     api = failed if is_lost and failed is not None and failed.func is not None else call.api
     arguments = attempt("arguments", lambda: arguments_of(api), dict)
+    op = OpName() if failed is None else _op_of(failed)
+    live = None if recorder is None else raised
+    look = partial(observed_value, facts.message, entries, live)
+    observed = None if is_lost else attempt("value", look)
+    if observed is not None and observed.api is not None:
+        op = OpName(api=observed.api or None)
     failure = FailureContext(
         call=call if failed is None else replace(call, node=failed.node),
-        values=tensor_values(arguments),
+        values=tensor_values(arguments) if observed is None else observed.values,
         entries=entries,
+        violation=None if observed is None else observed.violation,
         error=facts,
-        op=OpName() if failed is None else _op_of(failed),
+        op=op,
         recorder=recorder,
         reader=None if trial is None else trial.line.call,
         started=started,
@@ -112,15 +119,14 @@ def evidence_of_error(
     )
     if failed is not None and was_handled_inside:
         failure.site = attempt("source", lambda: site_of_call(failed), CallSite)
-    values = failure.values
-    tensors = attempt("tensors", lambda: _tensors(failure, read=not is_lost), tuple)
-    observed = None
-    if not is_lost:
-        live = None if recorder is None else raised
-        look = partial(observed_value, facts.message, entries, live, values, tensors)
-        observed = attempt("value", look)
-    if observed is not None:
-        tensors, failure.violation = observed.tensors, observed.violation
+    violation = failure.violation
+    describe = partial(_tensors, failure, read=not is_lost)
+    if violation is not None:
+        # What the op calls so too is another tensor there: x of x[0, i], for self.
+        of_op = {key.partition("[")[0] for key in failure.values}
+        named = [item for item in arguments.items() if item[0].partition("[")[0] not in of_op]
+        describe = partial(facts_of, violation, failure.values, failure.site, named)
+    tensors = attempt("tensors", describe, tuple)
     if is_lost:
         shown = {item.expression for item in tensors}
         rest = [item for item in attempt("cell", beside, tuple) if item.expression not in shown]
@@ -134,8 +140,6 @@ def evidence_of_error(
     others = (lambda: recorder.snapshot().other_functions(raised)) if recorder and raised else tuple
     operands = () if trial is None else trial.call.operands
     refused = attempt("argument", lambda: refused_call(entries, arguments, operands), RefusedCall)
-    if observed is not None and observed.api is not None:
-        failure.op = OpName(api=observed.api or None)
     sent = attempt("worker", lambda: worker_line(facts.message), str)
     is_full = memory.is_full(facts.message) and not sent
     is_backward = any(item.f_code.co_name == "_engine_run_backward" for item in failure.frames)

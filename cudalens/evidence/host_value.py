@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -19,12 +19,9 @@ from torch import Tensor
 from cudalens.core import _torch
 from cudalens.core._python import raise_if_outside
 from cudalens.core.call import ApiCall
-from cudalens.core.report_types import TensorFact, Violation
+from cudalens.core.report_types import Violation
 from cudalens.evidence.attempt import RefusedError, ask_guards
-from cudalens.evidence.call_stack import locate
-from cudalens.evidence.tensors import tensor_facts
 from cudalens.guards._ranges import exact_offenders, format_offender
-from cudalens.recorder.arguments import named_arguments
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.files import torch_path
 
@@ -49,7 +46,7 @@ class ObservedValue:
     """The value that an exception is about, and the tensors by the names that it uses."""
 
     violation: Violation
-    tensors: tuple[TensorFact, ...]
+    values: Mapping[str, Tensor]
     api: str | None = None
     """The distribution that refused it, empty for one of the user's."""
     has_run_kernels: bool = False
@@ -59,8 +56,6 @@ def observed_value(
     message: str,
     entries: Sequence[TracebackType],
     call: ApiCall | None,
-    values: Mapping[str, Tensor],
-    tensors: tuple[TensorFact, ...],
 ) -> ObservedValue | None:
     """Return the value and its position, of an exception that was raised because of it.
 
@@ -68,8 +63,6 @@ def observed_value(
 
     Args:
         call: the API call that raised.
-        values: the arguments of the user's call.
-        tensors: those of the call and of the line.
     """
     refused = refused_parameter(message, entries)
     if refused is not None or call is None or call.func is None:
@@ -79,11 +72,8 @@ def observed_value(
     answer = _ask_again(call)
     if answer is None:
         return None
-    violation, op_values = answer
-    unread = tensor_values(named_arguments(call.func, call.args, call.kwargs))
-    return ObservedValue(
-        violation=violation, tensors=_named(tensors, unread | dict(values), op_values)
-    )
+    violation, arguments = answer
+    return ObservedValue(violation=violation, values=tensor_values(arguments))
 
 
 class _EnoughError(Exception):
@@ -119,29 +109,6 @@ def _ask_again(call: ApiCall) -> tuple[Violation, Mapping[str, Any]] | None:
     return None
 
 
-def _named(
-    tensors: tuple[TensorFact, ...], values: Mapping[str, Tensor], arguments: Mapping[str, Any]
-) -> tuple[TensorFact, ...]:
-    """Let the tensors go by the names of the op's arguments, which the finding speaks of.
-
-    One of the same name that the op was not given keeps none: ``x`` of ``x[0, i]``, for ``self``.
-    """
-    op_tensors = tensor_values(arguments)
-    keys = {
-        key: name
-        for key, value in values.items()
-        for name, tensor in op_tensors.items()
-        if _torch.same_tensor(value, tensor)
-    }
-
-    def name_of(argument: str | None) -> str | None:
-        if argument in keys or argument is None:
-            return keys.get(argument or "")
-        return None if argument.partition("[")[0] in arguments else argument
-
-    return tuple(replace(fact, argument=name_of(fact.argument)) for fact in tensors)
-
-
 # --- which value a distribution of torch's refused: its own check ---------------------------------
 
 
@@ -168,12 +135,11 @@ def refused_parameter(message: str, entries: Sequence[TracebackType]) -> Observe
         violation = _finding(tensor, value, constraint, name, type(owner).__name__)
     if violation is None:
         return None
-    site = locate(entries, {name: tensor})
     is_torchs = type(owner).__module__.startswith("torch.")
     return ObservedValue(
         violation=violation,
         api=f"torch.distributions.{type(owner).__name__}" if is_torchs else "",
-        tensors=tensor_facts({name: tensor}, site, name),
+        values={name: tensor},
         has_run_kernels=True,
     )
 
