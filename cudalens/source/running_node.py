@@ -12,6 +12,7 @@ import functools
 import inspect
 import itertools
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -137,6 +138,8 @@ def running(place: Place) -> Running:
 # --- as much of a file as is needed, parsed once --------------------------------------------------
 
 
+_IN_FSTRING = "is_in_fstring"
+"""Attribute of the nodes inside f-strings, whose columns are wrong before Python 3.12."""
 _SHORT = 400
 """A source of so many lines is parsed whole."""
 _STARTS = 20
@@ -173,15 +176,15 @@ def _blocks_around(lines: Sequence[str], place: Place) -> Iterator[tuple[int, in
 
 def _parsed_lines(text: Source, first: int, last: int) -> ast.Module | None:
     """Parse some lines, with their numbers in the file."""
-    tree = _parse_or_none("\n".join(text.lines[first - 1 : last]))
-    return None if tree is None else ast.increment_lineno(tree, first - 1)
-
-
-def _parse_or_none(text: str) -> ast.Module | None:
     try:
-        return parse(text)
+        tree = parse("\n".join(text.lines[first - 1 : last]))
     except (SyntaxError, ValueError):
         return None
+    for node in ast.walk(tree) if sys.version_info < (3, 12) else ():
+        for part in ast.iter_child_nodes(node) if isinstance(node, ast.JoinedStr) else ():
+            for inner in ast.walk(part):
+                setattr(inner, _IN_FSTRING, True)
+    return ast.increment_lineno(tree, first - 1)
 
 
 _block = functools.lru_cache(maxsize=32)(_parsed_lines)
@@ -260,38 +263,15 @@ def line_text(lines: Sequence[str], line: int) -> str | None:
 
 
 def _written(node: ast.AST, lines: Sequence[str]) -> str | None:
-    """Return the text of a node on one line, when that text is proven to be the node's.
-
-    Columns inside f-strings are wrong in Python 3.11, so the text is parsed again.
-    """
+    """Return the text of a node that is written on one line, ``None`` of any other."""
     if not isinstance(node, ast.expr | ast.stmt) or node.lineno != node.end_lineno:
         return None
-    if not 0 < node.lineno <= len(lines):
+    if not 0 < node.lineno <= len(lines) or getattr(node, _IN_FSTRING, False):
         return None
-    here = Position(node.lineno, node.lineno, node.col_offset, node.end_col_offset or 0)
-    text = _segment(lines, here)
-    if isinstance(node, ast.NamedExpr):
-        text = f"({text})"  # alone it is no expression without them
-    again = _parsed(text)
-    if isinstance(node, ast.Expr):
-        node = node.value
-    return text if again is not None and ast.dump(again) == ast.dump(node) else None
-
-
-def _parsed(text: str) -> ast.AST | None:
-    """Parse one expression or statement."""
-    tree = _parse_or_none(text)
-    if tree is None or len(tree.body) != 1:
-        return None
-    (node,) = tree.body
-    return node.value if isinstance(node, ast.Expr) else node
-
-
-def _segment(lines: Sequence[str], position: Position) -> str:
-    chosen = [line.encode() for line in lines[position.line - 1 : position.end_line]]
-    chosen[-1] = chosen[-1][: position.end_column]
-    chosen[0] = chosen[0][position.column :]
-    return b"\n".join(chosen).decode(errors="replace")
+    line = lines[node.lineno - 1].encode()
+    text = line[node.col_offset : node.end_col_offset].decode(errors="replace")
+    # Alone it is no expression without them.
+    return f"({text})" if isinstance(node, ast.NamedExpr) else text
 
 
 def _path_to(tree: ast.AST, position: Position, place: Place) -> tuple[ast.AST, ...]:
