@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import starmap, zip_longest
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -111,6 +111,10 @@ class Attempt:
     ) -> None:
         self._operands, self._evaluator, self._whole = operands, evaluator, whole
         self._on_meta, self._resize = on_meta, resize
+        self._by_value: dict[int, Any] = {}
+        self._by_node: dict[int, Any] = {}
+        """Replacements of operands, by the ``id`` of their value or of their syntax."""
+        self._used: set[int] = set()
         self._copies: dict[int, tuple[object, Any]] = {}
         self._devices: dict[int, tuple[Tensor, torch.device]] = {}
         self._size = 0
@@ -121,12 +125,10 @@ class Attempt:
         changes = fix.changes if fix is not None else ()
         operands = self._operands
         values = {item.text: item.value for item in reversed(operands)}
-        by_identity: dict[int, Any] = {}
-        by_node: dict[int, Any] = {}
         for text, template, span in changes:
             matches = [item for item in operands if item.text == text]
             if text == RECEIVER:
-                by_identity[id(api.args[0])] = self._made(template, api.args[0], values)
+                self._by_value[id(api.args[0])] = self._made(template, api.args[0], values)
                 continue
             made = self._made(template, matches[0].value, values) if matches else ABSENT
             if made is ABSENT:
@@ -134,14 +136,14 @@ class Attempt:
             if matches[0].node is self._whole:
                 return made  # it takes the place of the whole call
             if span is None or len(matches) == 1:
-                by_identity[id(matches[0].value)] = made
+                self._by_value[id(matches[0].value)] = made
             else:
-                by_node.update({id(item.node): made for item in matches if span_of(item) == span})
-        put = functools.partial(self._put, by_identity, by_node)
-        args = [put(item, node) for item, node in zip_longest(api.args, api.nodes)]
-        kwargs = {key: put(item, api.keywords.get(key)) for key, item in api.kwargs.items()}
-        changed = [*by_identity.values(), *by_node.values()]
-        if (changes and not changed) or not self._is_used(changed, [*args, *kwargs.values()]):
+                here = (item.node for item in matches if span_of(item) == span)
+                self._by_node.update({id(node): made for node in here})
+        args = list(starmap(self._put, zip_longest(api.args, api.nodes)))
+        kwargs = {key: self._put(item, api.keywords.get(key)) for key, item in api.kwargs.items()}
+        changed = [*self._by_value.values(), *self._by_node.values()]
+        if (changes and not changed) or not self._used.issuperset(map(id, changed)):
             raise CannotTryError  # the changed operand reaches the function as something else
         function = self._function(api)
         if fix is not None and fix.rearrange is not None:
@@ -154,21 +156,6 @@ class Attempt:
                 if id(item) not in own:
                     self._label(item, torch.device(fix.device))
         return self._called(function, args, kwargs)
-
-    def _is_used(self, changed: Sequence[Any], originals: Sequence[Any]) -> bool:
-        """Return whether each changed operand is among what the function is given."""
-        wanted = {id(item) for item in changed}
-        waiting = list(originals)
-        while waiting:
-            item = waiting.pop()
-            wanted.discard(id(item))
-            if isinstance(item, (list, tuple)):
-                waiting.extend(item)
-            elif isinstance(item, dict):
-                waiting.extend(item.values())
-            elif isinstance(item, slice):
-                waiting.extend((item.start, item.stop, item.step))
-        return not wanted
 
     def _function(self, api: ApiCall) -> Any:
         """Return what is called; of a module's own method that of a copy."""
@@ -293,25 +280,18 @@ class Attempt:
             device = torch.device(device.type, 0)
         self._devices[id(tensor)] = (tensor, device)
 
-    def _put(
-        self,
-        by_identity: Mapping[int, Any],
-        by_node: Mapping[int, Any],
-        value: Any,
-        node: ast.expr | None,
-    ) -> Any:
+    def _put(self, value: Any, node: ast.expr | None) -> Any:
         """Return an argument on copies, with the changed operands in their places."""
-        if id(node) in by_node:
-            return by_node[id(node)]
-        if id(value) in by_identity:
-            return by_identity[id(value)]
-        put = functools.partial(self._put, by_identity, by_node)
+        made = self._by_node.get(id(node), self._by_value.get(id(value), ABSENT))
+        if made is not ABSENT:
+            self._used.add(id(made))
+            return made
         if type(value) in (list, tuple):
             parts = node.elts if isinstance(node, ast.Tuple | ast.List) else ()
             parts = parts if len(parts) == len(value) else ()
-            return type(value)(put(item, part) for item, part in zip_longest(value, parts))
+            return type(value)(starmap(self._put, zip_longest(value, parts)))
         if type(value) is dict:
-            return {key: put(item, None) for key, item in value.items()}
+            return {key: self._put(item, None) for key, item in value.items()}
         return self._copy(value)
 
     def _copy(self, value: Any) -> Any:
