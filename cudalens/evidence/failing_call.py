@@ -72,7 +72,7 @@ def call_of(
         api = ApiCall(func=op.op, args=op.args, kwargs=op.kwargs)
     _learn_from_api(line.call, api)
     operands = tuple(_operands(line.call))
-    outer = (_of_module(line, operands), None if read is api else read)
+    outer = (_of_module(line), None if read is api else read)
     enclosing = tuple(item for item in outer if item is not None)
     return Call(api=api, enclosing=enclosing, op=op, operands=operands)
 
@@ -123,31 +123,14 @@ def api_call_of_stack(entries: Entries, line: RunningCall | None = None) -> ApiC
     return api
 
 
-def _of_module(line: RunningLine, operands: Sequence[Operand]) -> ApiCall | None:
+def _of_module(line: RunningLine) -> ApiCall | None:
     """Return the call of a library's module that the user's line makes, if all of it is known."""
-    node = line.running.node
     module = line.module
-    if not isinstance(node, ast.Call) or module is None:
+    parts = () if module is None else module.modules()
+    if module is None or not all(type(it).__module__.startswith(LIBRARIES) for it in parts):
         return None
-    if not all(type(item).__module__.startswith(LIBRARIES) for item in module.modules()):
-        return None
-    values = {id(item.node): item.value for item in operands}
-    args = [values.get(id(item), ABSENT) for item in node.args]
-    kwargs: dict[str, Any] = {}
-    for item in node.keywords:
-        value = values.get(id(item.value), ABSENT)
-        if item.arg is None:
-            if not isinstance(value, Mapping):
-                return None
-            kwargs.update(value)
-        else:
-            kwargs[item.arg] = value
-    if any(item is ABSENT for item in (*args, *kwargs.values())):
-        return None
-    keywords = {item.arg: item.value for item in node.keywords if item.arg}
-    return ApiCall(
-        func=module, args=tuple(args), kwargs=kwargs, nodes=tuple(node.args), keywords=keywords
-    )
+    api = _of_running(line.call, module)
+    return api if api is not None and is_known([*api.args, *api.kwargs.values()]) else None
 
 
 def _of_function(frame: FrameType, home: Any) -> ApiCall | None:
@@ -176,19 +159,28 @@ def _of_forward(frame: FrameType) -> ApiCall | None:
     return ApiCall(func=MethodType(type(module).forward, module), kwargs=arguments)
 
 
-def _of_running(call: RunningCall) -> ApiCall | None:
-    """Read the running expression of a frame: a call, an operator, a subscript."""
-    node = call.node
+def _of_running(call: RunningCall, module: nn.Module | None = None) -> ApiCall | None:
+    """Read the running expression of a frame: a call, an operator, a subscript.
+
+    Args:
+        module: what is called, where it is a module.
+    """
+    node, operands = call.node, call.operands
     function: Any = None
-    operands: list[ast.expr] = []
     keywords: dict[str, ast.expr] = {}
+    unpacked: dict[str, Any] = {}
     if isinstance(node, ast.Call):
         if any(isinstance(item, ast.Starred) for item in node.args):
             return None
-        if any(item.arg is None for item in node.keywords):
-            return None
-        operands, keywords = list(node.args), {item.arg or "": item.value for item in node.keywords}
-        function = call.value(node.func)
+        for item in node.keywords:
+            if item.arg is not None:
+                keywords[item.arg] = item.value
+            elif isinstance(value := call.value(item.value), Mapping):
+                unpacked.update(value)
+            else:
+                return None
+        operands = list(node.args)
+        function = call.value(node.func) if module is None else module
         receiver = call.receiver
         if receiver is not None and call.value(receiver) is sys.modules.get("torch._VF"):
             function = getattr(torch, node.func.attr, None)  # type: ignore[attr-defined]
@@ -196,16 +188,13 @@ def _of_running(call: RunningCall) -> ApiCall | None:
             function = getattr(Tensor, node.func.attr, None)  # type: ignore[attr-defined]
             operands.insert(0, receiver)
     elif isinstance(node, ast.BinOp | ast.AugAssign | ast.UnaryOp):
-        operands = list(call.operands().values())
         prefix = "i" if isinstance(node, ast.AugAssign) else ""
         function = getattr(operator, f"__{prefix}{method_of(node.op)}__", None)
     elif isinstance(node, ast.Subscript):
-        operands, function = [node.value, node.slice], operator.getitem
-        if isinstance(node.ctx, ast.Store):
-            statement = call.statement
-            if not isinstance(statement, ast.Assign):
-                return None
-            operands, function = [*operands, statement.value], operator.setitem
+        is_written = isinstance(node.ctx, ast.Store)
+        function = operator.setitem if is_written else operator.getitem
+        if is_written and not isinstance(call.statement, ast.Assign):
+            return None
     if not callable(function):
         return None
     args = [value_of(call, item) for item in operands]
@@ -213,7 +202,7 @@ def _of_running(call: RunningCall) -> ApiCall | None:
     return ApiCall(
         func=function,
         args=tuple(args),
-        kwargs=kwargs,
+        kwargs=kwargs | unpacked,
         code=call.place.code,
         lasti=call.place.lasti,
         nodes=tuple(operands),
@@ -401,18 +390,10 @@ def _nodes(call: RunningCall) -> Iterator[ast.expr]:
         yield from (*node.args, *(item.value for item in node.keywords))
     elif isinstance(node, ast.Attribute):
         yield node.value
-    else:
-        yield from _of_operator(call)
-
-
-def _of_operator(call: RunningCall) -> list[ast.expr]:
-    """Return what an operator or subscript works on; with what is assigned to the subscript."""
-    node, statement = call.node, call.statement
-    if not isinstance(node, ast.BinOp | ast.AugAssign | ast.Subscript):
-        return []
-    is_written = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
-    value = [statement.value] if is_written and isinstance(statement, ast.Assign) else []
-    return [*call.operands().values(), *value]
+    elif isinstance(node, ast.BinOp | ast.AugAssign | ast.Subscript):
+        for item in call.operands:
+            is_several = isinstance(node, ast.Subscript) and item is node.slice
+            yield from item.elts if is_several and isinstance(item, ast.Tuple) else [item]
 
 
 def _unpacked(call: RunningCall) -> Iterator[Operand]:
@@ -445,7 +426,7 @@ def _learn_from_api(call: RunningCall, api: ApiCall | None) -> None:
             item.arg: item.value for item in node.keywords if item.arg and item.arg in api.kwargs
         }
     elif isinstance(node, ast.Subscript):
-        nodes = [node.value, node.slice, *_of_operator(call)[len(call.operands()) :]]
+        nodes = call.operands
     else:
         nodes = _in_order(call, api)
     pairs = [(item, api.kwargs[key]) for key, item in api.keywords.items()]
@@ -466,7 +447,7 @@ def _in_order(call: RunningCall, api: ApiCall) -> list[ast.expr]:
 
     ``1 / x`` and ``2 * x`` ask the tensor on their right, which is the first argument then.
     """
-    nodes = list(call.operands().values())
+    nodes = call.operands
     name = getattr(api.func, "__name__", "")
     if len(nodes) != 2 or len(api.args) != 2 or not any(map(is_tensor, api.args)):
         return nodes

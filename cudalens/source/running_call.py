@@ -132,23 +132,22 @@ class RunningCall:
         named = (item for item in node.keywords if item.arg in contents)
         self.learn((item.value, contents[item.arg or ""]) for item in named)
 
-    def operands(self) -> dict[str, ast.expr]:
-        """Return what a running operator or subscript works on, as a tensor's method calls it."""
-        node = self.node
+    @property
+    def operands(self) -> list[ast.expr]:
+        """Operands of a running operator or subscript, with what is assigned to the latter."""
+        node, statement = self.node, self.statement
         if isinstance(node, ast.BinOp):
-            return {"self": node.left, "other": node.right}
+            return [node.left, node.right]
         if isinstance(node, ast.AugAssign):
-            return {"self": node.target, "other": node.value}
+            return [node.target, node.value]
         if isinstance(node, ast.Compare):
-            return {"self": node.left, "other": node.comparators[0]}
+            return [node.left, node.comparators[0]]
         if isinstance(node, ast.UnaryOp):
-            return {"self": node.operand}
+            return [node.operand]
         if not isinstance(node, ast.Subscript):
-            return {}
-        if not isinstance(node.slice, ast.Tuple):
-            return {"self": node.value, "indices": node.slice}
-        indices = {f"indices[{at}]": part for at, part in enumerate(node.slice.elts)}
-        return {"self": node.value, **indices}
+            return []
+        is_assigned = isinstance(node.ctx, ast.Store) and isinstance(statement, ast.Assign)
+        return [node.value, node.slice, *([statement.value] if is_assigned else [])]  # type: ignore[union-attr]
 
     # --- its public name -------------------------------------------------------------------------
 
@@ -191,7 +190,7 @@ class RunningCall:
         A tensor as the index of a list or as the key of a dict is not worked on.
         """
         node = self.node
-        operands = list(self.operands().values())
+        operands = self.operands
         if isinstance(node, ast.Subscript):
             operands = [node.value]
         elif isinstance(node, ast.Compare):
