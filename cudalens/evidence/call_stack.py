@@ -208,19 +208,6 @@ def _add_names(
                 names.setdefault(id(tensor), name)
 
 
-def api_arguments(entries: Sequence[FrameType | TracebackType]) -> dict[str, object]:
-    """Return the arguments of the functional API on the stack, by the names that its manual uses.
-
-    The op's own schema calls them otherwise: ``cross_entropy(input, target)`` ends in
-    ``nll_loss_forward(self, target, …)``.
-    """
-    for frame in map(frame_of, reversed(entries)):
-        code = frame.f_code
-        if torch_path(code.co_filename) == "nn/functional.py" and not code.co_name.startswith("_"):
-            return parameters_of(frame)
-    return {}
-
-
 def parameters_of(frame: FrameType) -> dict[str, object]:
     """Return what the parameters of a function hold."""
     code, variables = frame.f_code, frame.f_locals

@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
+from torch.nn import functional
 
 from cudalens.core import _python, _torch
 from cudalens.core.api_names import api_names, stem_of
@@ -49,7 +50,6 @@ from cudalens.diagnosis.diagnose import (
     format_sentence,
 )
 from cudalens.evidence.call_stack import (
-    api_arguments,
     buffer_names,
     calling_frames,
     entries_of,
@@ -58,6 +58,7 @@ from cudalens.evidence.call_stack import (
 )
 from cudalens.evidence.collect import FailureContext, current_recorder, evidence_of, graph_of
 from cudalens.evidence.dataset_column import column_of
+from cudalens.evidence.failing_call import arguments_of
 from cudalens.evidence.grown_parameter import grown_parameter
 from cudalens.evidence.replay import replay
 from cudalens.evidence.tensors import bad_key, facts_of, scalars_of
@@ -85,7 +86,7 @@ def on_violation(op: OpCall, violation: Violation) -> BaseException | None:
 
 def on_past_violation(violation: Violation, past: PastCall) -> BaseException | None:
     """Make the report of a finding in a call that is over: no tensor of it is known."""
-    if violation.is_silent and is_repeated(violation, _line_of(past)):
+    if violation.is_silent and is_repeated(violation, _users_line(past.lines)):
         return None
     values, when = violation.offenders, ", in the replays of a CUDA graph"
     if past.calls_ago is not None:
@@ -182,7 +183,10 @@ def _report_of_call(violation: Violation, op: OpCall, started: float) -> Report:
         started=started,
         limits=limits,
     )
-    api = tuple(api_arguments(frames).items())
+    api: tuple[tuple[str, object], ...] = ()
+    called = failure.call.api
+    if getattr(called and called.func, "__module__", None) == functional.__name__:
+        api = attempt("arguments", lambda: tuple(arguments_of(called).items()), tuple)
     tensors = attempt(
         "tensors", lambda: facts_of(violation, failure.values, failure.site, api), tuple
     )
@@ -350,12 +354,10 @@ def is_repeated(violation: Violation, line: StackLine | None) -> bool:
 
 def _running_line() -> StackLine | None:
     """Return the deepest line of the user's that is running."""
-    frames = reversed(stack_of(sys._getframe(1)))
-    lines = ((item.f_code, item.f_lasti) for item in frames)
-    return next((line for line in lines if is_user_file(line[0].co_filename)), None)
+    frames = stack_of(sys._getframe(1))
+    return _users_line([(item.f_code, item.f_lasti) for item in frames])
 
 
-def _line_of(past: PastCall) -> StackLine | None:
-    """Return the user's line of a call that is over."""
-    lines = reversed(past.lines)
-    return next((line for line in lines if is_user_file(line[0].co_filename)), None)
+def _users_line(lines: Sequence[StackLine]) -> StackLine | None:
+    """Return the deepest line of the user's."""
+    return next((item for item in reversed(lines) if is_user_file(item[0].co_filename)), None)
