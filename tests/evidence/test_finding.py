@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from cudalens import Report
+from cudalens.core import _python
 from cudalens.evidence.tensors import same_spot
 from cudalens.render.text import render
 from cudalens.render.words import headline, headline_parts
@@ -188,3 +191,30 @@ def test_one_hot_is_reported_with_its_own_arguments(
 def test_only_the_same_values_tell_the_place(own: Tensor, found: tuple[int, ...] | None) -> None:
     """Another order, number or dtype of values is another tensor; the same shape needs nothing."""
     assert same_spot(own, torch.arange(6).view(1, 6, 1), (0, 4, 0)) == found
+
+
+LABELS = "z, y = torch.zeros(20, 10).cuda(), torch.arange(1, 11).repeat(2).cuda()\n"
+
+
+def test_the_users_line_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its cell; what else is parsed is code of a fix."""
+    texts: list[str] = []
+    parse = _python._parsed
+
+    def noted(text: str, mode: str) -> Any:
+        texts.append(text)
+        return parse(text, mode)
+
+    monkeypatch.setattr(_python, "_parsed", noted)
+    outcome = run_cell(f"{SETUP}{LABELS}F.cross_entropy(z, y)", fast=False)
+    assert (outcome.shown.expression, outcome.fixes) == ("y", ["F.cross_entropy(z, y - 1)"])
+    assert sum("F.cross_entropy(z, y)" in text for text in texts) == 1
+
+
+def test_a_copied_report_keeps_texts_alone() -> None:
+    """The syntax of an expression serves its diagnosis."""
+    report = run_cell(f"{SETUP}{LABELS}F.cross_entropy(z, y)").shown
+    assert [type(item.node) for item in report.tensors] == [ast.Name, ast.Name]
+    copied = pickle.loads(pickle.dumps(report))
+    assert copied == report
+    assert [item.node for item in copied.tensors] == [None, None]
