@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import pickle
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,11 +18,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cudalens import Report
 from cudalens.core import _python
+from cudalens.core.report import Evidence
 from cudalens.evidence.tensors import same_spot
 from cudalens.render.text import render
 from cudalens.render.words import headline, headline_parts
 from tests.blocks import report_of
 from tests.hostcells import SETUP, run_cell
+from tests.test_architecture import MAY_IMPORT, PACKAGE
 
 pytestmark = pytest.mark.usefixtures("sim")
 
@@ -218,3 +223,49 @@ def test_a_copied_report_keeps_texts_alone() -> None:
     copied = pickle.loads(pickle.dumps(report))
     assert copied == report
     assert [item.node for item in copied.tensors] == [None, None]
+
+
+def _level(entry: str) -> int:
+    """The layer of an entry of the package: one more than what it may import."""
+    return 1 + max(map(_level, MAY_IMPORT[entry].split()), default=-1)
+
+
+def test_a_finding_is_made_once_and_goes_up_three_times() -> None:
+    """To its report, to the session, and to the user's variables that the rules ask for a layer."""
+    climbs: list[tuple[str, str, str]] = []
+    made: list[str] = []
+    stack: list[tuple[FrameType, str]] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        _, is_ours, path = frame.f_code.co_filename.partition(f"{PACKAGE}{os.sep}")
+        name = frame.f_code.co_qualname
+        if event == "call" and frame.f_code.co_name == "__init__":
+            kind = type(frame.f_locals.get("self"))
+            made.extend([kind.__name__] if kind in (Evidence, Report) else [])
+        if is_ours:
+            entry = path.partition(os.sep)[0]
+            # The centre calls what it is handed, and the rehearsal device is torch to the rest.
+            is_seen = entry not in ("core", "simulate")
+            if event == "call" and is_seen and (stack or name == "Interceptor._handle"):
+                above = stack[-1][1] if stack else entry
+                if _level(entry) > _level(above):
+                    climbs.append((above, entry, name))
+                stack.append((frame, entry))
+            elif event == "return" and stack and stack[-1][0] is frame:
+                stack.pop()
+
+    setup = (
+        "net, x, y = nn.Linear(4, 10).cuda(), torch.zeros(11, 4).cuda(), torch.arange(11).cuda()\n"
+    )
+    sys.setprofile(note)
+    try:
+        outcome = run_cell(f"{SETUP}{setup}F.cross_entropy(net(x), y)", fast=False)
+    finally:
+        sys.setprofile(None)
+    assert outcome.shown.kind == "device_assert"
+    assert made == ["Evidence", "Report"]
+    assert sorted(set(climbs)) == [
+        ("diagnosis", "evidence", "Variables.binding"),
+        ("guards", "evidence", "on_violation"),
+        ("guards", "session", "CheckSession.add_finding"),
+    ]
