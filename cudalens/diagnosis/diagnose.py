@@ -24,7 +24,13 @@ from cudalens.diagnosis.assert_verdict import explain_assert
 from cudalens.diagnosis.candidates import BY_CHANCE, Refusal, Trial, search, verify_fixes
 from cudalens.diagnosis.hints import MAX_HINTS, find_hints
 from cudalens.diagnosis.host_errors import REFUSED, Verdict, explain_host_error
-from cudalens.diagnosis.origins import at_origin, lost_dimension, true_division, two_places
+from cudalens.diagnosis.origins import (
+    at_origin,
+    batch_second,
+    lost_dimension,
+    true_division,
+    two_places,
+)
 from cudalens.diagnosis.user_code import Fix, call_node, list_items, parsed, syntax_of, written
 
 ASSERT_CODE = 710
@@ -106,6 +112,9 @@ def _hints(
     else:
         # What a layer would have to be is not asked where the call succeeds without it.
         hints = (*searched, *(item for item in hints if item.rule not in _WITHOUT_FIX))
+    second = batch_second(evidence, trial) if is_hosts else None
+    if second is not None and not any(item.rule == "batch_first" for item in hints):
+        return (second,)  # another change of the shapes would mix the samples
     hints = at_origin(hints, evidence, trial)
     if evidence.lost_dimension is not None:
         # What makes this call succeed leaves the line as it is.

@@ -318,6 +318,38 @@ def true_division(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
 _OF_INTEGERS = re.compile(r"int(?:32/int)?64|\blong\b|\bints?\b|integer|'float'|\bfloat\b")
 
 
+_RECURRENT = ("RNN", "LSTM", "GRU")
+
+
+def batch_second(evidence: Evidence, trial: Trial) -> Hint | None:
+    """Return that a layer of torch takes dimension 1 for the batch where its inputs have it first.
+
+    Then the sizes do not fit as the layer reads them, and fit with dimension 0 as the batch.
+    """
+    tree, inputs = call_node(evidence), [item for item in trial.operands if item.expression]
+    x = next((item for item in inputs if len(item.shape) == 3), None)
+    if not trial.called.is_batch_second or trial.called.is_model or x is None:
+        return None
+    if not isinstance(tree, ast.Call) or x is not inputs[0] or x.shape[0] == x.shape[1]:
+        return None
+    is_state = evidence.module_type in _RECURRENT or api_function(evidence) in _RECURRENT
+    batch, at = x.shape[0], int(is_state)
+    for item in inputs[1:]:
+        rank, sizes = len(item.shape), item.shape
+        is_mask = rank == 2 and not is_state and sizes == x.shape[:2]
+        if is_mask or (rank == 3 and sizes[at] == batch and sizes[1] != x.shape[1]):
+            name = ast.unparse(tree.func)
+            made = trial.binding(name)
+            line = f", made in {place(made.at, evidence)}: {_short(made)}" if made else ""
+            return Hint(
+                rule="batch_second",
+                text=f"{name} has batch_first=False{line}; it takes dimension 1 for the batch, and "
+                f"{x.expression} {x.shape} fits {item.expression} {sizes} with a batch of {batch} "
+                "in dimension 0, as with batch_first=True",
+            )
+    return None
+
+
 def lost_dimension(evidence: Evidence, lost: LostDimension) -> Hint:
     """Say which ``squeeze`` took the batch dimension away, and the dimensions it is meant for."""
     old, new = lost.earlier

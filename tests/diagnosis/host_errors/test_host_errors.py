@@ -279,6 +279,34 @@ def test_what_a_worker_cannot_load_is_advised_on(
     assert [hint.rule for hint in report.hints] == ["not_importable"] * is_advised
 
 
+@pytest.mark.parametrize(
+    ("layer", "sizes", "call", "named"),
+    [
+        ("MultiheadAttention(8, 2)", [(4, 6, 8), (4, 9, 8)], "m(a, b, b)", "b (4, 9, 8)"),
+        ("MultiheadAttention(8, 2)", [(4, 6, 8), (4, 6)], "m(a, a, a, b > 2)", "b > 2 (4, 6)"),
+        ("GRU(8, 5)", [(4, 6, 8), (1, 4, 5)], "m(a, b)", "b (1, 4, 5)"),
+        ("LSTM(8, 5)", [(4, 6, 8), (1, 4, 5)], "m(a, (b, b))", "b (1, 4, 5)"),
+        ("MultiheadAttention(8, 2, batch_first=True)", [(4, 6, 8), (5, 9, 8)], "m(a, b, b)", ""),
+        ("MultiheadAttention(8, 2)", [(6, 4, 8), (9, 5, 8)], "m(a, b, b)", ""),
+        ("GRU(8, 5)", [(6, 4, 8), (1, 3, 5)], "m(a, b)", ""),
+    ],
+    ids=["keys", "mask", "state", "states", "batch first", "length first", "another state"],
+)
+def test_a_layer_that_takes_another_dimension_for_the_batch(
+    layer: str, sizes: list[tuple[int, ...]], call: str, named: str
+) -> None:
+    """Where the sizes fit with the batch first; a transposed mask would mix the samples."""
+    a, b = (f"torch.ones{size}.cuda()" for size in sizes)
+    report = run_cell(f"{SETUP}m = nn.{layer}.cuda()\na, b = {a}, {b}\n{call}", fast=False).shown
+    hints = [item for item in report.hints if item.rule == "batch_second"]
+    assert len(hints) == bool(named)
+    if named:
+        assert [item.fix for item in report.hints] == [None]
+        text = hints[0].text
+        assert text.startswith(f"m has batch_first=False, made in line 5: nn.{layer}.cuda(); it ")
+        assert f"a (4, 6, 8) fits {named} with a batch of 4 in dimension 0" in text
+
+
 def test_a_gradient_of_a_custom_function() -> None:
     """The function, the input and both shapes; torch itself sums what was only broadcast."""
     code = """
