@@ -82,6 +82,9 @@ def moves(
         return  # what is written to a copy is lost
     yield from _of_device(evidence, fact, others, called.device)
     yield from _of_dtype(evidence, fact, operands, others)
+    if not _is_contiguous(fact):
+        words = f"{fact.expression} is not contiguous: copy it"
+        yield Move(rule="reshape_for_view", template="{x}.contiguous()", words=words)
     # Of what is indexed, another order has other elements at the index.
     if called.is_model or (function == "__getitem__" and fact is operands[0]):
         return
@@ -89,6 +92,13 @@ def moves(
     for rule, template, words, cost in _of_shape(evidence, fact, operands, called):
         text = has + words.replace("{it}", template.replace("{x}", f"{fact.expression}"))
         yield Move(rule=rule, template=template, words=text, cost=cost)
+
+
+def _is_contiguous(fact: TensorFact) -> bool:
+    sizes = [item for item in zip(fact.shape, fact.stride or (), strict=False) if item[0] != 1]
+    return all(
+        stride == prod(size for size, _ in sizes[at + 1 :]) for at, (_, stride) in enumerate(sizes)
+    )
 
 
 def _of_device(
