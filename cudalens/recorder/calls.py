@@ -146,7 +146,9 @@ class Api:
         """Views show old values, and memory that was only reserved has any values."""
         self.forgets = kind == "function" and name in _FORGETFUL
         self.is_special = self.is_foreign or self.forgets
-        self.may_write = kind not in _COMPILED or self.is_in_place or not writes_nothing(name)
+        self.may_write = not self.is_backward and (
+            kind not in _COMPILED or self.is_in_place or not writes_nothing(name)
+        )
         self.extra_of: Callable[..., Any] | None = None
         """Reader of the extra note of a call, or ``None``: see the functions."""
         if self.is_view:
@@ -310,8 +312,7 @@ def describe_results(result: Any) -> tuple[tuple[Ref, ...], tuple[Any, ...], tup
     if type(result) in NO_TENSORS:
         return (), (), ()
     outputs = tensors_in((result,))
-    metas = [meta_of(tensor) for tensor in outputs]
-    shapes, dtypes = (tuple(item[at] for item in metas) for at in (0, 1))
+    shapes, dtypes = zip(*map(meta_of, outputs), strict=True) if outputs else ((), ())
     return tuple(map(ref, outputs)), shapes, dtypes
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
-from cudalens.recorder.sites import RawSite, shared_site
+from cudalens.recorder.sites import RawSite
 
 _MODE = str(Path(__file__).with_name("mode.py"))
 _DETOUR = torch.overrides.__file__
@@ -20,27 +20,40 @@ class EarlierValues:
     """Number of calls, smallest and largest value by the place of a call and its argument."""
 
     def __init__(self) -> None:
-        self._extremes: dict[tuple[Any, ...], list[float]] = {}
+        self._extremes: dict[tuple[Any, ...], list[Any]] = {}
+        """Calls, smallest, largest, number of the last call, and the code that its key numbers."""
 
     def note(
-        self, frame: FrameType, site: RawSite, values: Sequence[tuple[str, float, float]]
+        self,
+        frame: FrameType,
+        site: RawSite,
+        values: Sequence[tuple[str, float, float]],
+        number: int,
     ) -> None:
-        """Note what was read in a call: argument, smallest and largest value of each."""
+        """Note what was read in a call: argument, smallest and largest value of each.
+
+        Args:
+            number: of the call.
+        """
         caller = caller_of(frame) if frame.f_code.co_filename in _PASSING else frame
-        place, counted = _place(caller, site), set()
+        place, codes = _place(caller, site)
         for argument, low, high in values:
-            seen = self._extremes.setdefault((place, argument), [0, low, high])
-            if argument not in counted:  # several guards may have looked at it
-                counted.add(argument)
+            seen = self._extremes.get((place, argument))
+            if seen is None:
+                self._extremes[place, argument] = [1, low, high, number, codes]
+                continue
+            if seen[3] != number:  # several guards may have looked at it
                 seen[0] += 1
-            seen[1], seen[2] = min(seen[1], low), max(seen[2], high)
+                seen[3] = number
+            if low < seen[1] or high > seen[2]:
+                seen[1], seen[2] = min(seen[1], low), max(seen[2], high)
 
     def find(
         self, caller: FrameType | None, site: RawSite, argument: str
     ) -> dict[str, float] | None:
         """Return what earlier calls from a place gave to an argument, ``None`` without any."""
-        values = self._extremes.get((_place(caller, site), argument))
-        return None if values is None else dict(zip(("calls", "min", "max"), values, strict=True))
+        values = self._extremes.get((_place(caller, site)[0], argument))
+        return None if values is None else dict(zip(("calls", "min", "max"), values, strict=False))
 
 
 def caller_of(frame: FrameType | None) -> FrameType | None:
@@ -52,10 +65,22 @@ def caller_of(frame: FrameType | None) -> FrameType | None:
     return frame.f_back.f_back  # a function written in Python asks its modes
 
 
-def _place(caller: FrameType | None, site: RawSite) -> tuple[Any, ...]:
-    """Return the instruction that made a call, the user's line and the module."""
-    shared = shared_site(site)
-    line = site[:2] if isinstance(site, tuple) else shared and (shared.code, shared.lasti)
+def _place(
+    caller: FrameType | None, site: RawSite
+) -> tuple[tuple[int, ...], tuple[CodeType | None, CodeType | None]]:
+    """Return the instruction that made a call, the user's line and the module, all as numbers.
+
+    Code itself is slow to hash.  Its number is its own for as long as the code lives.
+
+    Returns:
+        the numbers, and the code that they are of.
+    """
+    if isinstance(site, tuple):
+        line, lasti, shared = site
+    elif site is None:
+        line, lasti, shared = None, 0, None
+    else:
+        line, lasti, shared = site.code, site.lasti, site
     module = None if shared is None else shared.module
-    call = (None, 0) if caller is None else (caller.f_code, caller.f_lasti)
-    return *call, line, id(module and module())
+    code, at = (None, 0) if caller is None else (caller.f_code, caller.f_lasti)
+    return (id(code), at, id(line), lasti, id(module and module())), (code, line)

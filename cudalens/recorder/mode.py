@@ -42,6 +42,7 @@ _getframe = sys._getframe
 _next = _torch.next_sequence_nr
 _has_modes_below = _torch.function_modes
 _PLAIN = (Tensor,)
+_TENSORS: frozenset[Any] = frozenset({Tensor, Parameter})
 _UNWRITTEN: list[int] = []
 _ANSWERS = NO_TENSORS - {type(None)}
 
@@ -173,7 +174,7 @@ class RecordingMode(_torch.RemovableMode):
                 self._wait(tensors[0])  # for what Triton, CuPy or a graph launched
             is_called, number = True, _next()
             result = func(*args, **kwargs) if kwargs else func(*args)
-            if result.__class__ is not Tensor or not result.is_cpu:
+            if result.__class__ not in _TENSORS or not result.is_cpu:
                 self._wait_after(tensors, result)
             self._note(api, args, kwargs, tensors, versions, number, result, _getframe(1))
             return result
@@ -254,7 +255,7 @@ class RecordingMode(_torch.RemovableMode):
             )
             if self._read:
                 if not api.is_backward:  # that is of many calls
-                    self._seen.note(frame, site, [*self._read])
+                    self._seen.note(frame, site, self._read, seq)
                 self._read.clear()
         except Exception as trouble:
             self.internal_error("a call was not recorded", trouble)
