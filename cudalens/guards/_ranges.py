@@ -21,7 +21,7 @@ from cudalens.core.tensor_values import find_offenders, outside
 
 FEW = 256
 """Elements up to this number are copied to the host and reduced there, without a launch."""
-HANDFUL = 32
+HANDFUL = 64
 """Elements up to this number are compared by Python, which is faster than any op of torch's."""
 _UNREDUCED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 

@@ -142,7 +142,7 @@ class Interceptor:
         required_by, bits = Forms(plans).of, self._bits
         can_read, unseen = _torch.can_read_unseen, _torch.Unseen
         failed = self._on_failed_call
-        cut: dict[int, Any] = {}
+        of_keys: dict[int, tuple[Any, bool]] = {}
 
         # Every call of a guarded op passes here, so speed comes before form.
         def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -151,10 +151,11 @@ class Interceptor:
             noted: Noted | None = None
             try:
                 keys = keyset.raw_repr()
-                rest = cut.get(keys)
-                if rest is None:
-                    rest = cut[keys] = keyset & below
-                if inside.busy or not keys & bits:
+                facts = of_keys.get(keys)
+                if facts is None:
+                    facts = of_keys[keys] = keyset & below, bool(keys & bits)
+                rest, is_concerned = facts
+                if not is_concerned or inside.busy:
                     return go_on(rest, *args, **kwargs)
                 inside.busy = True
                 try:
