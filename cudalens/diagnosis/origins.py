@@ -66,6 +66,10 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     counting: list[int] = []
     if hint.rule in _AT_ORIGIN and len(fix.changes) == 1:
         every, counting = trial.other_readers(name := fix.changes[0].text)
+        if hint.rule == "image_not_divided" and (made := _argument(name, trial)) is not None:
+            # The caller may read the bytes as well, as a model does that learns to repeat them.
+            text += f"; it is {made.name}, made in {place(made.at, evidence)}: divide it there"
+            return replace(hint, text=text, fix=None, tried=None, at=None)
     if others:
         text += f"; this call was {others[-1].rpartition('.')[2]} before, which took it as it is"
     elif hint.at is None and every:
@@ -78,6 +82,15 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     else:
         return hint
     return replace(hint, text=text, fix=None, tried=None, at=None)
+
+
+def _argument(expression: str, trial: Trial) -> Binding | None:
+    """Return where a caller made what an expression is a view of: the running function's."""
+    node: ast.AST | None = parsed(expression)
+    while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    made = trial.binding(node.id, of_shape=True) if isinstance(node, ast.Name) else None
+    return made if made is not None and made.name else None
 
 
 def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:

@@ -78,6 +78,17 @@ def test_a_call_that_was_another_function_before(first: str, is_code: bool) -> N
     assert ("binary_cross_entropy_with_logits before" in outcome.shown.hints[0].text) is not is_code
 
 
+def test_bytes_that_a_caller_passes_are_divided_where_they_are_made() -> None:
+    """The caller may read them as well; what the cell itself has made is divided on the line."""
+    code = "p, x = torch.rand(2, 8).cuda(), torch.arange(32.0, 48).reshape(2, 8).cuda() * 5\n"
+    outcome = run_cell(f"{SETUP}{code}F.binary_cross_entropy(p, x)", fast=False)
+    assert outcome.fixes == ["F.binary_cross_entropy(p, x / 255)"]
+    passed = "def loss(p, t):\n    return F.binary_cross_entropy(p, t.view(2, 8))\nloss(p, x)"
+    outcome = run_cell(f"{SETUP}{code}{passed}", fast=False)
+    assert outcome.fixes == [None]
+    assert "; it is x, made in line 5: divide it there" in outcome.shown.hints[0].text
+
+
 HELD = """
 class M(nn.Module):
     def __init__(self):
