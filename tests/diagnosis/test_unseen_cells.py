@@ -81,6 +81,7 @@ def short(address: str) -> str:
 
 
 @pytest.mark.no_cover
+@pytest.mark.filterwarnings("ignore:std.*degrees of freedom")
 @pytest.mark.parametrize("thread", [*FAILING][:: AMOUNT.cell_step], ids=short)
 def test_the_facts_of_a_failing_cell(thread: str) -> None:
     """Kind, op, argument, first bad value and line are those that the thread found."""
@@ -102,6 +103,7 @@ def test_the_facts_of_a_failing_cell(thread: str) -> None:
 
 
 @pytest.mark.no_cover
+@pytest.mark.filterwarnings("ignore:std.*degrees of freedom")
 @pytest.mark.parametrize("thread", [*FAILING][:: AMOUNT.cell_step], ids=short)
 def test_code_that_is_shown_repairs_the_cell(thread: str, sim: simulate.Simulation) -> None:
     """Where one line has the mistake twice, the next report has the code for the second.
