@@ -184,12 +184,18 @@ def _of_shape(
         yield "not_flattened", "{x}.flatten(1)", ": make one dimension of all behind the first", 1
     yield from _of_order(evidence, fact, others, called, first)
     if _is_loss(evidence):
-        yield from _of_labels(fact, others)
+        yield from _of_labels(fact, others, has_classes=_has_classes(evidence))
 
 
 def _is_loss(evidence: Evidence) -> bool:
     name = f"{api_function(evidence)} {evidence.module_type or ''}".lower()
     return "loss" in name or "entropy" in name
+
+
+def _has_classes(evidence: Evidence) -> bool:
+    """Return whether the loss compares the classes of a row, which no reshape may mix."""
+    name = f"{api_function(evidence)} {evidence.module_type or ''}".lower().replace("_", "")
+    return ("crossentropy" in name or "nll" in name) and "binary" not in name
 
 
 def _of_missing(
@@ -260,14 +266,17 @@ def _of_order(
         yield "channels_last", f"{{x}}.permute{order}", words, 1
 
 
-def _of_labels(fact: TensorFact, others: Sequence[TensorFact]) -> Iterator[_Change]:
+def _of_labels(
+    fact: TensorFact, others: Sequence[TensorFact], *, has_classes: bool
+) -> Iterator[_Change]:
     shape, rank = fact.shape, len(fact.shape)
     if any(item.shape == shape for item in others) and rank > 1:
         # The cast is tried as well: it succeeds where no digit is lost.
         cast = "" if fact.dtype in INTEGERS else ".long()"
         words = " and is one-hot: this loss takes class numbers"
         yield "one_hot_target", f"{{x}}{cast}.argmax(1)", words, 1
-    if rank > 1 and any(item.shape[:1] == (prod(shape),) for item in others):
+    is_label = fact.dtype in INTEGERS or not has_classes
+    if is_label and rank > 1 and any(item.shape[:1] == (prod(shape),) for item in others):
         words = f", {prod(shape)} labels in all: make one dimension of them"
         yield "labels_not_flat", "{x}.reshape(-1)", words, 2
 

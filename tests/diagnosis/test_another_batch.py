@@ -57,6 +57,9 @@ torch.bmm(q, k)
 y = torch.eye(3)[:2].long()
 F.cross_entropy(torch.randn(2, 3), y)
 """,
+    "one-hot rows, flattened": """\
+logits, rows = torch.randn(4, 4), F.one_hot(torch.arange(4))
+F.cross_entropy(logits, rows.view(-1))""",
 }
 """Changes with which the call succeeds, and which mean something else."""
 
