@@ -222,7 +222,7 @@ def _followed(
                 break
             fix = _written(evidence, way)
             outcome = trial(fix) if fix else TrialResult()
-            if fix and _holds(evidence, outcome, operands):
+            if fix and _holds(evidence, way, outcome, operands):
                 hint = Hint(rule=way.rules[0], text="; ".join(way.words), fix=fix, tried=True)
                 if way.has_shape and not trial.survives(fix, 1 + _is_elementwise(evidence)):
                     text = f"{hint.text}; this succeeds with these sizes only"
@@ -256,10 +256,15 @@ def _may_follow(before: _Step, step: _Step) -> bool:
     return not (before.has_shape and step.has_shape)
 
 
-def _holds(evidence: Evidence, outcome: TrialResult, operands: Sequence[TensorFact]) -> bool:
+def _holds(
+    evidence: Evidence, way: _Step, outcome: TrialResult, operands: Sequence[TensorFact]
+) -> bool:
     """Return whether a trial succeeded without making every element meet every other."""
     if not outcome.succeeds or outcome.shape is None or not _is_elementwise(evidence):
         return bool(outcome.succeeds)
+    # Three dimensions that line up, as in scores and a mask of them, do so on purpose.
+    if not way.has_shape and max(len(item.shape) for item in operands) > 2:
+        return True
     # (32,) + (10,) as a table of 32 x 10 runs, and is seldom what was meant.
     return not outcome.shape or max(prod(item.shape) for item in operands) >= prod(outcome.shape)
 

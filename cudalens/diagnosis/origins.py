@@ -97,7 +97,8 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     changed = hint.fix.of_name() if isinstance(hint.fix, Fix) else None
     name, value = changed or ("", "")
     binding = trial.binding(name) if name and hint.rule in (*_AT_ORIGIN, *OF_KIND) else None
-    if hint.rule == "move_tensor" and name and (held := trial.held_in(name)):
+    moved = _indexed(hint.fix) if hint.rule == "move_tensor" and isinstance(hint.fix, Fix) else ""
+    if moved and (held := trial.held_in(moved)):
         kind, place_of = held[1], trial.binding(held[0])
         what = "" if held[0] == name else f"{held[0]}, "
         what = f"{what}a plain attribute" if kind == "attribute" else f"in {what}a plain {kind}"
@@ -121,6 +122,16 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
         return hint
     text = f"{hint.text}; {own} is used more than once: change it behind line {binding.at.line}"
     return replace(hint, text=text, fix=fix, at=binding.at)
+
+
+def _indexed(fix: Fix) -> str:
+    """Return the name or attribute of which a fix changes the whole or some elements."""
+    if len(fix.changes) != 1:
+        return ""
+    node: ast.expr | None = syntax(fix.changes[0].text)
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""
 
 
 def _keep_result(

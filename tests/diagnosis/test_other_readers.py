@@ -116,3 +116,33 @@ def test_a_tensor_that_a_module_does_not_register(stored: str, read: str, says: 
     assert any(outcome.fixes) is (says is None)
     assert ("register_buffer" in outcome.shown.hints[0].text) is (says is not None)
     assert (says or "move it to cuda:0") in outcome.shown.hints[0].text
+
+
+@pytest.mark.parametrize(
+    ("code", "is_named"),
+    [
+        ("self.shift[:, :2]", True),
+        ("self.shift.clone()[:, :2]", False),
+    ],
+    ids=["elements of an attribute", "of a tensor made here"],
+)
+def test_elements_of_a_tensor_that_a_module_does_not_register(code: str, is_named: bool) -> None:
+    stored = "self.shift = torch.ones(1, 4, 4)"
+    cell = HELD.format(stored=stored, read="x[:, None]")
+    outcome = run_cell(SETUP + cell.replace("self.fc(x) + y", f"y + {code}"), fast=False)
+    (hint,) = outcome.shown.hints
+    assert ("it is self.shift, a plain attribute made in line" in hint.text) is is_named
+    assert any(outcome.fixes) is not is_named
+
+
+@pytest.mark.parametrize(
+    ("line", "is_tried"),
+    [
+        ("torch.ones(3, 1, 4).cuda() * torch.ones(1, 5, 4)", True),
+        ("torch.ones(3, 1).cuda() * torch.ones(5)", False),
+    ],
+    ids=["three dimensions that line up", "a column and a row by accident"],
+)
+def test_a_move_to_a_device_where_sizes_are_broadcast(line: str, is_tried: bool) -> None:
+    outcome = run_cell(f"{SETUP}{line}", fast=False)
+    assert any(outcome.fixes) is is_tried
