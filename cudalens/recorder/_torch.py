@@ -55,13 +55,15 @@ class RemovableMode(TorchFunctionMode):
         return self in map(_get_function_stack_at, range(_len_torch_function_stack()))
 
     def remove(self) -> None:
-        """Take this mode off the stack, also from below modes that were left on it."""
+        """Take this mode off the stack, also from below modes that were left on it.
+
+        An interrupt may have left it there twice.
+        """
         above: list[Any] = []
         while self.is_on():
             mode = _pop_torch_function_stack()
-            if mode is self:
-                break
-            above.append(mode)
+            if mode is not self:
+                above.append(mode)
         for mode in reversed(above):
             _push_on_torch_function_stack(mode)
 
