@@ -72,7 +72,7 @@ class Ids:
     may_have_zero: bool
     """True if a 0 may have been seen: in a tensor that these are a part of, or beside a mark."""
     is_computed: bool
-    """True if a recorded call or the line itself computes the numbers, which are then no data."""
+    """True if the line computes the numbers, or a call that numbers things of its own."""
     violation: Violation
 
     @property
@@ -205,7 +205,7 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
         if column is not None and column.count
         else share.count / max(share.total, 1),
         may_have_zero=is_open and not is_whole,
-        is_computed=_is_computed_here(evidence) or is_made(evidence),
+        is_computed=_is_computed_here(evidence) or _is_numbered(evidence),
         violation=violation,
     )
 
@@ -463,6 +463,27 @@ def is_made(evidence: Evidence) -> bool:
     """Return whether recorded arithmetic made the values at fault."""
     names = {name for name, _ in way_of(evidence)} if evidence.provenance else set()
     return bool(names - _GIVEN)
+
+
+_NUMBERING = frozenset(
+    {"searchsorted", "bucketize", "argmax", "argmin", "argsort", "sort", "topk", "max", "min"}
+    | {"nonzero", "cumsum", "floor_divide"}
+)
+"""Functions that give places, intervals or counts: they say nothing of how data counts."""
+
+
+def _is_numbered(evidence: Evidence) -> bool:
+    """Return whether a function that numbers things gave the values at fault, or on their line."""
+    for step in evidence.provenance:
+        text = step.source.text if step.source is not None else None
+        try:
+            tree = None if text is None else parse(text.strip())
+        except (SyntaxError, ValueError):
+            tree = None  # one line of several
+        calls = [it for it in ast.walk(tree) if isinstance(it, ast.Call)] if tree else []
+        if {stem_of(step.op or ""), *(last_name(it.func) for it in calls)} & _NUMBERING:
+            return True
+    return False
 
 
 def came_from(evidence: Evidence) -> str:

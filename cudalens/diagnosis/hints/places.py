@@ -19,6 +19,7 @@ from cudalens.diagnosis.hints._reading import (
     fills_row_ends,
     ids_of,
     ids_rule,
+    is_made,
     numel,
     runs_from_one,
     shifting_step,
@@ -42,7 +43,7 @@ def too_few_places(evidence: Evidence, ids: Ids) -> Hint | None:
     """The values count from 0 without a gap, and need more places than there are."""
     if not ids.is_above or not ids.is_count or ids.size < 2 or fills_row_ends(ids):
         return None
-    if ids.role in ("label", "one_hot") and ids.is_computed:
+    if ids.role in ("label", "one_hot") and (ids.is_computed or is_made(evidence)):
         return None  # a line computes one too many, and no data has such a class
     if runs_from_one(ids.fact.summary.unique, ids.size, numel(ids.fact)):
         return None  # this batch counts from 1, and another one from 0
