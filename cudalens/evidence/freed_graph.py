@@ -57,41 +57,50 @@ def freed_graph(
         if name.partition("[")[0] in _ROOTS and tensor.grad_fn is not None
     ]
     with plain_torch(), no_dispatch_modes():
-        way = _way_to(raising.sequence_nr, roots)
-        snapshot = recorder.snapshot()
-        calls = [snapshot.forward_call(int(node._sequence_nr())) for node in way]
-        made = calls[-1] if calls else None
-        passes = snapshot.earlier_passes if write is None else [(write.seq, write)]
-        done = [item for item in passes if made is not None and item[0] > made.seq]
-        if made is None or not done:
-            # No pass has run since: the failing one, which frees what it has run through, did it.
-            return None
-        part = FreedGraph(node=name_of(way[-1]), made=_line(made, here))
-        if len(done) > 1:
-            return part
-        ((first, freeing),) = done
-        after = [item for item in snapshot.calls if item.seq > freeing.seq]
-        stepped = any(phase_of(item.site) == "optimizer" and item.written for item in after)
-        part = replace(part, freed=_line(freeing, here), has_stepped=stepped)
-        # The first node that was made before the pass; the call of the node before it read that.
-        at = next((at for at, call in enumerate(calls) if call is None or call.seq < first), 0)
-        reader, source = calls[at - 1] if at else None, calls[at]
-        if reader is None or source is None:
-            return part
-        others = nodes_behind(roots, without=way[at])
-        ends = {node for node in others if not node.next_functions}
-        # A line may make it in one of two ways: ``z = x if z is None else z + x``.
-        is_made_again = any(_stack_lines(item) == _stack_lines(source) for item in after)
-        return replace(
-            part,
-            read=_line(reader, here),
-            holder=_line(source, here),
-            name=_holder_name(
-                way[at], reader, source if is_made_again else None, snapshot, entries
-            ),
-            is_made_again=is_made_again,
-            trains_more=bool(ends) and ends.isdisjoint(nodes_behind([way[at]])),
-        )
+        return _freed_part(roots, recorder, entries, here, raising, write)
+
+
+def _freed_part(
+    roots: Sequence[Any],
+    recorder: Any,
+    entries: Sequence[TracebackType],
+    here: SourceSpan | None,
+    raising: NodeMark,
+    write: Recorded | None,
+) -> FreedGraph | None:
+    way = _way_to(raising.sequence_nr, roots)
+    snapshot = recorder.snapshot()
+    calls = [snapshot.forward_call(int(node._sequence_nr())) for node in way]
+    made = calls[-1] if calls else None
+    passes = snapshot.earlier_passes if write is None else [(write.seq, write)]
+    done = [item for item in passes if made is not None and item[0] > made.seq]
+    if made is None or not done:
+        # No pass has run since: the failing one, which frees what it has run through, did it.
+        return None
+    part = FreedGraph(node=name_of(way[-1]), made=_line(made, here))
+    if len(done) > 1:
+        return part
+    ((first, freeing),) = done
+    after = [item for item in snapshot.calls if item.seq > freeing.seq]
+    stepped = any(phase_of(item.site) == "optimizer" and item.written for item in after)
+    part = replace(part, freed=_line(freeing, here), has_stepped=stepped)
+    # The first node that was made before the pass; the call of the node before it read that.
+    at = next((at for at, call in enumerate(calls) if call is None or call.seq < first), 0)
+    reader, source = calls[at - 1] if at else None, calls[at]
+    if reader is None or source is None:
+        return part
+    others = nodes_behind(roots, without=way[at])
+    ends = {node for node in others if not node.next_functions}
+    # A line may make it in one of two ways: ``z = x if z is None else z + x``.
+    is_made_again = any(_stack_lines(item) == _stack_lines(source) for item in after)
+    return replace(
+        part,
+        read=_line(reader, here),
+        holder=_line(source, here),
+        name=_holder_name(way[at], reader, source if is_made_again else None, snapshot, entries),
+        is_made_again=is_made_again,
+        trains_more=bool(ends) and ends.isdisjoint(nodes_behind([way[at]])),
+    )
 
 
 def _way_to(number: int, roots: Iterable[Any]) -> list[Any]:

@@ -71,7 +71,7 @@ class NonFiniteWatch:
         """Judge the gradients that a node of a backward pass made."""
         if not _torch.has_dispatch_modes():
             with _torch.Unseen():
-                made = [item for item in made if item is not None and not _is_surely_finite(item)]
+                made = _suspects(made)
         return _torch.without_modes(self._judge_node, node, made, grads) if made else None
 
     def _judge_node(
@@ -129,6 +129,11 @@ def _nonfinite(values: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor, Tensor]]
             bad = ~torch.isfinite(own)
             if bool(bad.any()):  # finite values may have a sum that is not
                 yield tensor, own, bad
+
+
+def _suspects(values: Iterable[Any]) -> list[Any]:
+    """Return the values that may have a NaN or an infinity."""
+    return [item for item in values if item is not None and not _is_surely_finite(item)]
 
 
 def _is_surely_finite(tensor: Tensor) -> bool:
