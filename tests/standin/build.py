@@ -13,7 +13,7 @@ import subprocess
 from collections import defaultdict
 from pathlib import Path
 
-NOT_SUPPORTED = 801
+NOT_SUPPORTED, NO_DEVICE = 801, 100
 HERE = Path(__file__).parent
 RUNTIME = "libcudart.so.13"
 GCC = ("gcc", "-O1", "-g", "-fPIC", "-shared")
@@ -119,6 +119,7 @@ def _stub(out: Path, soname: str, names: list[str]) -> None:
             lines.append(f"const char *{name}(void) {{ return text; }}")
         else:
             status = NOT_SUPPORTED if soname == "libcuda.so.1" else 1
+            status = NO_DEVICE if name == "cudaGetDeviceCount" else status
             lines.append(f"long {name}(void) {{ return {status}; }}")
     is_versioned = soname not in UNVERSIONED.values()
     version = next((key for key, value in VERSIONS.items() if value == soname), soname)
