@@ -19,6 +19,7 @@ from cudalens.core.report_types import (
     Hint,
     LineRef,
     Offender,
+    ProvenanceStep,
     TensorFact,
     Violation,
 )
@@ -366,18 +367,22 @@ def is_written(evidence: Evidence, number: int) -> bool:
     for step in evidence.provenance:
         if step.note == f"{WRITES} {number}":
             return True
-        text = (step.source and step.source.text) or ""
-        try:
-            tree = parse(text.strip()) if stem_of(step.op or "").rstrip("_") in _FILLING else None
-        except (SyntaxError, ValueError):
-            continue  # one line of several
-        calls = [] if tree is None else [it for it in ast.walk(tree) if isinstance(it, ast.Call)]
+        calls = _calls_on_line(step) if stem_of(step.op or "").rstrip("_") in _FILLING else []
         for call in calls:
             values = (*call.args, *(item.value for item in call.keywords))
             is_filling = (last_name(call.func) or "").rstrip("_") in _FILLING
             if is_filling and any(ast.dump(item) == literal for item in values):
                 return True
     return False
+
+
+def _calls_on_line(step: ProvenanceStep) -> list[ast.Call]:
+    """Return the calls on the line of a step, none where it is one line of several."""
+    try:
+        tree = parse(step.source.text.strip()) if step.source and step.source.text else None
+    except (SyntaxError, ValueError):
+        return []
+    return [item for item in ast.walk(tree) if isinstance(item, ast.Call)] if tree else []
 
 
 def _is_computed_here(evidence: Evidence) -> bool:
@@ -475,13 +480,8 @@ _NUMBERING = frozenset(
 def _is_numbered(evidence: Evidence) -> bool:
     """Return whether a function that numbers things gave the values at fault, or on their line."""
     for step in evidence.provenance:
-        text = step.source.text if step.source is not None else None
-        try:
-            tree = None if text is None else parse(text.strip())
-        except (SyntaxError, ValueError):
-            tree = None  # one line of several
-        calls = [it for it in ast.walk(tree) if isinstance(it, ast.Call)] if tree else []
-        if {stem_of(step.op or ""), *(last_name(it.func) for it in calls)} & _NUMBERING:
+        names = {stem_of(step.op or ""), *(last_name(it.func) for it in _calls_on_line(step))}
+        if names & _NUMBERING:
             return True
     return False
 
