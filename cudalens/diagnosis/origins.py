@@ -84,11 +84,16 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     return replace(hint, text=text, fix=None, tried=None, at=None)
 
 
-def _argument(expression: str, trial: Trial) -> Binding | None:
-    """Return where a caller made what an expression is a view of: the running function's."""
-    node: ast.AST | None = parsed(expression)
+def _root(node: ast.AST | None) -> ast.AST | None:
+    """Return the expression that calls, attributes and indexes begin with."""
     while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
+    return node
+
+
+def _argument(expression: str, trial: Trial) -> Binding | None:
+    """Return where a caller made what an expression is a view of: the running function's."""
+    node = _root(parsed(expression))
     made = trial.binding(node.id, of_shape=True) if isinstance(node, ast.Name) else None
     return made if made is not None and made.name else None
 
@@ -330,9 +335,7 @@ def true_division(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
             if not isinstance(value, ast.Name):
                 break
             made = trial.binding(name := value.id)
-            value = syntax((made and made.value) or "")
-            while isinstance(value, ast.Call | ast.Attribute | ast.Subscript):
-                value = value.func if isinstance(value, ast.Call) else value.value
+            value = _root(syntax((made and made.value) or ""))
         if made is not None and isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
             text = f"{name} is made in {place(made.at, evidence)}: {_short(made)}; / gives floats, "
             yield Hint(rule="true_division", text=f"{text}// whole numbers")
