@@ -187,14 +187,19 @@ def _of_shape(
         yield from _of_labels(fact, others, has_classes=_has_classes(evidence))
 
 
+def _called(evidence: Evidence) -> str:
+    """Return the names of the called function and of its module, in small letters."""
+    return f"{api_function(evidence)} {evidence.module_type or ''}".lower()
+
+
 def _is_loss(evidence: Evidence) -> bool:
-    name = f"{api_function(evidence)} {evidence.module_type or ''}".lower()
+    name = _called(evidence)
     return "loss" in name or "entropy" in name
 
 
 def _has_classes(evidence: Evidence) -> bool:
     """Return whether the loss compares the classes of a row, which no reshape may mix."""
-    name = f"{api_function(evidence)} {evidence.module_type or ''}".lower().replace("_", "")
+    name = _called(evidence).replace("_", "")
     return ("crossentropy" in name or "nll" in name) and "binary" not in name
 
 
@@ -243,7 +248,7 @@ def _of_order(
 ) -> Iterator[_Change]:
     """Put the dimensions from ``first`` on in another order."""
     shape, rank, function = fact.shape, len(fact.shape), api_function(evidence)
-    is_product, name = function in PRODUCTS, f"{function} {evidence.module_type or ''}".lower()
+    is_product, name = function in PRODUCTS, _called(evidence)
     is_index = function.startswith(("gather", "scatter", "index_", "take_"))
     if rank == 2 and (is_product or not first) and not (is_index or _is_loss(evidence)):
         is_equal = all(len(item.shape) == 2 for item in others)
