@@ -83,7 +83,7 @@ def _carried_state(evidence: Evidence, freed: FreedGraph, changed: str = "") -> 
     """A state or a running sum goes from step to step with the graph of all steps before.
 
     Args:
-        changed: what is said of the line that has changed the parameters since.
+        changed: text that names the line that has changed the parameters since.
     """
     name = freed.name or _attribute_kept(freed)
     text = f"{name} goes on to the next step with the graph of this one"
