@@ -278,8 +278,10 @@ def _waits(results: dict[str, Any]) -> str:
     table = _table(("", *(WORKLOADS[name] for name in found)), rows)
     return f"""\
 Calls of one step in which the host waits for the device, counted on the rehearsal device: those \
-that `torch.cuda.set_sync_debug_mode` reports. The step itself reads its loss, which is one. \
-Deferred guards also wait for an event before the optimizer writes.
+that `torch.cuda.set_sync_debug_mode` reports. Each step has new inputs. The step itself reads \
+its loss, which is one. Deferred guards wait once more where a value reaches the host or the \
+optimizer writes, if anything was checked since: a good tensor that has not changed, like the \
+labels of the conv net here, is not checked again.
 
 {table}"""
 
