@@ -28,7 +28,7 @@ DATA = Path(__file__).parents[1] / "data"
 FILES = ("unseen_cells.txt", "fresh_cells.txt")
 NAN = "# --nan\n"
 """The first line of a cell that is run until its first NaN."""
-FACT = re.compile(r"  (cause|repair|kind|op|argument|value|line|says|not|fix): (.+)")
+FACT = re.compile(r"  (cause|repair|kind|op|argument|value|line|older|says|not|fix): (.+)")
 
 Cell = tuple[str, dict[str, str]]
 
@@ -89,7 +89,8 @@ def test_the_facts_of_a_failing_cell(thread: str) -> None:
     report = run(code).shown
     assert report.kind == facts["kind"]
     assert report.source is not None
-    assert report.source.text == facts["line"]
+    # The forward call of an older torch refuses what the backward pass of a newer one does.
+    assert report.source.text in (facts["line"], facts.get("older"))
     if report.kind == "device_assert":
         op = report.op
         assert op is not None
