@@ -143,10 +143,10 @@ class FreedGraph:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphCut:
-    """The recorded call that cut a tensor off its graph."""
+    """The recorded call that cut a tensor, or a number, off its graph."""
 
     op: str
-    """Its name alone: ``detach``, ``argmax``."""
+    """Its name alone: ``detach``, ``argmax``; ``no_grad`` where it recorded no node."""
     line: LineRef
 
 

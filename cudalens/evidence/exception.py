@@ -44,7 +44,7 @@ from cudalens.evidence.failing_call import api_call_of_stack, arguments_of, refu
 from cudalens.evidence.freed_graph import FREED, freed_graph
 from cudalens.evidence.host_value import observed_value
 from cudalens.evidence.out_of_place import MODIFIED, with_tried_form
-from cudalens.evidence.recorded_way import graph_cut, lost_dimension
+from cudalens.evidence.recorded_way import graph_cut, lost_dimension, number_cut
 from cudalens.evidence.tensors import facts_of, scalars_of, tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
 from cudalens.evidence.trial import ApiTrial, trial_of_error
@@ -158,7 +158,7 @@ def evidence_of_error(
         refused_call=replace(refused, other_functions=attempt("earlier calls", others, tuple)),
         modified=changed,
         freed=freed,
-        graph_cut=attempt("graph's end", partial(_graph_cut, failure)),
+        graph_cut=attempt("graph's end", partial(_graph_cut, failure, refused)),
         lost_dimension=attempt("lost dimension", partial(_lost_dimension, failure)),
         device_fault=replace(
             hidden, was_before=was_lost and is_lost, was_handled_inside=was_handled_inside
@@ -257,18 +257,23 @@ def _of_autograd(
     return changed, freed
 
 
+_OF_NUMBER = re.compile(r"^'(?:float|int)' object has no attribute 'backward'")
 _WITHOUT_GRAPH = re.compile(r"^element (\d+) of tensors does not require grad")
 _OF_SHAPES = re.compile(r"\bsizes?\b|\bshapes?\b|[Dd]imension|\b\dD\b|must match|batch_size")
 
 
-def _graph_cut(failure: FailureContext) -> GraphCut | None:
-    """Return what cut the tensor off its graph that backward was asked of."""
-    match = _WITHOUT_GRAPH.search(failure.error.message if failure.error else "")
+def _graph_cut(failure: FailureContext, refused: RefusedCall) -> GraphCut | None:
+    """Return what cut the tensor, or the number, off its graph that backward was asked of."""
+    message = failure.error.message if failure.error else ""
+    if failure.recorder is None:
+        return None
+    if _OF_NUMBER.search(message):
+        names = [item.name for item in refused.odd_arguments]
+        return number_cut(names[0], failure.recorder.snapshot()) if names else None
+    match = _WITHOUT_GRAPH.search(message)
     keys = ("self", *(f"{name}[{match[1]}]" for name in ("tensors", "outputs"))) if match else ()
     tensor = next((failure.values[key] for key in keys if key in failure.values), None)
-    if tensor is None or failure.recorder is None:
-        return None
-    return graph_cut(tensor, failure.recorder.snapshot())
+    return None if tensor is None else graph_cut(tensor, failure.recorder.snapshot())
 
 
 def _lost_dimension(failure: FailureContext) -> LostDimension | None:

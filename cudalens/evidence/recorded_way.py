@@ -5,21 +5,26 @@ No value is read: the calls have shapes, and the numbers of the autograd nodes t
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from weakref import ref
 
 from torch import Tensor, nn
 
+from cudalens.core._python import parse
 from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.evidence_types import GraphCut, LostDimension
 from cudalens.core.report_types import LineRef
-from cudalens.recorder.calls import Recorded
+from cudalens.recorder.calls import FROM_PYTHON, Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.tensor_refs import Ref
 
 _MAX_CALLS = 500
 """Calls that are looked at."""
-_CUTTING = frozenset({"detach", "detach_", "data"})
+_CUTTING = frozenset({"detach", "detach_", "data", *FROM_PYTHON})
+_NUMBERS = frozenset({"item", "__float__", "__int__"})
+_OF_SIZE = ("new_", "bernoulli", "rand", "normal", "size")
+"""Functions that give numbers of their own, in the shape of a tensor."""
 
 
 def _walk(
@@ -50,28 +55,57 @@ def _walk(
 def graph_cut(tensor: Tensor, snapshot: Snapshot) -> GraphCut | None:
     """Return the line that cut a tensor without a graph off the graph that it is made of.
 
-    ``None`` where several lines did, and where a frozen parameter may be the reason, or a tensor
-    that is gone and that no recorded call made.
+    The op is ``no_grad`` where a function of floats recorded no node.  ``None`` where several lines
+    cut, and where a frozen parameter may be the reason, or a tensor that is gone and that no
+    recorded call made.
     """
     cuts: dict[LineRef | None, str] = {}
     unclear: list[Ref] = []
 
     def visit(current: Ref, call: Recorded | None) -> list[Ref]:
         living = current()
-        if call is None:
-            is_frozen = isinstance(living, nn.Parameter) and not living.requires_grad
-            unclear.extend([current] * (is_frozen or living is None))
+        is_parameter = isinstance(living, nn.Parameter)
+        if call is None or is_parameter:
+            unclear.extend([current] * (is_parameter or living is None))
             return []
-        # Of what has a graph, a call that gives a float beside it has read the size only.
         graphs = [_is_of_graph(item, call.seq, snapshot) for item in call.inputs]
-        if any(graphs) and (call.api.stem in _CUTTING or not _is_float(current, snapshot)):
-            cuts[snapshot.reader.line(call.site)] = call.api.stem
+        stem = call.api.stem
+        if any(graphs) and not (stem.startswith(_OF_SIZE) or stem.endswith("_like")):
+            is_named = stem in _CUTTING or not _is_float(current, snapshot)
+            op = "tensor" if stem in FROM_PYTHON else stem if is_named else "no_grad"
+            cuts[snapshot.reader.line(call.site)] = op
+            return []  # with a graph here, there is one behind it too
         return [item for item, has_graph in zip(call.inputs, graphs, strict=True) if not has_graph]
 
     with plain_torch(), no_dispatch_modes():
         _walk([ref(tensor)], snapshot, visit)
     ((line, op), *more) = cuts.items() or ((None, ""),)
     return None if line is None or more or unclear else GraphCut(op=op, line=line)
+
+
+def number_cut(name: str, snapshot: Snapshot) -> GraphCut | None:
+    """Return the last line that gave a variable the number of a tensor with a graph."""
+    for call in reversed(snapshot.calls):
+        if call.api.stem not in _NUMBERS or not call.inputs:
+            continue
+        line = snapshot.reader.line(call.site)
+        if line is None or _assigned(line.text) != name:
+            continue
+        is_cut = _is_of_graph(call.inputs[0], call.seq, snapshot)
+        return GraphCut(op="item", line=line) if is_cut else None
+    return None
+
+
+def _assigned(code: str | None) -> str | None:
+    """Return what a recorded line gives a value, ``None`` where it is not one assignment."""
+    try:
+        statements = parse((code or "").strip()).body
+    except (SyntaxError, ValueError):
+        return None
+    match statements:
+        case [ast.Assign(targets=[target]) | ast.AugAssign(target=target)]:
+            return ast.unparse(target)
+    return None
 
 
 def _is_float(tensor: Ref, snapshot: Snapshot) -> bool:
@@ -82,9 +116,9 @@ def _is_float(tensor: Ref, snapshot: Snapshot) -> bool:
 def _is_of_graph(tensor: Ref, before: int, snapshot: Snapshot) -> bool:
     """Return whether a tensor had a graph, or required grad, when call ``before`` read it."""
     call, living = snapshot.newest(tensor, before), tensor()
-    if call is not None:
-        return call.last_nr > call.first_nr and _is_float(tensor, snapshot)
-    return living is not None and living.requires_grad
+    if living is not None and living.is_leaf:
+        return living.requires_grad
+    return call is not None and call.last_nr > call.first_nr and _is_float(tensor, snapshot)
 
 
 def lost_dimension(tensors: Iterable[Tensor], snapshot: Snapshot) -> LostDimension | None:

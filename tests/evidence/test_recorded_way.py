@@ -31,18 +31,31 @@ for n in {sizes}:
 """
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor")
 @pytest.mark.parametrize(
     ("out", "target", "says"),
     [
         ("net(x).relu().detach()", "y * 2", "line 7: out = net(x).relu().detach(); detach()"),
         ("net(x).relu().data", "torch.full_like(y, 1.0)", ".data is the tensor without its graph"),
         ("(net(x) > 0).float() * x.new_ones(3)", "y * 2", "line 7: out = (net(x) > 0).float()"),
+        ("torch.no_grad()(net)(x)", "y * 2", "out = torch.no_grad()(net)(x); its inputs have a"),
+        (
+            "torch.tensor([*net(x)[0]]).cuda()",
+            "y[0]",
+            "torch.tensor copies values without their graph",
+        ),
         ("net(x).detach()", "net(x).detach()", None),
+        ("torch.no_grad()(net)(x)", "torch.no_grad()(net)(x)", None),
+        ("torch.no_grad()(nn.Linear(4, 3).requires_grad_(False).cuda())(x)", "y * 2", None),
+        ("torch.rand_like(net(x))", "y * 2", None),
         ("nn.Linear(4, 3).requires_grad_(False).cuda()(x)", "net(x).detach()", None),
         ("torch.full_like(net(x), 0.5)", "y * 2", None),
         ("x[:, :3].detach()", "y * 2", None),
     ],
-    ids=["detach", "data", "compared", "two lines", "frozen", "size alone", "data alone"],
+    ids=[
+        *("detach", "data", "compared", "no grad", "tensor", "two lines", "no grad in two lines"),
+        *("frozen under no grad", "random", "frozen", "size alone", "data alone"),
+    ],
 )
 def test_the_call_that_cut_a_loss_off_its_graph(out: str, target: str, says: str | None) -> None:
     """It is named where it is the only one; a frozen layer may be the reason as well."""
@@ -51,6 +64,26 @@ def test_the_call_that_cut_a_loss_off_its_graph(out: str, target: str, says: str
     assert report.limits == ()
     text = " ".join(item.text for item in report.hints)
     assert says in text if says else "detach" not in text and "gradient" not in text
+    assert says or "no_grad" not in text
+
+
+@pytest.mark.parametrize(
+    ("line", "is_said"),
+    [
+        ("loss = F.mse_loss(net(x), y).item()", True),
+        ("loss += F.mse_loss(net(x), y).item()", True),
+        ("shown = F.mse_loss(net(x), y).item()", False),
+        ("loss = y.mean().item()  # and not detach()", False),
+    ],
+    ids=["assigned", "added", "another name", "of data"],
+)
+def test_the_call_that_made_a_number_of_a_loss(line: str, is_said: bool) -> None:
+    """It has given the variable its value, that of a tensor with a graph."""
+    cell = "net, loss = nn.Linear(4, 3).cuda(), 0.0\nx, y = torch.rand(2, 4).cuda(), "
+    cell += f"torch.rand(2, 3).cuda()\n{line}\nloss.backward()\n"
+    report = run_cell(SETUP + cell, fast=False).shown
+    assert report.headline == "loss is a float: it has no graph, and no backward"
+    assert ["to train through it" in item.text for item in report.hints] == [True] * is_said
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,12 @@ Not here: saved tensors that were changed in place or freed (saved_tensors).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
 
 from cudalens.core.api_names import stem_of
 from cudalens.core.evidence_types import GraphCut
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import CodeLine, Hint, TensorFact
-from cudalens.diagnosis.host_errors._base import Answer, Verdict, autograd, pattern
+from cudalens.core.report_types import Hint
+from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern
 from cudalens.diagnosis.host_errors._words import expression_of, format_shape, named
 from cudalens.diagnosis.user_code import place, rewritten
 
@@ -25,8 +23,9 @@ def no_graph(evidence: Evidence, match: re.Match[str]) -> Answer:
     headline = f"{expression_of(fact) or 'the tensor'} has no grad_fn: nothing leads from it to a "
     headline += "tensor that requires grad"
     follows = "Autograd follows grad_fn from the loss to the parameters."
-    verdict = autograd(headline, follows, fact.argument if fact else None)
-    yield from _detached(evidence, fact, verdict)
+    yield autograd(headline, follows, fact.argument if fact else None)
+    if evidence.graph_cut is not None:
+        yield _cut_by_call(evidence, evidence.graph_cut)
 
 
 @pattern(r"^'(?P<kind>float|int)' object has no attribute 'backward'", is_distinct=False)
@@ -35,11 +34,12 @@ def number_for_loss(evidence: Evidence, match: re.Match[str]) -> Answer:
     odd = next((item for item in evidence.refused_call.odd_arguments), None)
     name = odd.name if odd else "the loss"
     kind = odd.words if odd else f"of type {match['kind']}"
-    verdict = autograd(
+    yield autograd(
         f"{name} is {kind}: it has no graph, and no backward",
         "Autograd follows the graph of a tensor.",
     )
-    yield from _detached(evidence, TensorFact(argument="self", expression=name), verdict)
+    if evidence.graph_cut is not None:
+        yield _cut_by_call(evidence, evidence.graph_cut)
 
 
 @pattern(r"grad can be implicitly created only for scalar outputs")
@@ -111,109 +111,38 @@ _STEEP = {
 }
 
 
-# --- what cut a tensor off its graph, as far as the lines before the failing one show it ---------
+# --- what cut a tensor off its graph, as recorded ------------------------------------------------
 
-_REMEDIES = {
-    "item": "keep the tensor and take item() for printing only",
-    "tolist": "keep the tensor and take tolist() for printing only",
-    "detach": "leave detach() out of the loss",
-    "data": "leave .data out of the loss",
-    "numpy": "compute the loss with torch",
-    "argmax": "compute the loss from the scores, which have a gradient",
-    "tensor": "combine the tensors themselves, with torch.stack or +",
-    "no_grad": "compute the loss outside of no_grad",
+_CUTS = {
+    "item": (
+        "item() gives a Python number, which has no graph",
+        "keep the tensor and take item() for printing only",
+    ),
+    "detach": ("detach() cuts the tensor off its graph", "leave detach() out of the loss"),
+    "data": (".data is the tensor without its graph", "leave .data out of the loss"),
+    "tensor": (
+        "torch.tensor copies values without their graph",
+        "combine the tensors themselves, with torch.stack or +",
+    ),
+    "argmax": (
+        "argmax gives indices, which have no gradient",
+        "compute the loss from the scores",
+    ),
+    "no_grad": (
+        "its inputs have a graph and its result has none, as under torch.no_grad()",
+        "call it with gradients on, if it has one",
+    ),
 }
-_DETACHES = (
-    ("item", r"\.item\(\)", "item() gives a Python number, which has no graph"),
-    ("tolist", r"\.tolist\(\)", "tolist() gives Python numbers, which have no graph"),
-    ("detach", r"\.detach(?:_)?\(\)", "detach() cuts the tensor off its graph"),
-    ("data", r"\.data\b", ".data is the tensor without its graph"),
-    ("numpy", r"\.numpy\(\)|torch\.from_numpy\(", "autograd cannot follow through NumPy"),
-    ("argmax", r"\bargmax\(", "argmax gives indices, which have no gradient"),
-    ("tensor", r"\btorch\.(?:as_)?tensor\(", "torch.tensor copies values without their graph"),
-)
-_NAME = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*(?!\w*[\(=\"'])")
-"""A variable that an expression reads: no attribute, no keyword, no function that it calls."""
-_LIBRARIES = {"F", "nn", "torch"}
-_NO_GRAD = re.compile(r"^\s*with\b.*\b(?:no_grad|inference_mode|set_grad_enabled\(False\))")
-
-
-_Cause = tuple[str, str, int]
-"""A sentence, the cause's name and the line's number."""
-
-
-def _detached(evidence: Evidence, fact: TensorFact | None, verdict: Verdict) -> Answer:
-    """Add to a verdict what cut its tensor off the graph, where the lines before show it."""
-    source, name = evidence.source, fact.expression if fact else None
-    end = source.line or 0 if source else 0
-    before = [item for item in source.context if item.line < end] if source else []
-    cause = _cut(name, before, "it") if name else None
-    if cause is None and evidence.graph_cut is not None:
-        yield verdict
-        yield _cut_by_call(evidence, evidence.graph_cut)
-        return
-    if cause is None:
-        yield verdict
-        return
-    words, key, line = cause
-    yield replace(verdict, explanation=f"{verdict.explanation} {words}")
-    yield Hint(rule="detached_loss", text=f"line {line}: {_REMEDIES[key]}")
+"""Words for each call: its effect on the graph, and the change that keeps the graph."""
 
 
 def _cut_by_call(evidence: Evidence, cut: GraphCut) -> Hint:
-    """Name the recorded call that made a tensor without a graph of one that had it."""
-    op, at = cut.op.strip("_"), cut.line
-    text = f"{place(at, evidence)}: {at.text}; "
-    remedies = (_REMEDIES.get(key) for key in (op, "argmax"))
-    gives = f"{op}() gives numbers without a gradient" if op not in ("detach", "data") else ""
-    words = {key: why for key, _, why in _DETACHES}.get(op) or gives
-    return Hint(rule="detached_loss", text=f"{text}{words}: {next(filter(None, remedies))}")
+    """Name the recorded call that made a number, or a tensor without a graph, of one that had it.
 
-
-def _cut(name: str, before: Sequence[CodeLine], called: str) -> _Cause | None:
-    """Find what cut ``name`` off: in the line that made it, or in that of the one it is made of.
-
-    Of several variables any may have been without a graph, as a target is.
+    A tensor may be meant to have no graph, and others may be what was to be trained.
     """
-    target = re.compile(rf"^\s*{re.escape(name)}\s*(?::[^=]+)?=(?!=)\s*(?P<value>.*)")
-    for at in range(len(before) - 1, -1, -1):
-        assigned = target.match(before[at].text)
-        if assigned is None:
-            continue
-        number = before[at].line
-        for cause, regex, words in _DETACHES:
-            if re.search(regex, assigned["value"]):
-                return f"Line {number} detached {called}: {words}.", cause, number
-        cut = _under_no_grad([item.text for item in before[: at + 1]], number)
-        if cut is not None:
-            return cut
-        parts = set(_NAME.findall(assigned["value"])) - _LIBRARIES
-        if len(parts) > 1 and assigned["value"].count("(") != 1:
-            return None  # another call in it may lead to the parameters
-        cuts = {part: _cut(part, before[:at], part) for part in parts}
-        # What no line makes is data, which has no graph that could have been cut.
-        unknown = [part for part in parts if not cuts[part] and _is_made(part, before[:at])]
-        named = [cut for cut in cuts.values() if cut]
-        return named[0] if len(named) == 1 and not unknown else None
-    return None
-
-
-def _is_made(name: str, before: Sequence[CodeLine]) -> bool:
-    return any(re.match(rf"^\s*{re.escape(name)}\s*=(?!=)", item.text) for item in before)
-
-
-def _under_no_grad(lines: list[str], number: int) -> _Cause | None:
-    depth = _depth(lines[-1])
-    for line in reversed(lines[:-1]):
-        if line.strip() and _depth(line) < depth:
-            if _NO_GRAD.match(line):
-                words = (
-                    f"Line {number} ran under {line.strip().removesuffix(':')}: no graph is made."
-                )
-                return words, "no_grad", number
-            depth = _depth(line)
-    return None
-
-
-def _depth(line: str) -> int:
-    return len(line) - len(line.lstrip())
+    op = cut.op.rstrip("_")
+    gives = f"{op.strip('_')}() gives numbers without a gradient", _CUTS["argmax"][1]
+    words, remedy = _CUTS.get(op, gives)
+    text = f"{place(cut.line, evidence)}: {cut.line.text}; {words}: to train through it, {remedy}"
+    return Hint(rule="detached_loss", text=text)

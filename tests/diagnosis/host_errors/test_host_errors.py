@@ -14,12 +14,8 @@ import pytest
 
 from cudalens import simulate
 from cudalens.core.report import ErrorFacts, Evidence
-from cudalens.core.report_types import CodeLine, OpName, SourceSpan, TensorFact
 from cudalens.diagnosis import host_errors
-from cudalens.diagnosis.diagnose import diagnose
 from cudalens.diagnosis.host_errors import advice
-from cudalens.diagnosis.user_code import syntax_of
-from tests.builders import spelled
 from tests.diagnosis.host_errors import test_cuda_errors
 from tests.diagnosis.host_errors.test_cuda_errors import report_of
 from tests.hostcells import check_fixes, run_cell
@@ -422,55 +418,6 @@ def test_an_internal_error_is_not_called_a_host_error() -> None:
     assert (report.kind, report.certainty) == ("python_error", "unknown")
 
 
-def detached(*lines: str, name: str = "loss") -> Evidence:
-    """A backward on the last line, with the lines before it as context."""
-    context = tuple(CodeLine(line=at, text=text) for at, text in enumerate(lines, start=1))
-    return Evidence(
-        error=ErrorFacts(
-            type_name="RuntimeError",
-            message="element 0 of tensors does not require grad and does not have a grad_fn",
-        ),
-        op=OpName(api="torch.Tensor.backward"),
-        source=SourceSpan(line=len(lines), text=lines[-1].strip(), context=context),
-        call=syntax_of(f"{name}.backward()"),
-        tensors=(TensorFact(argument="self", expression=spelled(name), dtype="float32"),),
-    )
-
-
-@pytest.mark.parametrize(
-    ("lines", "why"),
-    [
-        (("loss = f(x).item()",), "detached it: item() gives a Python number"),
-        (("loss = f(x).detach()",), "detached it: detach() cuts the tensor off its graph"),
-        (("loss = f(x.argmax(1), y)",), "detached it: argmax gives indices"),
-        (("loss = torch.tensor(f(x).item())",), "detached it: item() gives a Python number"),
-        (("loss = f(x).data",), "detached it: .data is the tensor without its graph"),
-        (("out = net(x).detach()", "loss = out.pow(2).mean()"), "detached out: detach()"),
-        (("p = net(x).argmax(1)", "q = p.float()", "loss = q.mean()"), "detached p: argmax"),
-        (
-            ("with torch.no_grad():", "    loss = f(x)"),
-            "ran under with torch.no_grad(): no graph is made.",
-        ),
-        (("with torch.no_grad():", "    out = net(x)", "loss = F.relu(out)"), "ran under with"),
-        # A line that did not make the loss, or did it right, is not blamed.
-        (("goal = y.detach()", "loss = f(net(x), goal)"), None),
-        (("out = net(x).detach()", "out = net(x)", "loss = out.mean()"), None),
-        (("out = net(x).detach()", "loss = f(x.out)"), None),
-        (("loss = f(x)",), None),
-        (("shown = loss.item()",), None),
-        (("with torch.no_grad():", "    n = f(x)", "loss = f(x)"), None),
-        (("loss = f(x).item()", "loss = f(x)"), None),
-    ],
-)
-def test_the_detaching_line_is_named(lines: tuple[str, ...], why: str | None) -> None:
-    """The line that made the loss, or the one variable that it reads, shows what cut it off."""
-    report = diagnose(detached("x = model(z)", *lines, "loss.backward()"))
-    at = 3 if lines[0].startswith("with") else 2
-    assert (f"Line {at} {why}" if why else "Autograd follows grad_fn") in report.explanation
-    assert (re.search(r" detached |no graph is made", report.explanation) is None) is (why is None)
-    assert [hint.text.startswith(f"line {at}: ") for hint in report.hints] == [True] * bool(why)
-
-
 OF_FREED_GRAPHS = {"carried_state", "made_once", "backward_twice"}
 """Rules that test_freed_graph holds against recorded graphs."""
 
@@ -491,6 +438,6 @@ def rules_of_patterns() -> set[str]:
 def test_every_rule_has_a_case() -> None:
     """No hint of a pattern without a message, or a cell, that gets it."""
     elsewhere = {"input_beyond_positions", "out_of_place", "size_images", *OF_FREED_GRAPHS}
-    elsewhere |= {"problem_type", "gradient_dtype", "not_importable"}
+    elsewhere |= {"detached_loss", "problem_type", "gradient_dtype", "not_importable"}
     told = {rule for row in TEXTS for rule in row[4:]} | {case.rule for case in CASES}
     assert rules_of_patterns() - elsewhere <= told
