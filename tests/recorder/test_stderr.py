@@ -46,6 +46,15 @@ def say(text: str) -> None:
     os.write(2, text.encode())
 
 
+def stop(pid: int) -> None:
+    """Stop a process, and return once it reads no more."""
+    os.kill(pid, signal.SIGSTOP)
+    while (
+        Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "T"
+    ):
+        os.sched_yield()
+
+
 # --- a plain process ------------------------------------------------------------------------------
 
 
@@ -80,7 +89,7 @@ def test_ten_thousand_lines_become_one(capfd: pytest.CaptureFixture[str]) -> Non
 def test_what_tee_has_not_read_yet_is_waited_for(is_inside: bool) -> None:
     """In the block and at its end, of a tee that gets no turn for a while."""
     with DeviceText() as text:
-        os.kill(text.pid, signal.SIGSTOP)
+        stop(text.pid)
         say(f"{one()}\n")
         later = threading.Timer(0.05, os.kill, (text.pid, signal.SIGCONT))
         later.start()
@@ -146,7 +155,7 @@ def test_an_interrupt_of_the_wait_puts_the_descriptor_back(monkeypatch: pytest.M
     before = os.fstat(2).st_ino
     monkeypatch.setattr(stderr.time, "sleep", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt), DeviceText() as text:
-        os.kill(text.pid, signal.SIGSTOP)
+        stop(text.pid)
         say("on its way\n")
     os.kill(text.pid, signal.SIGCONT)
     assert os.fstat(2).st_ino == before
