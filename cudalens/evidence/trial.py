@@ -138,9 +138,15 @@ class ApiTrial(Variables):
         Args:
             dims: how many dimensions may be that of the batch.
         """
-        api = self._succeeded
+        api, start = self._succeeded, time.thread_time()
         if api is None:
             return False
+        survives = self._survives(api, fix, dims)
+        # The first of them loads much of torch: the changes not yet tried keep their time.
+        self._deadline = (self._deadline or start) + time.thread_time() - start
+        return survives
+
+    def _survives(self, api: ApiCall, fix: Fix, dims: int) -> bool:
         tensors = tensors_in([*api.args, *api.kwargs.values()])
         shapes = [tuple(item.shape) for item in tensors if item.ndim and self._is_data(item)]
         if not shapes or not self._is_possible(api, fix, Resize(0, -1, self._is_data)):
@@ -151,7 +157,9 @@ class ApiTrial(Variables):
         if "#D" in (self._reasons[id(api)] or "") and "unsqueeze(0)" in str(fix.changes):
             sizes = set()  # it takes no such rank: what it was given has no batch
         if dims > 1:
-            sizes |= {(1, item[1]) for item in shapes if len(item) > 2 and item[1] != batch}
+            sizes |= {
+                (1, item[1]) for item in shapes if len(item) > 2 and item[1] not in (1, batch)
+            }
         # The batch of what is written is another dimension of what it is written to.
         is_written = getattr(api.func, "__name__", "").strip("_") == "setitem"
         sizes = {(0, shapes[-1][0])} if is_written else sizes
