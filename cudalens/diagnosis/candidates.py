@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from cudalens.core._python import parse
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact, Violation
@@ -42,6 +43,8 @@ from cudalens.diagnosis.user_code import (
     with_keyword,
 )
 
+_IN_WORDS = ("labels_in_order", "other_reading", "either_dimension", "one_hot_classes")
+"""Rules of changes that succeed, of which only the user knows whether one is meant."""
 BY_CHANCE = "fits_by_chance"
 """Rule of a change with which the call succeeds for this batch only."""
 MAX_STEPS = 3
@@ -179,6 +182,8 @@ def search(evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
     # Another order of the dimensions would be one of the elements too.
     reshaped = renamed(evidence, "view", "reshape")
     if reshaped is not None and trial(reshaped).succeeds:
+        if _is_written_to(evidence):
+            return ()  # a copy would take the write
         text = "reshape copies where a view is impossible"
         return (Hint(rule="reshape_for_view", text=text, fix=reshaped, tried=True),)
     whole = list(_of_whole_call(evidence, trial, operands))
@@ -191,6 +196,26 @@ def search(evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
         text = f"{choices[0].text} ({' or '.join(str(item.fix) for item in choices)})"
         return (Hint(rule="choose_one", text=text),)
     return tuple({(item.fix, item.text): item for item in hints}.values())[:_MAX_SHOWN]
+
+
+def _is_written_to(evidence: Evidence) -> bool:
+    """Return whether a line writes to the result of the running call."""
+    try:
+        tree = parse((evidence.source and evidence.source.text) or "")
+    except (SyntaxError, ValueError):
+        return False
+    call = ast.dump(call_node(evidence) or ast.Pass())
+    for node in ast.walk(tree):
+        match node:
+            case ast.Subscript(value, ctx=ast.Store()) | ast.AugAssign(ast.Subscript(value)):
+                pass
+            case ast.Call(ast.Attribute(value, method)) if method.endswith("_"):
+                pass
+            case _:
+                continue
+        if ast.dump(value) == call:
+            return True
+    return False
 
 
 def _followed(
@@ -228,7 +253,7 @@ def _followed(
                     text = f"{hint.text}; this succeeds with these sizes only"
                     by_chance.append(Hint(rule=BY_CHANCE, text=text))
                     continue
-                if way.has_shape and _is_broadcast(evidence, way):
+                if hint.rule in _IN_WORDS or (way.has_shape and _is_broadcast(evidence, way)):
                     hint = replace(hint, fix=None, tried=None)
                 successes.append(hint)
                 limit = way.cost
@@ -363,12 +388,15 @@ def _of_whole_call(
     tree = call_node(evidence)
     if isinstance(tree, ast.Call):
         yield from _of_model(evidence, tree, trial, operands)
-        for words, fix in _of_arguments(evidence, tree, operands):
+        for rule, words, fix in _of_arguments(evidence, tree, operands):
             outcome = trial(fix)
             is_view = api_function(evidence) in _VIEWS
             batch = operands[0].shape[:1] if operands else None
             if outcome.succeeds and (not is_view or (outcome.shape or ())[:1] == batch):
-                yield Hint(rule="other_arguments", text=words, fix=fix, tried=True)
+                is_code = rule not in _IN_WORDS
+                yield Hint(
+                    rule=rule, text=words, fix=fix if is_code else None, tried=is_code or None
+                )
 
 
 def _of_model(
@@ -398,17 +426,22 @@ def _of_model(
 
 def _of_arguments(
     evidence: Evidence, tree: ast.Call, operands: Sequence[TensorFact]
-) -> Iterator[tuple[str, Fix]]:
-    """Write the call with its arguments in another order, or with another size or setting."""
+) -> Iterator[tuple[str, str, Fix]]:
+    """Write the call with its arguments in another order, or with another size or setting.
+
+    Yields:
+        The rule, the words, the call.
+    """
     function = api_function(evidence)
     names = {function, (evidence.module_type or "").lower()}
     is_ordered = _SWAPPED & names or any("loss" in name for name in names)
     if is_ordered and (swap := _swapped(evidence, tree)):
-        yield swap
+        yield "other_arguments", *swap
     is_view = function in _VIEWS and len(tree.args) > 1 and operands
     if is_view and (text := spliced(evidence, {tree.args[0]: "-1"})):
         fix = Fix(text, rearrange=_with_open_batch)
-        yield f"the batch has {operands[0].shape[0]} samples here: leave its size open", fix
+        words = f"dimension 0 is {operands[0].shape[0]} here: leave its size open"
+        yield "other_arguments", words, fix
     yield from _of_settings(evidence, tree, operands)
 
 
@@ -440,10 +473,11 @@ def _with_open_batch(function: Any, args: list[Any], kwargs: dict[str, Any]) -> 
 
 def _of_settings(
     evidence: Evidence, tree: ast.Call, operands: Sequence[TensorFact]
-) -> Iterator[tuple[str, Fix]]:
+) -> Iterator[tuple[str, str, Fix]]:
     """Write the call with another number, dimension or flag beside its tensors."""
     call, function = evidence.call_text or "", api_function(evidence)
     written: list[tuple[str, Fix | None]] = []
+    readings: list[tuple[str, Fix | None]] = []
     if function in _JOINS and tree.args and not operands:
         numbers = Fix(
             f"torch.tensor({ast.unparse(tree.args[0])})", rearrange=function_named("tensor")
@@ -458,9 +492,15 @@ def _of_settings(
     elif operands and len(operands[0].shape) == 1:
         name = operands[0].expression
         fix = with_keyword(evidence, (function,), "dim", "0") if "dim" in call else None
-        written.append((f"{name} has one dimension, which is number 0", fix))
+        words = f"{name} has one dimension, which is number 0: of a batch it would be the samples"
+        readings.append((words, fix))
     if (fix := with_keyword(evidence, ("flatten",), "start_dim", "1")) and "start_dim" not in call:
-        written.append(("flatten without a number makes one dimension of the batch too", fix))
+        if _is_of_images(evidence, tree):
+            words = "flatten without a number makes one dimension of the batch too"
+            written.append((words, fix))
+        else:
+            words = "flatten without a number makes one dimension of all; if the first is the "
+            readings.append((f"{words}batch, flatten(1) keeps it", fix))
     for node in ast.walk(tree):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             whole = f"{ast.unparse(node.left)} // {ast.unparse(node.right)}"
@@ -470,5 +510,21 @@ def _of_settings(
     fix = with_keyword(evidence, ("pack_padded_sequence",), "enforce_sorted", "False")
     written.append(("the lengths are not sorted: let it sort them", fix))
     fix = renamed_keyword(evidence, "attn_mask", "key_padding_mask")
-    written.append(("the mask is (batch, keys), which is key_padding_mask", fix))
-    yield from ((words, fix) for words, fix in written if fix and fix != call)
+    words = "the mask is (batch, keys), as is key_padding_mask, where True leaves a key out"
+    readings.append((words, fix))
+    for rule, group in (("other_arguments", written), ("other_reading", readings)):
+        yield from ((rule, words, fix) for words, fix in group if fix and fix != call)
+
+
+def _is_of_images(evidence: Evidence, tree: ast.Call) -> bool:
+    """Return whether the line flattens four dimensions: samples, channels, rows, columns."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(ast.Attribute(ast.Name("torch"), "flatten"), [value, *_]):
+                text = ast.unparse(value)
+            case ast.Call(ast.Attribute(value, "flatten")):
+                text = ast.unparse(value)
+            case _:
+                continue
+        return any(len(it.shape) == 4 for it in evidence.tensors if it.expression == text)
+    return False

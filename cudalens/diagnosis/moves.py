@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -43,6 +44,8 @@ _OF_IMAGES = (
 _BATCHED = {"conv1d": 3, "conv2d": 4, "conv3d": 5, "lstm": 3, "gru": 3, "rnn": 3}
 """Dimensions of their input with a batch; they take one sample without it as well."""
 _SEQUENCES = ("LSTM", "GRU", "RNN", "Multihead", "Transformer")
+_OF_MASK = re.compile(r"^only bool and floating types of \w+ are supported")
+"""Of integers it is not known whether 1 marks what is read or what is left out."""
 _TAKES_RANK = ("expand", "expand_as", "permute")
 """They name the dimensions that they want, where no other tensor shows how many there are."""
 
@@ -136,13 +139,18 @@ def _of_dtype(
 ) -> Iterator[Move]:
     seen = [item.dtype for item in others]
     function = api_function(evidence)
-    if function == "__getitem__" and fact.dtype == "bool":
+    message = evidence.error.message if evidence.error is not None else ""
+    if (function == "__getitem__" and fact.dtype == "bool") or _OF_MASK.search(message):
         return
+    is_scores = any(item.shape == fact.shape for item in others) and len(fact.shape) > 1
+    is_class_code = _has_classes(evidence) and is_scores and fact.dtype in INTEGERS
     # Numbers that are added to scores are no mask of them, which 0 and 1 are.
     is_mask = "attention" in function and fact.dtype in INTEGERS
     for name in ("bool",) if is_mask else dict.fromkeys([*seen, "float32", "int64", "bool"]):
         if name == fact.dtype or name not in _CASTS:
             continue
+        if is_class_code and "float" in name:
+            continue  # marks of several classes would be taken for probabilities
         # Weights are narrower than the input, as a rule; of scores and labels none may lose digits.
         is_narrower = (name, fact.dtype) == ("float32", "float64")
         is_loss = _is_loss(evidence)
@@ -181,10 +189,12 @@ def _of_shape(
             yield "extra_dimension", f"{{x}}.squeeze({dim})", words, 1
     yield from _of_missing(evidence, fact, others, called, layer)
     if rank > 2:
-        yield "not_flattened", "{x}.flatten(1)", ": make one dimension of all behind the first", 1
+        words = ": make one dimension of all behind the first"
+        # Beside a tensor of another rank a dimension may be missing there as well.
+        yield "not_flattened", "{x}.flatten(1)", words, 1 + (function != "linear")
     yield from _of_order(evidence, fact, others, called, first)
     if _is_loss(evidence):
-        yield from _of_labels(fact, others, has_classes=_has_classes(evidence))
+        yield from _of_labels(evidence, fact, others, has_classes=_has_classes(evidence))
 
 
 def _called(evidence: Evidence) -> str:
@@ -220,15 +230,22 @@ def _of_missing(
         if all(a in (1, b) for a, b in zip(made, other, strict=True))
     }
     for dim, made in added.items():
-        if api_function(evidence) == "permute" and dim:
-            continue  # what one sample lacks is the batch
+        if api_function(evidence) == "permute" and dim and shape[-1] in (1, 3, 4):
+            continue  # what one image with channels lacks is the batch
+        if layer.startswith("conv") and dim == rank:
+            continue  # a length of 1, which only padding makes long enough
         is_beside = any(rank < len(item.shape) for item in others)
         if rank < 4 and (is_wanted or is_beside) and (not lined or dim in lined):
-            words = f": with a dimension of size 1 it is {format_shape(made)}"
-            yield "missing_dimension", f"{{x}}.unsqueeze({dim})", words, 2
+            rule, words = "missing_dimension", ": with a dimension of size 1 it is "
+            words += format_shape(made)
+            if fact.dtype == "bool" and len(lined) > 1:
+                # Scores of as many queries as keys: both can be flagged.
+                rule = "either_dimension"
+                words += "".join(f" or {format_shape(added[it])}" for it in sorted(lined - {dim}))
+            yield rule, f"{{x}}.unsqueeze({dim})", words, 2
     ends = {(item.shape[0], item.shape[-1]) for item in others if len(item.shape) == 4}
     if rank == 2 and fact.dtype == "bool" and shape in ends:
-        words = ": a mask of the keys covers heads and queries as {it}"
+        words = ": flags for the last dimension, as of the keys, are lined up by {it}"
         yield "missing_dimension", "{x}[:, None, None]", words, 2
     channels = {(item.shape[1:2], len(item.shape)) for item in others if len(item.shape) > 2}
     for rest in (size - 2 for kind, size in channels if kind == shape):
@@ -272,18 +289,39 @@ def _of_order(
 
 
 def _of_labels(
-    fact: TensorFact, others: Sequence[TensorFact], *, has_classes: bool
+    evidence: Evidence, fact: TensorFact, others: Sequence[TensorFact], *, has_classes: bool
 ) -> Iterator[_Change]:
     shape, rank = fact.shape, len(fact.shape)
     if any(item.shape == shape for item in others) and rank > 1:
         # The cast is tried as well: it succeeds where no digit is lost.
         cast = "" if fact.dtype in INTEGERS else ".long()"
         words = " and is one-hot: this loss takes class numbers"
-        yield "one_hot_target", f"{{x}}{cast}.argmax(1)", words, 1
+        # Of several labels a row, this batch may have one in each.
+        is_one = "crossentropy" not in _called(evidence).replace("_", "") or bool(cast)
+        rule = "one_hot_target" if is_one else "one_hot_classes"
+        yield rule, f"{{x}}{cast}.argmax(1)", words, 1
     is_label = fact.dtype in INTEGERS or not has_classes
-    if is_label and rank > 1 and any(item.shape[:1] == (prod(shape),) for item in others):
-        words = f", {prod(shape)} labels in all: make one dimension of them"
-        yield "labels_not_flat", "{x}.reshape(-1)", words, 2
+    flat = next((item for item in others if item.shape[:1] == (prod(shape),)), None)
+    if is_label and rank > 1 and flat is not None:
+        rows, words = _shape_before(evidence, flat)[:rank], f", {prod(shape)} labels in all: "
+        if rows == shape:
+            words += "make one dimension of them"
+            yield "labels_not_flat", "{x}.reshape(-1)", words, 2
+        elif rank == 2 and rows == shape[::-1]:
+            words += f"make one dimension of them, transposed as the rows of {flat.expression}"
+            yield "labels_not_flat", "{x}.T.reshape(-1)", words, 2
+        else:
+            words += f"{{it}} is right if the rows of {flat.expression} are in that order"
+            yield "labels_in_order", "{x}.reshape(-1)", words, 2
+
+
+def _shape_before(evidence: Evidence, fact: TensorFact) -> tuple[int, ...]:
+    """Return the shape of what a line reshapes, empty where it does not show it."""
+    match fact.node:
+        case ast.Call(func=ast.Attribute(value, "view" | "reshape" | "flatten")):
+            text = ast.unparse(value)
+            return next((it.shape for it in evidence.tensors if it.expression == text), ())
+    return ()
 
 
 # --- of what is no tensor -------------------------------------------------------------------------

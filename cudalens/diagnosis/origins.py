@@ -110,7 +110,13 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
         if place_of is not None and place_of.value:
             what += f" made in {place(place_of.at, evidence)}: {_short(place_of)}"
         text = f"{hint.text}; it is {what}; .to() of the module moves what is registered: make it "
-        return replace(hint, text=f"{text}a buffer with register_buffer", fix=None, tried=None)
+        registered = "a buffer with register_buffer"
+        assert isinstance(hint.fix, Fix)
+        stray = hint.fix.changes[0].text
+        if any(it.requires_grad for it in evidence.tensors if it.expression == stray):
+            listed = {"attribute": "an nn.Parameter", "dict": "one of an nn.ParameterDict"}
+            registered = listed.get(kind, "one of an nn.ParameterList")
+        return replace(hint, text=text + registered, fix=None, tried=None)
     if hint.rule == "missing_dimension":
         return replace(hint, text=hint.text + _where_dropped(hint, trial))
     if binding is None:

@@ -246,7 +246,8 @@ class Variables(candidates.Trial):
         stored = instance_dict(owner).items() if isinstance(owner, nn.Module) else ()
         for key, item in list(stored):
             if item is value:
-                return f"self.{key}", "attribute"
+                is_group = type(item) in (list, tuple, dict)
+                return f"self.{key}", type(item).__name__ if is_group else "attribute"
             parts = list(item.values()) if type(item) is dict else item
             is_group = type(parts) in (list, tuple) and not key.startswith("_")
             if is_group and any(part is value for part in parts):  # type: ignore[attr-defined]

@@ -57,6 +57,42 @@ torch.bmm(q, k)
 y = torch.eye(3)[:2].long()
 F.cross_entropy(torch.randn(2, 3), y)
 """,
+    "labels of rows in an unknown order": """\
+rows, y = torch.randn(32, 9), torch.randint(9, (2, 16))
+F.cross_entropy(rows, y)""",
+    "flags of queries, or of keys": """\
+scores, flags = torch.randn(2, 12, 12), torch.ones(2, 12).bool()
+scores.masked_fill(flags, 0.0)""",
+    "a token before the others, or features behind them": """\
+tokens, first = torch.randn(4, 10, 8), torch.randn(4, 8)
+torch.cat([first, tokens], dim=1)""",
+    "samples, or the scores of one": """\
+scores = torch.randn(32)
+scores.softmax(dim=1)""",
+    "rows without channels, or one image": """\
+images = torch.randn(64, 28, 28)
+images.permute(0, 3, 1, 2)""",
+    "steps of features, or samples of them": """\
+x = torch.randn(100, 64)
+nn.Conv1d(64, 8, 3, padding=1)(x)""",
+    "an image of three channels, or three samples": """\
+image = torch.randn(3, 32, 32)
+nn.Linear(1024, 10)(image.flatten())""",
+    "rows of several classes, or shares": """\
+z, marks = torch.randn(3, 4), torch.tensor([[1, 1, 0, 0], [0, 0, 1, 0], [0, 1, 1, 1]])
+F.cross_entropy(z, marks)""",
+    "a mask of what is read, or of what is not": """\
+x, mask = torch.randn(2, 5, 8), torch.ones(2, 5).long()
+nn.MultiheadAttention(8, 2, batch_first=True)(x, x, x, key_padding_mask=mask)""",
+    "a mask for attention, or of padding": """\
+x, mask = torch.randn(2, 5, 8), torch.ones(2, 5).bool()
+nn.MultiheadAttention(8, 2, batch_first=True)(x, x, x, attn_mask=mask)""",
+    "a write to a copy": """\
+w, at = torch.zeros(4, 6), torch.tensor([0, 3])
+w.t().view(-1)[at] = 1.0""",
+    "a write to a copy, by a method": """\
+w = torch.randn(4, 6)
+w.t().view(-1).zero_()""",
     "one-hot rows, flattened": """\
 logits, rows = torch.randn(4, 4), F.one_hot(torch.arange(4))
 F.cross_entropy(logits, rows.view(-1))""",
@@ -82,7 +118,8 @@ RIGHT = {
     "classes last": ("F.cross_entropy(torch.randn(32, 16, 9), s)", "transpose(1, 2)"),
     "signals without channels": ("nn.Conv1d(1, 4, 3)(signals)", "signals.unsqueeze(1)"),
     "an image without a batch": ("nn.BatchNorm2d(3)(image)", "image.unsqueeze(0)"),
-    "labels of all steps": ("F.cross_entropy(torch.randn(512, 9), s)", "s.reshape(-1)"),
+    "labels of all steps": ("F.cross_entropy(steps.view(-1, 9), s)", "s.reshape(-1)"),
+    "labels of batches": ("F.cross_entropy(turned.view(-1, 9), s)", "s.T.reshape(-1)"),
     "state of a batch": ("nn.GRU(4, 6)(torch.randn(5, 32, 4), h)", "h.unsqueeze(0)"),
     "mask of the keys": (
         "torch.randn(32, 4, 16, 16).masked_fill(s == 0, 0.0)",
@@ -93,6 +130,7 @@ RIGHT = {
 DATA = """
 y, z, s = torch.zeros(32, 1).long(), torch.randn(32), torch.zeros(32, 16).long()
 images, small = torch.randn(32, 28, 28, 3), torch.randn(8, 3, 4, 4)
+steps, turned = torch.randn(32, 16, 9), torch.randn(16, 32, 9)
 signals, image, h = torch.randn(32, 100), torch.randn(3, 8, 8), torch.randn(32, 6)
 """
 
