@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.host_errors._base import Answer, host, pattern, row
-from cudalens.diagnosis.host_errors._words import INTEGERS, dtype, format_shape, ints, named
+from cudalens.diagnosis.host_errors._words import INTEGERS, Shape, dtype, format_shape, ints, named
 from cudalens.diagnosis.user_code import api_function, in_library
 
 _SIZES = {
@@ -19,13 +20,13 @@ _SIZES = {
     r"channels, but got (?P<n>\d+) channels",
     "num_features": r"^(?:running_mean|running_var|weight) should contain (?P<n>\d+) elements not "
     r"(?P<want>\d+)",
-    "normalized_shape": r"^Given normalized_shape=\[(?:.*, )?(?P<want>\d+)\].* of size\s*"
+    "normalized_shape": r"^Given normalized_shape=\[(?P<want>\d+)\].* of size\s*"
     r"\[(?:.*, )?(?P<n>\d+)\]",
 }
 """Messages by the setting of the layer that does not fit its input."""
 
 
-def _size(evidence: Evidence, setting: str, match: re.Match[str]) -> Hint:
+def _size_of_layer(evidence: Evidence, setting: str, match: re.Match[str]) -> Hint:
     fact = named(evidence, "input")
     name = (fact.expression if fact else None) or "the input"
     text = f"{name} has {match['n']}, and {setting} of the layer is {match['want']}"
@@ -39,7 +40,7 @@ for _setting, _regex in _SIZES.items():
         """A layer was made for inputs of another size."""
         parts = match.groupdict()
         if parts["want"] not in parts.get("shape", "").split(", "):
-            yield _size(evidence, setting, match)  # else it is the order
+            yield _size_of_layer(evidence, setting, match)  # else it is the order
 
 
 @pattern(r"input\.size\(-1\) must be equal to input_size\. Expected (?P<want>\d+), got (?P<n>\d+)")
@@ -49,7 +50,7 @@ def input_size(evidence: Evidence, match: re.Match[str]) -> Answer:
     rows = [item for item in evidence.tensors if item.expression and len(item.shape) == 2]
     row = next((item for item in rows if item.shape[1] == n), None)
     if row is None or n % want or n // want < 3 or want == 1:  # twice as many: of two directions
-        yield _size(evidence, "input_size", match)
+        yield _size_of_layer(evidence, "input_size", match)
         return
     text = str(row.expression)
     steps = text[:-1] if re.search(r"\.(?:view|reshape)\([^()]*, -1\)$", text) else ""
@@ -65,7 +66,7 @@ def input_size(evidence: Evidence, match: re.Match[str]) -> Answer:
 def in_features(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A linear layer was made for another number of features."""
     if api_function(evidence) == "linear":
-        yield _size(evidence, "in_features", match)
+        yield _size_of_layer(evidence, "in_features", match)
 
 
 row(
@@ -78,12 +79,22 @@ row(
     ),
 )
 row(
+    "integer_mask",
+    r"^only bool and floating types of (?P<name>\w+) are supported",
+    hint=Hint(
+        rule="integer_mask",
+        text="{name} is True where a key is left out: mask == 0 if 1 marks what is read, as in "
+        "attention_mask of transformers, mask.bool() if 1 marks what is not",
+    ),
+)
+row(
     "shape_of_state",
     r"^Expected hidden(?:\[\d\])? size \((?P<want>[\d, ]+)\)",
     hint=Hint(
         rule="shape_of_state",
         text="a state is (num_layers * num_directions, batch, hidden size), also with "
-        "batch_first=True: make it of shape ({want})",
+        "batch_first=True: ({want}) for this input, whose batch is dimension 0 with "
+        "batch_first=True, 1 without",
     ),
 )
 
@@ -116,19 +127,23 @@ row(
     r"^torch\.nn\.functional\.(?P<op>\w+) and torch\.nn\.\w+ are unsafe to autocast",
     hint=Hint(
         rule="unsafe_autocast",
-        text="its input is probabilities, which half precision rounds to 0 and 1: leave the "
-        "sigmoid out and call {op}_with_logits or BCEWithLogitsLoss, which are safe to autocast",
+        text="its input is probabilities, which half precision rounds to 0 and 1: if a sigmoid "
+        "makes them, leave it out and call {op}_with_logits or BCEWithLogitsLoss, which are safe "
+        "to autocast",
     ),
 )
-row(
-    "wrapped_checkpoint",
-    r'key\(s\) in state_dict: .*"module\.',
-    hint=Hint(
-        rule="wrapped_checkpoint",
-        text="one side has the prefix module. of a DataParallel model: take it off, or wrap the "
-        "other side too",
-    ),
-)
+
+
+@pattern(r'key\(s\) in state_dict: .*"module\.')
+def wrapped_checkpoint(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """The names of one side are those of the other behind ``module.``."""
+    names = set(re.findall(r'"([\w.]+)"', match.string))
+    if any(f"module.{name}" in names for name in names):
+        yield Hint(
+            rule="wrapped_checkpoint",
+            text="one side has the prefix module. of a wrapper (DataParallel, AveragedModel): take "
+            "it off, or wrap the other side too",
+        )
 
 
 @pattern(r"^index (?P<i>-?\d+) is out of bounds for dimension (?P<dim>\d+) with size (?P<n>\d+)$")
@@ -219,15 +234,33 @@ def positions(evidence: Evidence, match: re.Match[str]) -> Answer:
         tree = fact.node
         if not isinstance(tree, ast.Subscript) or few not in fact.shape or few < 2:
             continue
-        slices = [item for item in ast.walk(tree.slice) if isinstance(item, ast.Slice)]
-        if any(item.upper is not None and item.lower is None for item in slices):
+        name, shapes = ast.unparse(tree.value), {it.expression: it.shape for it in evidence.tensors}
+        parts = tree.slice.elts if isinstance(tree.slice, ast.Tuple) else [tree.slice]
+        ends = [
+            (at, part.upper)
+            for at, part in enumerate(parts)
+            if isinstance(part, ast.Slice) and part.upper is not None and part.lower is None
+        ]
+        whole = shapes.get(name, ())
+        if any(whole[at : at + 1] == (few,) or _size(end, shapes) == many for at, end in ends):
             yield Hint(
                 rule="table_of_positions",
-                text=f"{ast.unparse(tree.value)} ends after {few} positions, and a slice beyond "
-                f"the end is shorter: make the table for at least {many}, or cut the "
-                f"input to {few}",
+                text=f"{name} ends after {few} positions, and a slice beyond the end is shorter: "
+                f"make the table for at least {many}, or cut the input to {few}",
             )
             return
+
+
+def _size(node: ast.expr, shapes: Mapping[str | None, Shape]) -> int | None:
+    """Return the number that ``x.size(1)`` or ``x.shape[1]`` is, for a tensor of the line."""
+    match node:
+        case ast.Call(ast.Attribute(value, "size"), [ast.Constant(int(at))]):
+            pass
+        case ast.Subscript(ast.Attribute(value, "shape"), ast.Constant(int(at))):
+            pass
+        case _:
+            return None
+    return next(iter(shapes.get(ast.unparse(value), ())[at : at + 1]), None)
 
 
 # --- samples that no batch can be made of --------------------------------------------------------
@@ -236,7 +269,8 @@ def positions(evidence: Evidence, match: re.Match[str]) -> Answer:
 def _is_collating(evidence: Evidence) -> bool:
     """Return whether a DataLoader was making a batch."""
     in_worker = evidence.error is not None and "DataLoader worker" in evidence.error.message
-    return in_worker or any("collate" in item.file for item in evidence.frames)
+    files = (item.file.replace("\\", "/") for item in evidence.frames)
+    return in_worker or any("torch/utils/data/_utils/collate" in file for file in files)
 
 
 @pattern(
@@ -246,22 +280,24 @@ def _is_collating(evidence: Evidence) -> bool:
 def unequal_samples(evidence: Evidence, match: re.Match[str]) -> Answer:
     """Tensors of different shapes cannot be stacked, in a batch or elsewhere."""
     a, b, in_loader = ints(match["a"]), ints(match["b"]), _is_collating(evidence)
-    if len(a) == len(b) == 3 and a[1:] == b[1:]:
-        text = f"the samples are images of {a[0]} and of {b[0]} channels: read all as the same "
+    if len(a) != len(b):
+        return
+    if in_loader and len(a) == 3 and a[1:] == b[1:] and {a[0], b[0]} <= {1, 3, 4}:
+        text = f"if the samples are images of {a[0]} and of {b[0]} channels, read all as the same "
         yield Hint(rule="size_images", text=text + "kind, with convert('RGB') or convert('L')")
-    elif len(a) == len(b) >= 3:
-        text = "the samples are images of different sizes: resize, crop or pad them to one size "
-        text += "before they are stacked"
+    elif len(a) == 3 and a[0] == b[0]:
+        text = "if they are images of different sizes, resize, crop or pad them to one size before "
+        text += "they are stacked"
         keep = "; for a model that takes a list of images, a collate_fn leaves them in one"
         yield Hint(rule="size_images", text=text + keep * in_loader)
-    elif a and len(a) == len(b) and a[1:] == b[1:]:
-        where = "in a collate_fn of the loader, " if in_loader else ""
-        text = f"{where}pad them with torch.nn.utils.rnn.pad_sequence"
-        if len(a) > 1:
-            text = f"{a[0]} and {b[0]} rows: {text} if they are steps of sequences, and keep them "
-            text += "in a list if they are objects of images"
-        else:
-            text = f"sequences of {a[0]} and {b[0]} steps: {text}"
+    elif a[1:] == b[1:]:
+        text = f"{a[0]} and {b[0]} {'rows' if a[1:] else 'elements'}: if they are steps of "
+        text += "sequences, torch.nn.utils.rnn.pad_sequence pads them"
+        text += ", in a collate_fn of the loader" * in_loader
+        if not in_loader:
+            text += "; if they are batches, torch.cat joins them"
+        elif a[1:]:
+            text += "; if they are objects of images, keep them in a list"
         yield Hint(rule="pad_samples", text=text)
 
 

@@ -41,7 +41,8 @@ def unknown_argument(evidence: Evidence, match: re.Match[str]) -> Answer:
 @pattern(r"^Boolean value of Tensor with (?:more than one|no) values? is ambiguous")
 def ambiguous_truth(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A tensor is used as a condition, or a layer was made with tensors as its settings."""
-    if any(item.function == "__init__" and not item.is_user for item in evidence.frames):
+    files = [item.file for item in evidence.frames if item.function == "__init__"]
+    if any("torch/nn/" in file.replace("\\", "/") for file in files):
         yield host(
             f"{called_name(evidence) or 'a layer'} is made with a tensor as one of its settings",
             "A layer is made first, with its settings, and is called with tensors after that.",
@@ -49,7 +50,8 @@ def ambiguous_truth(evidence: Evidence, match: re.Match[str]) -> Answer:
         return
     yield Hint(
         rule="truth_of_all",
-        text="use .any() if one true element is enough, .all() if all must be true",
+        text="use .any() if one true element is enough, .all() if all must be true; & | ~ are and, "
+        "or and not of each element",
     )
 
 

@@ -13,7 +13,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern
 from cudalens.diagnosis.host_errors._words import expression_of, format_shape, named
-from cudalens.diagnosis.user_code import place, rewritten
+from cudalens.diagnosis.user_code import place
 
 
 @pattern(r"element (?P<at>\d+) of tensors does not require grad and does not have a grad_fn")
@@ -54,11 +54,7 @@ def not_a_scalar(evidence: Evidence, match: re.Match[str]) -> Answer:
         "first.",
         fact.argument if fact else None,
     )
-    yield Hint(
-        rule="reduce_loss",
-        text="reduce it to one number: mean() or sum()",
-        fix=rewritten(evidence, fact, "{x}.mean()"),
-    )
+    yield Hint(rule="reduce_loss", text="reduce it to one number: mean() or sum()")
 
 
 @pattern(r"leaf Variable that requires grad is being used in an in-place operation")
@@ -66,7 +62,8 @@ def leaf_modified(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A leaf that requires grad was changed in place."""
     yield Hint(
         rule="change_without_graph",
-        text="change a parameter under torch.no_grad(): autograd then does not record the change",
+        text="change a parameter under torch.no_grad(), where autograd does not record it; a "
+        "tensor that takes up results is made without requires_grad",
     )
 
 
@@ -85,17 +82,18 @@ def checkpoint_differs(evidence: Evidence, match: re.Match[str]) -> Answer:
 def anomalous_gradient(evidence: Evidence, match: re.Match[str]) -> Answer:
     """Anomaly detection stopped at the first NaN of a backward pass."""
     stem = match["f"].removesuffix("0").removesuffix("Backward").lower()
+    if stem not in _STEEP:
+        return
     places = {
         item.source.format()
         for item in evidence.history
         if item.source and stem_of(item.op).replace("_", "") == stem
     }
     place = f" (the backward of {places.pop()})" if len(places) == 1 else ""
-    text = f"{match['f']}{place} had an input at the edge of its domain"
-    text = f"{_STEEP[stem]}{place}" if stem in _STEEP else text
     yield Hint(
         rule="steep_gradient",
-        text=f"{text}: keep its input away from there before the op, not after it",
+        text=f"{_STEEP[stem]}{place}: if its input gets there, keep it away before the op, not "
+        "after it",
     )
 
 
@@ -128,6 +126,7 @@ _CUTS = {
         "argmax gives indices, which have no gradient",
         "compute the loss from the scores",
     ),
+    "grad": ("the gradient has no graph of its own", "pass create_graph=True"),
     "no_grad": (
         "its inputs have a graph and its result has none, as under torch.no_grad()",
         "call it with gradients on, if it has one",

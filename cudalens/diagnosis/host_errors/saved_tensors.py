@@ -45,7 +45,7 @@ def second_backward(evidence: Evidence, match: re.Match[str]) -> Answer:
     elif freed.is_made_again:
         yield _carried_state(evidence, freed)
     else:
-        yield _made_once(freed)
+        yield _made_once(evidence, freed)
 
 
 def _explanation(freed: FreedGraph) -> str:
@@ -107,7 +107,7 @@ def _attribute_kept(freed: FreedGraph) -> str | None:
     return attributes[0] if len(attributes) == 1 else None
 
 
-def _made_once(freed: FreedGraph) -> Hint:
+def _made_once(evidence: Evidence, freed: FreedGraph) -> Hint:
     """A result is read on both sides of a backward that frees its graph."""
     # What a line in between made of it is another result: to detach that is no help.
     is_it = _where(freed.made) == _where(freed.holder)
@@ -116,7 +116,8 @@ def _made_once(freed: FreedGraph) -> Hint:
     if not freed.has_stepped:
         text += f"keep its graph in {_where(freed.freed)} (retain_graph=True), or make it again "
         text += f"before {read}"
-        if name:
+        here, reader = evidence.source, freed.read
+        if name and not (reader and here and reader.line == here.line):
             text += f"; a pass that is not to train what made {name} takes {name}.detach()"
         return Hint(rule="made_once", text=text)
     text += f"make it again before {read}, or give "

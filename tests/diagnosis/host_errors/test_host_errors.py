@@ -378,6 +378,15 @@ TEXTS = [
      "Inference tensors cannot be saved for backward. To work around you can make a clone", None),
     ("Function 'SqrtBackward0' returned nan values in its 0th output.", "autograd_error",
      "Function 'SqrtBackward0' returned nan values in its 0th output", None, "steep_gradient"),
+    ("Function 'LogSoftmaxBackward0' returned nan values in its 0th output.", "autograd_error",
+     "Function 'LogSoftmaxBackward0' returned nan values in its 0th output", None),
+    # A module of this name is no wrapper, and a size that fits is not the one at fault.
+    ('Error(s) in loading state_dict for Net:\n\tMissing key(s) in state_dict: "block.weight". '
+     '\n\tUnexpected key(s) in state_dict: "module.weight". ', "host_error",
+     'Error(s) in loading state_dict for Net: Missing key(s) in state_dict: "block.weight"', None),
+    ("Given normalized_shape=[16, 32], expected input with shape [*, 16, 32], but got input of "
+     "size[8, 10, 32]", "host_error", "Given normalized_shape=[16, 32], expected input with shape "
+     "[*, 16, 32], but got input of size[8, 10, 32]", None),
     # What no family knows is said in torch's words, and no cause is invented.
     ("a message that nobody has seen\nmore of it", "host_error", "a message that nobody has seen",
      None),
@@ -394,6 +403,51 @@ def test_texts_of_other_machines(row: tuple[str, str, str, str | None, *tuple[st
     assert [hint.rule for hint in report.hints] == rules
 
 
+NET = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = {w}
+    def forward(self, x):
+        return x @ self.w{at}
+Net().cuda()(torch.ones(3, 8).cuda())
+"""
+POSITIONS = """
+table, x = torch.ones(1, 500, 8).cuda(), torch.ones(2, 60, 8).cuda()
+short, n = table[:, :50], 50
+x + {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (NET.format(w="torch.ones(8, 2)", at=""), "make it a buffer with register_buffer"),
+        (NET.format(w="torch.ones(8, 2, requires_grad=True)", at=""), "make it an nn.Parameter"),
+        (NET.format(w="[nn.Parameter(torch.ones(8, 2))]", at="[0]"), "one of an nn.ParameterList"),
+        (POSITIONS.format("short[:, :x.size(1)]"), "short ends after 50 positions"),
+        (POSITIONS.format("table[:, :n]"), ""),
+        (
+            "torch.stack([torch.ones(n, 5).cuda() for n in (8, 3)])",
+            "if they are batches, torch.cat",
+        ),
+        ("torch.stack([torch.ones(2, n, 5).cuda() for n in (8, 3)])", "if they are images"),
+        ("torch.stack([torch.ones(2, n, n + 1).cuda().mT[0] for n in (8, 3)])", ""),
+        ("m = torch.ones(3).cuda()\n(m > 0) and (m < 2)", "& | ~ are and, or and not"),
+        ("nn.CrossEntropyLoss(torch.ones(2, 3), torch.ones(2))", ""),
+    ],
+    ids=[
+        *("buffer", "trained", "trained list", "table that ends", "slice that ends", "batches"),
+        *("images", "two sizes", "and", "setting"),
+    ],
+)
+def test_advice_says_on_what_it_depends(code: str, says: str) -> None:
+    """What other tensors of these sizes may be is a condition, or nothing is said."""
+    text = "; ".join(item.text for item in run_cell(SETUP + code, fast=False).shown.hints)
+    advice = ("make it a buffer", "ends after", "if they are", "truth", ".any()")
+    assert says in text if says else not any(item in text for item in advice)
+
+
 def test_hints_that_fail_leave_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     """The verdict comes first: what fails after it is one line of ``limits``."""
     message = (
@@ -405,7 +459,7 @@ def test_hints_that_fail_leave_the_verdict(monkeypatch: pytest.MonkeyPatch) -> N
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(advice, "_size", broken)
+    monkeypatch.setattr(advice, "_size_of_layer", broken)
     report = report_of(message)
     assert (report.headline, report.explanation) == (whole.headline, whole.explanation)
     assert (len(whole.hints), report.hints) == (1, ())
