@@ -147,7 +147,8 @@ FREED: dict[str, Row] = {
     "two losses": ("\nz = w.exp()\na, b = z.sum(), z.mean()\na.backward()\nb.backward()",
         ("a.backward()", "a.backward(retain_graph=True)"), "backward_twice", KEEP),
     "with a gradient": ("\nz = w.exp()\nz.backward(gradient=w.detach())\nz.sum().backward()",
-        ("(grad", "(retain_graph=True, grad"), "made_once", EITHER.format("z", "z.sum()").partition(";")[0]),
+        ("(grad", "(retain_graph=True, grad"), "made_once",
+        EITHER.format("z", "z.sum()").partition(";")[0]),
     # The parameters are others by then: a kept graph would be refused, too.
     "after a step": (
         "loss = head(torch.rand(3, 8).cuda()).sum()\nloss.backward()\noptimizer.step()\n"
