@@ -153,17 +153,11 @@ def with_user_names(text: str, evidence: Evidence) -> str:
             parts = sorted(places.items(), key=lambda item: (item[0] != "cpu", len(item[1])))
             return ", ".join(f"{_listed([*items])} on {device}" for device, items in parts)
     for pair in _OPERANDS:
-        sizes = [re.search(rf"\b{word}\b(?: \((\d+)\))?", text) for word in pair]
-        if not all(sizes) or len(facts) < 2:
-            continue
-        is_sure = api_function(evidence) in _PRODUCTS or all(
-            match and match[1] and int(match[1]) in fact.shape
-            for match, fact in zip(sizes, facts, strict=False)
-        )
-        if is_sure:
-            for word, fact in zip(pair, facts, strict=False):
+        if all(re.search(rf"\b{word}\b", text) for word in pair):
+            for word, fact in zip(pair, _in_order(text, facts, evidence), strict=False):
                 text = re.sub(rf"\b{word}\b", user_name(evidence, fact).replace("\\", ""), text)
-            return text
+            if pair[0] not in text:
+                return text
     for regex, attribute in _ATTRIBUTES:
         if facts and re.search(regex, text):
             own = [item for item in facts if item.expression]
@@ -173,6 +167,32 @@ def with_user_names(text: str, evidence: Evidence) -> str:
             shown = dict.fromkeys(f"{user_name(evidence, i)} is {attribute(i)}" for i in meant)
             return ": ".join(filter(None, (text, ", ".join([*shown][:_MAX_OPERANDS]))))
     return _with_numbers(text, evidence)
+
+
+_BROADCAST = re.compile(
+    r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\) at non-singleton dimension (\d+)"
+)
+
+
+def _in_order(text: str, facts: Sequence[TensorFact], evidence: Evidence) -> Sequence[TensorFact]:
+    """Return the two operands in the order in which a message names them, none if it is not sure.
+
+    ``tensor a`` and ``tensor b`` have the sizes that it says at its dimension of the result.
+    """
+    if api_function(evidence) in _PRODUCTS:
+        return facts[:2]
+    match = _BROADCAST.search(text)
+    if match is None or len(facts) != 2:
+        return ()
+    *sizes, dim = map(int, match.groups())
+    rank = max(len(item.shape) for item in facts)
+
+    def size(fact: TensorFact) -> int | None:
+        at = dim - (rank - len(fact.shape))
+        return fact.shape[at] if 0 <= at < len(fact.shape) else None
+
+    both = (facts, facts[::-1])
+    return next((two for two in both if [size(item) for item in two] == sizes), ())
 
 
 _OF_TYPES = re.compile(
