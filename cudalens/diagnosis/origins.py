@@ -169,22 +169,30 @@ def _how_made(hint: Hint, binding: Binding) -> str:
     made += _short(binding)
     module, _, function = (binding.called or "").rpartition(".")
     is_factory = f"{module}.".startswith("torch.") and function in _FACTORIES
-    if hint.rule == "move_tensor" and is_factory and not {"device", "**"} & {*binding.keywords}:
+    changes = hint.fix.changes if isinstance(hint.fix, Fix) else ()
+    is_on_host = hint.rule == "move_tensor" and all("cpu()" not in it.template for it in changes)
+    if is_on_host and is_factory and not {"device", "**"} & {*binding.keywords}:
         made = made.replace("made", "made on the CPU") + " without device="
     return made
 
 
 def _where_dropped(hint: Hint, trial: Trial) -> str:
-    """Name the line that took a dimension away: an index, or squeeze without a number."""
+    """Name the line that took a dimension away: an index of a tensor, or ``squeeze``."""
     tree = parsed(hint.fix or "")
     names = {item.id for item in ast.walk(tree) if isinstance(item, ast.Name)} if tree else set()
     for name in sorted(names):
         binding = trial.binding(name)
         made = syntax(binding.value) if binding is not None else None
-        is_row = isinstance(made, ast.Subscript) and isinstance(made.slice, ast.Constant | ast.Name)
-        is_squeezed = isinstance(made, ast.Call) and last_name(made.func) == "squeeze"
-        if binding is not None and (is_row or is_squeezed):
-            return f"; line {binding.at.line} took one away: {name} = {_short(binding)}"
+        if binding is None:
+            continue
+        match made:
+            case ast.Subscript(ast.Name(whole), ast.Constant(int()) | ast.Name()):
+                # A list or a dict has items, and no dimensions.
+                if trial.binding(whole, of_shape=True) is not None:
+                    return f"; line {binding.at.line} took one away: {name} = {_short(binding)}"
+            case ast.Call(func) if last_name(func) == "squeeze":
+                line = f"line {binding.at.line} takes away what has size 1"
+                return f"; {line}: {name} = {_short(binding)}"
     return ""
 
 
@@ -332,8 +340,7 @@ def _made_of(fact: TensorFact, trial: Trial) -> Iterator[tuple[str, Binding]]:
 def true_division(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
     """Yield which line made a float of integers with ``/``, where the call refuses a float."""
     message = evidence.error.message.partition("\n")[0] if evidence.error is not None else ""
-    is_of_kinds = evidence.error is not None and evidence.error.type_name == "TypeError"
-    is_asked = is_of_kinds or _OF_INTEGERS.search(message)
+    is_asked = _OF_INTEGERS.search(message)
     for node in ast.walk(call_node(evidence) or ast.Pass()) if is_asked else ():
         name, made = "", None
         value: ast.AST | None = node
@@ -348,7 +355,7 @@ def true_division(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
             return
 
 
-_OF_INTEGERS = re.compile(r"int(?:32/int)?64|\blong\b|\bints?\b|integer|'float'|\bfloat\b")
+_OF_INTEGERS = re.compile(r"int(?:32/int)?64|\blong\b|\bints?\b|integer")
 
 
 _RECURRENT = ("RNN", "LSTM", "GRU")
