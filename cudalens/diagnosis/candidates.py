@@ -9,6 +9,8 @@ a call is tried, which needs its live tensors (``evidence/trial.py``).
 from __future__ import annotations
 
 import ast
+import itertools
+import operator
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -181,9 +183,10 @@ def search(evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
     operands = [item for item in trial.operands if item.expression]
     # Another order of the dimensions would be one of the elements too.
     reshaped = renamed(evidence, "view", "reshape")
-    if reshaped is not None and trial(reshaped).succeeds:
-        if _is_written_to(evidence):
-            return ()  # a copy would take the write
+    if reshaped is not None and (outcome := trial(reshaped)).succeeds:
+        viewed = operands[0].shape if operands else ()
+        if _is_written_to(evidence) or not _joins_or_splits(viewed, outcome.shape or ()):
+            return ()  # a copy would take the write, or other elements stand in a row
         text = "reshape copies where a view is impossible"
         return (Hint(rule="reshape_for_view", text=text, fix=reshaped, tried=True),)
     whole = list(_of_whole_call(evidence, trial, operands))
@@ -196,6 +199,20 @@ def search(evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
         text = f"{choices[0].text} ({' or '.join(str(item.fix) for item in choices)})"
         return (Hint(rule="choose_one", text=text),)
     return tuple({(item.fix, item.text): item for item in hints}.values())[:_MAX_SHOWN]
+
+
+def _joins_or_splits(old: Sequence[int], new: Sequence[int]) -> bool:
+    """Return whether each dimension is a whole one of before, a part of one, or several in a row.
+
+    (batch, heads, steps, features) read as (batch, steps, all features) is not of the same steps.
+    """
+    ends_of = [list(itertools.accumulate(sizes, operator.mul)) for sizes in (old, new)]
+    shared = sorted(set(ends_of[0]) & set(ends_of[1]))
+    starts = [1, *shared[:-1]]
+    return all(
+        any(not [end for end in ends if start < end < stop] for ends in ends_of)
+        for start, stop in zip(starts, shared, strict=True)
+    )
 
 
 def _is_written_to(evidence: Evidence) -> bool:

@@ -142,6 +142,8 @@ def _of_dtype(
     message = evidence.error.message if evidence.error is not None else ""
     if (function == "__getitem__" and fact.dtype == "bool") or _OF_MASK.search(message):
         return
+    if _is_loss(evidence) and fact is operands[0] and fact.dtype in INTEGERS:
+        return  # class numbers in the place of scores have no gradient
     is_scores = any(item.shape == fact.shape for item in others) and len(fact.shape) > 1
     is_class_code = _has_classes(evidence) and is_scores and fact.dtype in INTEGERS
     # Numbers that are added to scores are no mask of them, which 0 and 1 are.
@@ -175,6 +177,9 @@ def _of_shape(
 ) -> Iterator[_Change]:
     shape, rank = fact.shape, len(fact.shape)
     others = [item for item in operands if item.expression != fact.expression]
+    is_paired = _is_loss(evidence) and not _has_classes(evidence)
+    if is_paired and prod(shape) not in [prod(item.shape) for item in others]:
+        return  # it would be broadcast: each of one would meet each of the other
     function = api_function(evidence)
     is_sequence = (evidence.module_type or "").startswith(_SEQUENCES)
     is_state = is_sequence and fact is not operands[0]
@@ -229,7 +234,10 @@ def _of_missing(
         for other in larger
         if all(a in (1, b) for a, b in zip(made, other, strict=True))
     }
+    is_paired = _is_loss(evidence) and not _has_classes(evidence)
     for dim, made in added.items():
+        if is_paired and made not in [item.shape for item in others]:
+            continue
         if api_function(evidence) == "permute" and dim and shape[-1] in (1, 3, 4):
             continue  # what one image with channels lacks is the batch
         if layer.startswith("conv") and dim == rank:
@@ -328,7 +336,6 @@ def _shape_before(evidence: Evidence, fact: TensorFact) -> tuple[int, ...]:
 
 _MADE_OF = {
     "method": (("{x}()", "{x} is a method: call it"),),
-    "tuple": (("{x}[0]", "{x} is a tuple: use its first item"),),
     "tensors": (
         ("torch.stack({x})", "{x} is a list of tensors: make one of them, with a new dimension"),
         ("torch.cat({x})", "{x} is a list of tensors: join them along their first dimension"),
@@ -342,6 +349,7 @@ _MADE_OF = {
 }
 """Templates that make a tensor, by the kind of the value."""
 CHOICES = {
+    "tuple": ("{x}[{part}]", "{x} is a tuple: use one of its items"),
     "module": ("{x}({part})", "{x} is a module that was not called"),
     "mapping": ('{x}["{part}"]', "{x} is a dict: use one of its entries"),
     "output": ("{x}.{part}", "{x} contains all outputs of a model: use one of them"),

@@ -132,6 +132,11 @@ class Variables(candidates.Trial):
             entries = items_of(value, _MAX_PARTS)
             keys = (key for key, item in entries if isinstance(item, Tensor))
             return "mapping", tuple(key for key in keys if isinstance(key, str))
+        if type(value) is tuple:
+            # Of one that the line itself writes, no item is meant alone.
+            items = () if isinstance(node, ast.Tuple) else value[:_MAX_PARTS]
+            parts = tuple(str(at) for at, item in enumerate(items) if isinstance(item, Tensor))
+            return ("tuple" if parts else None), parts
         return _kind(value), ()
 
     def _tensor_names(self) -> tuple[str, ...]:
@@ -309,10 +314,8 @@ def _parts(module: nn.Module, path: str = "", depth: int = 0) -> Iterator[tuple[
 
 def _kind(value: object) -> str | None:
     """Return of what kind a value is that a tensor can be made of."""
-    if type(value) in (list, tuple) and value:
-        has_tensors = all(isinstance(item, Tensor) for item in value)  # type: ignore[attr-defined]
-        if type(value) is tuple:
-            return "tuple" if isinstance(value[0], Tensor) else None
+    if type(value) is list and value:
+        has_tensors = all(isinstance(item, Tensor) for item in value)
         return "tensors" if has_tensors else "list"
     name = f"{type(value).__module__}.{type(value).__name__}"
     if name == "numpy.ndarray":

@@ -87,6 +87,21 @@ nn.MultiheadAttention(8, 2, batch_first=True)(x, x, x, key_padding_mask=mask)"""
     "a mask for attention, or of padding": """\
 x, mask = torch.randn(2, 5, 8), torch.ones(2, 5).bool()
 nn.MultiheadAttention(8, 2, batch_first=True)(x, x, x, attn_mask=mask)""",
+    "scores and labels in each other's place": """\
+loss = nn.BCEWithLogitsLoss()
+loss(torch.randint(0, 2, (8, 1)), torch.randn(8, 1))""",
+    "all steps, or the last state": """\
+gru = nn.GRU(4, 8, batch_first=True)
+nn.Linear(8, 2)(gru(torch.randn(3, 5, 4)))""",
+    "two tensors of one call": """\
+one, two = torch.randn(3, 8), torch.randn(3, 8)
+nn.Linear(8, 2)((one, two))""",
+    "a loss of each with each": """\
+p, y = torch.randn(4, 10, 1), torch.randn(4, 9)
+F.mse_loss(p, y)""",
+    "heads and steps, mixed in a row": """\
+heads = torch.randn(2, 10, 4, 16).transpose(1, 2)
+heads.view(2, 10, 64)""",
     "a write to a copy": """\
 w, at = torch.zeros(4, 6), torch.tensor([0, 3])
 w.t().view(-1)[at] = 1.0""",
@@ -121,6 +136,10 @@ RIGHT = {
     "labels of all steps": ("F.cross_entropy(steps.view(-1, 9), s)", "s.reshape(-1)"),
     "labels of batches": ("F.cross_entropy(turned.view(-1, 9), s)", "s.T.reshape(-1)"),
     "state of a batch": ("nn.GRU(4, 6)(torch.randn(5, 32, 4), h)", "h.unsqueeze(0)"),
+    "steps of all heads": (
+        "torch.randn(2, 4, 10, 16).transpose(1, 2).view(2, 10, 64)",
+        "reshape(2, 10, 64)",
+    ),
     "mask of the keys": (
         "torch.randn(32, 4, 16, 16).masked_fill(s == 0, 0.0)",
         "(s == 0)[:, None, None]",

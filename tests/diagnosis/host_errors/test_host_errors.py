@@ -412,6 +412,11 @@ class Net(nn.Module):
         return x @ self.w{at}
 Net().cuda()(torch.ones(3, 8).cuda())
 """
+IMAGE = """
+data = {}
+image = data{}
+nn.BatchNorm2d(3).cuda()(image)
+"""
 POSITIONS = """
 table, x = torch.ones(1, 500, 8).cuda(), torch.ones(2, 60, 8).cuda()
 short, n = table[:, :50], 50
@@ -433,19 +438,40 @@ x + {}
         ),
         ("torch.stack([torch.ones(2, n, 5).cuda() for n in (8, 3)])", "if they are images"),
         ("torch.stack([torch.ones(2, n, n + 1).cuda().mT[0] for n in (8, 3)])", ""),
+        (IMAGE.format("torch.ones(5, 3, 8, 8).cuda()", "[0]"), "took one away: image = data[0]"),
+        (IMAGE.format("[torch.ones(3, 8, 8).cuda()]", "[0]"), ""),
+        (IMAGE.format("dict(a=torch.ones(3, 8, 8).cuda())", "['a']"), ""),
+        ("a, b = 7, 2\nn = a / b\ntorch.arange(9).cuda()[:n]", "/ gives floats, // whole numbers"),
+        ("a, b = 7, 2\nn = a / b\nF.relu(n)", ""),
         ("m = torch.ones(3).cuda()\n(m > 0) and (m < 2)", "& | ~ are and, or and not"),
         ("nn.CrossEntropyLoss(torch.ones(2, 3), torch.ones(2))", ""),
     ],
     ids=[
         *("buffer", "trained", "trained list", "table that ends", "slice that ends", "batches"),
-        *("images", "two sizes", "and", "setting"),
+        *("images", "two sizes", "row", "item of a list", "item of a dict", "index", "number"),
+        *("and", "setting"),
     ],
 )
 def test_advice_says_on_what_it_depends(code: str, says: str) -> None:
     """What other tensors of these sizes may be is a condition, or nothing is said."""
     text = "; ".join(item.text for item in run_cell(SETUP + code, fast=False).shown.hints)
-    advice = ("make it a buffer", "ends after", "if they are", "truth", ".any()")
+    advice = ("make it a buffer", "ends after", "if they are", ".any()", "took one away", "//")
     assert says in text if says else not any(item in text for item in advice)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("s.masked_fill(m, 0.0)", "The size of m (2) must match the size of s (5)"),
+        ("s * m", "The size of s (5) must match the size of m (2)"),
+        ("F.scaled_dot_product_attention(s, s, s, attn_mask=m)", "size of tensor a (5) must match"),
+    ],
+    ids=["mask first", "scores first", "neither is the tensor"],
+)
+def test_a_size_is_told_of_the_tensor_that_has_it(line: str, says: str) -> None:
+    """By the dimension that torch names; scores inside of attention are none of its arguments."""
+    code = f"{SETUP}s, m = torch.ones(2, 4, 5, 5).cuda(), torch.ones(2, 5).bool().cuda()\n{line}"
+    assert says in run_cell(code).shown.headline_own
 
 
 def test_hints_that_fail_leave_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
