@@ -489,12 +489,12 @@ def _is_numbered(evidence: Evidence) -> bool:
 def came_from(evidence: Evidence) -> str:
     """Name the line that made the bad values, where it is known and not the failing one."""
     steps = [step for step in evidence.provenance if step.op and step.source is not None]
-    first = next((step.source for step in steps if step.note == FIRST_BAD), None)
     stems = [stem_of(step.op or "") for step in steps]
-    made = [step.source for step, stem in zip(steps, stems, strict=True) if stem not in COPIES]
     # What was divided is another number than the remainder.
-    remainders = [at for at, stem in enumerate(stems) if stem.strip("_") in _REMAINDERS]
-    first = steps[remainders[0]].source if remainders else first
+    remainders = (at for at, stem in enumerate(stems) if stem.strip("_") in _REMAINDERS)
+    steps = steps[: next(remainders, len(steps)) + 1]
+    first = next((step.source for step in steps if step.note == FIRST_BAD), None)
+    made = [step.source for step, stem in zip(steps, stems, strict=False) if stem not in COPIES]
     lines = [step.source for step in steps if stem_of(step.op or "") == "tensor"]
     line = first or next(iter(made or lines), None)
     here = None if evidence.source is None else evidence.source.ref
