@@ -9,6 +9,7 @@ from typing import Any
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import (
+    FIRST_BAD,
     FIRST_NAN,
     WRITES,
     Bounds,
@@ -357,4 +358,6 @@ MASK = (2, 4, 4)
 SOFTMAX = step("aten::_softmax", "p = z.softmax(-1)", FIRST_NAN)
 WRITTEN = step("torch.Tensor.__setitem__", "y[rows] = -1", f"{WRITES} -1")
 MASKED = step("aten::masked_fill.Scalar", "z = z.masked_fill(far, -inf)", line=3)
+EXP = step("torch.Tensor.exp", "p = z.exp()", FIRST_BAD, line=3)
+DIVIDED = step("torch.Tensor.rdiv", "p = 1 / counts", FIRST_BAD, line=3)
 ONE_TO_TEN = [at % 10 + 1 for at in range(30)]

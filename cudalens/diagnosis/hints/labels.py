@@ -13,6 +13,7 @@ from cudalens.diagnosis.hints._reading import (
     came_from,
     fills_row_ends,
     ids_rule,
+    is_made,
     is_written,
     shifting_step,
 )
@@ -148,7 +149,8 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
     index = evidence.scalar("ignore_index")
     ignores = "this loss ignores nothing" if index is None else f"the loss ignores {index}"
     # A -1 may as well be a class 0 from which 1 was subtracted, where nothing shows that it pads.
-    is_sure = mark == -100 or (is_255 and ids.fact.dtype != "uint8")
+    is_255_sure = is_255 and ids.fact.dtype != "uint8" and not is_made(evidence)
+    is_sure = mark == -100 or is_255_sure
     if is_sure or fills_row_ends(ids) or is_written(evidence, mark):
         text = f"{mark} usually marks {what} to leave out; {ignores}"
         return Hint(text=text, fix=_ignoring(evidence, ids, mark))

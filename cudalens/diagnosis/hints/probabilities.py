@@ -7,7 +7,7 @@ import math
 
 from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import FIRST_BAD, FIRST_NAN, WRITES, Hint, LineRef, TensorFact
+from cudalens.core.report_types import FIRST_NAN, WRITES, Hint, LineRef, TensorFact
 from cudalens.diagnosis.hints._base import rule
 from cudalens.diagnosis.hints._reading import came_from, way_of
 from cudalens.diagnosis.hints._roles import fault, name_of
@@ -301,11 +301,12 @@ def bad_weights(evidence: Evidence) -> Hint | None:
     if weights is None or weights.summary.nan:
         return None
     if weights.summary.inf:
-        first = next((step.op for step in evidence.provenance if step.note == FIRST_BAD), None)
-        is_power = stem_of(first or "").startswith("exp")
-        why = f": exp overflowed in {weights.dtype}" if is_power else ""
+        made, line = next(way_of(evidence), ("", ""))
+        text, came = f"{weights.summary.inf} weights are infinite", came_from(evidence)
+        if not made.startswith("exp"):
+            return Hint(text=f"{text}; {came}") if came else None
         return Hint(
-            text=f"{weights.summary.inf} weights are infinite{why}; softmax, which subtracts the "
+            text=f"{text}, made by {made}{line} in {weights.dtype}: softmax, which subtracts the "
             "largest score first, does not overflow"
         )
     if numbers is None:

@@ -43,9 +43,11 @@ def mark_as_id(evidence: Evidence, ids: Ids) -> Hint | None:
     """The sequences are padded with -100, which losses ignore, or -1: no row of the table."""
     if ids.bad == {_IGNORED}:
         place = f"{evidence.module_path or ''} {ids.fact.expression or ''}"
-        what = "decoder ids" if "decoder" in place else "ids"
-        text = f"-100 is the value that losses ignore, not an id: these {what} were made from "
-        text += "labels; replace it with the padding id"
+        made = "these decoder ids were made from labels; " if "decoder" in place else ""
+        text = (
+            f"-100 is the value that losses ignore, not an id: {made}replace it with the padding "
+        )
+        text += "id"
         fix = _replaced(evidence, ids, evidence.scalar("padding_idx"))
         return Hint(rule="ignored_label_as_id", text=text, fix=fix)
     if ids.bad != {-1} or shifting_step(evidence):

@@ -17,6 +17,8 @@ from cudalens.core.report_types import Hint, OpName, TensorFact, TensorSummary
 from cudalens.diagnosis.hints import MAX_HINTS, _base, find_hints, table
 from tests.builders import fact
 from tests.hint_evidence import (
+    DIVIDED,
+    EXP,
     MASK,
     MASKED,
     ONE_TO_TEN,
@@ -179,7 +181,8 @@ CAUSES: dict[str, Row] = {
         "Categorical(logits=p)", "-2.5 to 3.5"),
     "drawn_nan": (drawn([math.nan, 0.5], provenance=(SOFTMAX, MASKED)),
         "nan_before", None, "1 of 2 values are NaN already"),
-    "drawn_inf": (drawn([math.inf, 0.5], dtype="float16"), "bad_weights", None),
+    "drawn_inf": (drawn([math.inf, 0.5], dtype="float16", provenance=(EXP,)), "bad_weights", None,
+        "made by exp in line 3 in float16"),
     "drawn_nothing": (replace(empty_rows(), provenance=(SOFTMAX, MASKED)), "bad_weights", None,
         "1 of 4", "masked_fill in line 3"),
 }  # fmt: skip
@@ -210,6 +213,9 @@ def indexed(name: str) -> Evidence:
 
 
 NEIGHBOURS: dict[str, Row] = {
+    "infinite by a division": (drawn([math.inf, 0.5], provenance=(DIVIDED,)), "bad_weights", None,
+        "come from line 3"),
+    "infinite of nobody knows what": (drawn([math.inf, 0.5]), "what_is_there", None),
     "a negative id of few": (lookup([0, 5, -2], 300, path="users", dtype="int8"), "what_is_there",
         None),
     "0": (labels([0, *ONE_TO_TEN], 10), "too_few_places", None),
