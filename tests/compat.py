@@ -99,7 +99,8 @@ class Lane:
             except subprocess.TimeoutExpired:
                 return f"not finished within {TEST_LIMIT_S // 60} minutes"
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines() or ["nothing"]
-        return lines[-1].strip("= ").partition(" in ")[0]
+        outcome = lines[-1].strip("= ").partition(" in ")[0]
+        return re.sub(r", \d+ warnings?", "", outcome)
 
 
 def _version_of(python: str) -> str:
