@@ -216,7 +216,9 @@ class Attempt:
             inputs = tensors_in([x]) or tensors_in([space.get(name) for name in names])
             device = self._device_of(inputs[0]) if inputs else torch.device("cpu")
         for item in tensors_in([made]):
-            self._label(item, device)
+            # An item of a container is a copy that knows its device.
+            if self._moved is not None or id(item) not in self._devices:
+                self._label(item, device)
         return made
 
     def _of_name(self, name: str) -> Any:

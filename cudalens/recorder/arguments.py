@@ -36,6 +36,8 @@ def named_arguments(func: Any, args: tuple[Any, ...], kwargs: Any) -> dict[str, 
 
 def _of_schema(name: str, args: tuple[Any, ...]) -> list[str]:
     packet = getattr(torch.ops.aten, name, None)
+    if not hasattr(packet, "overloads"):  # __eq__ is a method of the namespace
+        packet = getattr(torch.ops.aten, name.strip("_"), None)
     for overload in packet.overloads() if packet is not None else ():
         arguments = getattr(packet, overload)._schema.arguments
         if len(arguments) >= len(args) and all(
