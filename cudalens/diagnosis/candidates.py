@@ -267,7 +267,7 @@ def _followed(
             if fix and _holds(evidence, way, outcome, operands):
                 hint = Hint(rule=way.rules[0], text="; ".join(way.words), fix=fix, tried=True)
                 if way.has_shape and not trial.survives(fix, 1 + _is_elementwise(evidence)):
-                    text = f"{hint.text}; this succeeds with these sizes only"
+                    text = f"{hint.text}; these sizes may fit by chance"
                     by_chance.append(Hint(rule=BY_CHANCE, text=text))
                     continue
                 if hint.rule in _IN_WORDS or (way.has_shape and _is_broadcast(evidence, way)):

@@ -279,6 +279,9 @@ def _of_order(
         is_equal = all(len(item.shape) == 2 for item in others)
         yield "transposed_operand", "{x}.T", ": transpose it", 2 if is_equal or is_product else 3
     for one, two in itertools.combinations(range(first, rank), 2):
+        # Steps and classes of one size would be taken for each other.
+        if _has_classes(evidence) and len(set(shape)) < rank:
+            break
         is_common = rank == 3 or (is_product and one > 0 and two - one == 1)
         if rank > 2 and is_common and shape[one] != shape[two]:
             words = f": exchange its dimensions {one} and {two}"

@@ -165,8 +165,10 @@ def assigned_shape(evidence: Evidence, match: re.Match[str]) -> Answer:
     statement = evidence.call and evidence.call.node
     if api_function(evidence) == "__setitem__" and isinstance(statement, ast.Assign):
         part, value = map(ast.unparse, (statement.targets[0], statement.value))
-        a, b = (format_shape(ints(match[key] or match[f"{key}2"])) for key in "ab")
-        yield host(f"{part} has shape {a}, {value} has shape {b}", "", "values")
+        a, b = (format_shape(ints(match[key] or match[f"{key}2"] or "")) for key in "ab")
+        # torch has left out leading dimensions of size 1.
+        whole = (format_shape(it.shape) for it in evidence.tensors if it.expression == value)
+        yield host(f"{part} has shape {a}, {value} has shape {next(whole, b)}", "", "values")
 
 
 @pattern(
