@@ -71,7 +71,7 @@ def graph_cut(tensor: Tensor, snapshot: Snapshot) -> GraphCut | None:
         graphs = [_is_of_graph(item, call.seq, snapshot) for item in call.inputs]
         stem = call.api.stem
         if any(graphs) and not (stem.startswith(_OF_SIZE) or stem.endswith("_like")):
-            is_named = stem in _CUTTING or not _is_float(current, snapshot)
+            is_named = stem in _CUTTING or call.api.is_backward or not _is_float(current, snapshot)
             op = "tensor" if stem in FROM_PYTHON else stem if is_named else "no_grad"
             cuts[snapshot.reader.line(call.site)] = op
             return []  # with a graph here, there is one behind it too

@@ -14,6 +14,7 @@ aim = {target}
 loss = F.mse_loss(out, aim).mean()
 loss.backward()
 """
+GRADIENT = "torch.autograd.grad(net(x.requires_grad_()).sum(), x"
 BATCHES = """
 class Net(nn.Module):
     def __init__(self):
@@ -44,6 +45,11 @@ for n in {sizes}:
             "y[0]",
             "torch.tensor copies values without their graph",
         ),
+        (
+            f"{GRADIENT})[0][:, :3]",
+            "y * 2",
+            "no graph of its own: to train through it, pass create",
+        ),
         ("net(x).detach()", "net(x).detach()", None),
         ("torch.no_grad()(net)(x)", "torch.no_grad()(net)(x)", None),
         ("torch.no_grad()(nn.Linear(4, 3).requires_grad_(False).cuda())(x)", "y * 2", None),
@@ -53,7 +59,16 @@ for n in {sizes}:
         ("x[:, :3].detach()", "y * 2", None),
     ],
     ids=[
-        *("detach", "data", "compared", "no grad", "tensor", "two lines", "no grad in two lines"),
+        *(
+            "detach",
+            "data",
+            "compared",
+            "no grad",
+            "tensor",
+            "gradient",
+            "two lines",
+            "no grad in two lines",
+        ),
         *("frozen under no grad", "random", "frozen", "size alone", "data alone"),
     ],
 )
