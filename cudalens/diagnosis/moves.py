@@ -42,6 +42,7 @@ _OF_IMAGES = (
 )
 """Layers and functions whose channels are dimension 1."""
 _BATCHED = {"conv1d": 3, "conv2d": 4, "conv3d": 5, "lstm": 3, "gru": 3, "rnn": 3}
+_BATCHED |= {"instancenorm1d": 3, "instancenorm2d": 4, "instancenorm3d": 5}
 """Dimensions of their input with a batch; they take one sample without it as well."""
 _SEQUENCES = ("LSTM", "GRU", "RNN", "Multihead", "Transformer")
 _OF_MASK = re.compile(r"^only bool and floating types of \w+ are supported")
