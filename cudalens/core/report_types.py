@@ -161,6 +161,8 @@ class Violation:
     overwritten: tuple[str, ...] = ()
     """For a first NaN or infinity: the arguments that the op wrote to, whose values of before the
     op are gone."""
+    dtype: str = ""
+    """For a first NaN or infinity: the type of the result."""
     is_masked_row: bool = False
     """True if the NaN is that of a softmax over a row of -inf alone."""
     is_index: bool = True

@@ -164,15 +164,20 @@ class Api:
     @property
     def is_positional(self) -> bool:
         """True if each element of the result comes from its own position in the arguments."""
-        name = self.stem.strip("_")
-        packet = getattr(torch.ops.aten, _REFLECTED.get(name, name), None)
-        overloads = packet.overloads() if packet is not None else ()
-        tags = (getattr(packet, item).tags for item in overloads)
-        return any(torch.Tag.pointwise in item for item in tags)
+        return is_pointwise(self.stem)
 
 
 _REFLECTED = {"rdiv": "div", "rfloordiv": "floor_divide", "rmod": "remainder"}
 """Operators of a number and a tensor, and the ops that compute them."""
+
+
+def is_pointwise(stem: str) -> bool:
+    """Return whether each element of an op's result comes from its own position in the inputs."""
+    name = stem.strip("_")
+    packet = getattr(torch.ops.aten, _REFLECTED.get(name, name), None)
+    overloads = packet.overloads() if packet is not None else ()
+    tags = (getattr(packet, item).tags for item in overloads)
+    return any(torch.Tag.pointwise in item for item in tags)
 
 
 @cache

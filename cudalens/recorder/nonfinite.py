@@ -18,16 +18,19 @@ import torch
 from torch import Tensor
 
 from cudalens.core import _torch
+from cudalens.core._python import raise_if_outside
 from cudalens.core.report_types import Number, Offender, Offenders, Violation
 from cudalens.core.tensor_values import find_offenders, number
 from cudalens.recorder._torch import is_wrapped, physical
 from cudalens.recorder.arguments import named_arguments
-from cudalens.recorder.calls import FROM_PYTHON, Api, Write
+from cudalens.recorder.calls import FROM_PYTHON, Api, Write, is_pointwise
 from cudalens.recorder.tensor_refs import NO_TENSORS, tensors_in
 
 OnNonFinite = Callable[[Mapping[str, Any], Violation], BaseException | None]
 MAX_INPUTS = 3
 _SOFTMAXES = ("softmax", "log_softmax")
+_SAVED = ("self", "result", "exponent", "other")
+"""Attributes of the nodes of elementwise ops, without their prefix ``_saved_``."""
 _HANDFUL = 16
 """Values up to this number are added by Python, which is faster than any op of torch's."""
 _MAX_NOTED = 4096
@@ -82,7 +85,16 @@ class NonFiniteWatch:
             if all(map(_is_finite, inputs)):
                 name = node.name().rpartition("::")[2]
                 offenders = find_offenders(_real(values), bad)
-                violation = _violation(name, f"the backward node {name}", offenders)
+                first = offenders.first[0]
+                beside = _beside_of_node(node, name, inputs, values.shape).items()
+                at_first = ((key, str(_value(it, first))) for key, it in beside)
+                violation = _violation(
+                    name,
+                    f"the backward node {name}",
+                    offenders,
+                    inputs=tuple(at_first),
+                    dtype=_torch.dtype_name(values.dtype),
+                )
                 return self._on_found({"gradient": inputs[0]} if inputs else {}, violation)
         return None
 
@@ -207,6 +219,7 @@ def _violation_of_call(
         has_infinite_inputs=has_infinity,
         inputs=inputs,
         overwritten=tuple(overwritten),
+        dtype=_torch.dtype_name(result.dtype),
         is_masked_row=_is_masked_row(api.stem, read, first),
     )
 
@@ -280,6 +293,25 @@ def _beside(
             except RuntimeError:  # an op may have an argument of another kind besides
                 continue
     return dict(list(inputs.items())[:MAX_INPUTS])
+
+
+def _beside_of_node(
+    node: Any, name: str, grads: Sequence[Tensor], shape: Sequence[int]
+) -> dict[str, Tensor]:
+    """Return the gradient of a node, and what it saved, each element beside the one it went into.
+
+    Of nodes of elementwise ops alone.
+    """
+    if not is_pointwise(name.partition("Backward")[0].lower()):
+        return {}
+    inputs = {"gradient": grads[0]} if len(grads) == 1 else {}
+    for key in _SAVED:
+        try:
+            value = getattr(node, f"_saved_{key}", None)
+            inputs |= {} if value is None else {key: torch.as_tensor(value).detach().expand(shape)}
+        except Exception as trouble:  # it was changed in place, or a hook for saved tensors raised
+            raise_if_outside(trouble)
+    return {key: value for key, value in inputs.items() if _torch.is_plain(value)}
 
 
 def _origin(tensor: Tensor) -> Tensor:

@@ -38,13 +38,19 @@ _LARGEST = {
     "float32": 3.4e38,
     "float64": 1.8e308,
 }
-"""The largest number of each type, the narrowest first."""
+"""The largest number of each type."""
 _WITH_POLE = ("div", "rdiv", "reciprocal", "pow")
 _OTHER_NAMES = {"rtruediv": "rdiv", "true_divide": "div"}
 _SPREADS = frozenset({"std", "var", "std_mean", "var_mean"})
 _EXPONENTIALS = frozenset({"exp", "expm1", "exp2"})
-_STEEP = ("sqrt", "norm(", "pow(", "**", "log", "std(", "cdist")
-"""Functions with an infinite slope at 0, as they are written."""
+_STEEP = {
+    **dict.fromkeys(("sqrt", "hypot"), ("result", (0,))),
+    **dict.fromkeys(("log", "log2", "log10"), ("self", (0,))),
+    **dict.fromkeys(("acos", "asin", "atanh"), ("self", (-1, 1))),
+    "log1p": ("self", (-1,)),
+    "acosh": ("self", (1,)),
+}
+"""Functions with an infinite slope: what their nodes save, and at which values of that it is."""
 _HIDDEN = (
     "where() hides the value in forward, but in backward the branch that is not taken still "
     "multiplies its infinite gradient by 0: replace the bad inputs before the op"
@@ -190,18 +196,26 @@ def negative_target(evidence: Evidence) -> Hint | None:
 
 @rule(priority=12)
 def slope_at_zero(evidence: Evidence) -> Hint | None:
-    """A root, norm or power has an infinite slope at 0; where() does not stop its gradient."""
-    line = _line(evidence)
+    """A root, power or logarithm has an infinite slope at 0; where() does not stop its gradient."""
     if not _made(evidence) or evidence.phase != "backward":
         return None
-    if not any(word in line for word in _STEEP):
+    op = _made(evidence).partition("Backward")[0].lower()
+    saved, poles = _STEEP.get(op, ("self", ()))
+    if op == "pow" and _input(evidence, "exponent") < 1:
+        poles = (0,)
+    value = _input(evidence, saved)
+    if value not in poles:
         return None
-    if "where(" in line:
+    if _input(evidence, "gradient") == 0 and "where(" in _line(evidence):
         return Hint(text=_HIDDEN)
-    return Hint(
-        text="the gradient of this op is infinite at 0: keep its input away from 0, with a small "
-        "eps inside the root, norm or logarithm"
-    )
+    text = f"the gradient of {op} is infinite at {value:g}"
+    if _input(evidence, "gradient") == 0:
+        return Hint(
+            text=f"{text}, and 0 times it is nan: a mask or where() behind it does not stop that; "
+            "replace the bad inputs before the op"
+        )
+    cure = ", with a small eps inside" if value == 0 else ""
+    return Hint(text=f"{text}: keep its {'input' if saved == 'self' else saved} away from it{cure}")
 
 
 @rule(priority=14)
@@ -215,9 +229,8 @@ def overflow(evidence: Evidence) -> Hint | None:
         return None
     if op in _WITH_POLE and (evidence.phase == "backward" or (violation and violation.overwritten)):
         return None  # what was divided by is not known
-    operands = [item for item in evidence.tensors if item.argument] or evidence.tensors
-    kind = next((name for name in _LARGEST if any(item.dtype == name for item in operands)), None)
-    if kind is None:
+    kind = violation.dtype if violation is not None else ""
+    if kind not in _LARGEST:
         return None
     if op in _EXPONENTIALS and not math.isnan(power := _input(evidence, "self")):
         return Hint(

@@ -56,19 +56,34 @@ def test_a_value_out_of_range_is_named_with_its_bound(line: str, text: str | Non
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("loss = x.sqrt().sum()", "the gradient of this op is infinite at 0"),
-        ("loss = (x ** 0.5).sum()", "the gradient of this op is infinite at 0"),
+        ("loss = x.sqrt().sum()", "the gradient of sqrt is infinite at 0: keep its result away"),
+        ("loss = (x ** 0.5).sum()", "the gradient of pow is infinite at 0: keep its input away"),
         ("loss = torch.where(x > 0, x.sqrt(), x).sum()", "where() hides the value in forward"),
-        ("loss = torch.hypot(x, x).sum()", None),
+        ("loss = torch.where(x < 0, -x, x).sqrt().sum()", "keep its result away from it"),
+        ("loss = (x.sqrt() * (x > 0)).sum()", "and 0 times it is nan: a mask or where() behind it"),
+        ("loss = (1 + x).acos().sum()", "the gradient of acos is infinite at 1"),
+        ("logits = x * 1e20; loss = (logits * 1e30).sum()", None),
+        ("loss = ((x + 1e-12) ** 0.5).sum() * 1e38", None),
     ],
 )
-def test_an_infinite_slope_is_named_where_the_line_shows_it(line: str, text: str | None) -> None:
-    """A root or power on the forward line has its hint in backward, another op has none."""
+def test_an_infinite_slope_is_named_where_the_saved_value_shows_it(
+    line: str, text: str | None
+) -> None:
+    """In backward, by the value that the node saved; what overflows elsewhere is no such slope."""
     made = "x = torch.zeros(2, device=d, requires_grad=True)"
     report = cell(f"{made}\n{line}\nloss.backward()", nan=True).shown
     assert report.phase == "backward"
     found = [item.text for item in report.hints if item.rule == "slope_at_zero"]
     assert (found == []) if text is None else (len(found) == 1 and text in found[0])
+    assert text is not None or "the result overflowed" in report.hints[0].text
+
+
+def test_an_overflow_in_backward_is_named_with_the_type_of_the_gradient() -> None:
+    """The loss is float32, and the gradient that overflows float16."""
+    made = "x = torch.full((2,), 200.0, device=d, dtype=torch.half, requires_grad=True)"
+    report = cell(f"{made}\nloss = (x ** 2).float().sum() * 60000\nloss.backward()", nan=True).shown
+    assert "from gradient = 60000.0, self = 200.0, exponent = 2" in report.headline
+    assert "the largest float16 is 65504" in report.hints[0].text
 
 
 # --- the step beside -----------------------------------------------------------------------------
