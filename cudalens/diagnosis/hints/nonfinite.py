@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 
@@ -11,6 +12,7 @@ from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._base import rule
 from cudalens.diagnosis.hints._reading import came_from, numel
 from cudalens.diagnosis.hints._roles import name_of
+from cudalens.diagnosis.user_code import call_node, last_name, parsed
 
 _Domain = tuple[float, float, bool, str]
 _UNIT: _Domain = (-1, 1, True, "numbers from -1 to 1")
@@ -109,8 +111,18 @@ def outside_domain(evidence: Evidence) -> Hint | None:
         text = _of_division(evidence, value, _input(evidence, "other"))
     if text is None:
         return None
-    is_hidden = "where(" in _line(evidence) and any(item.requires_grad for item in evidence.tensors)
+    is_hidden = _is_in_where(evidence) and any(item.requires_grad for item in evidence.tensors)
     return Hint(text=f"{text}; {_HIDDEN}" if is_hidden else text)
+
+
+def _is_in_where(evidence: Evidence) -> bool:
+    """Return whether the running call is written in the parentheses of a ``where``."""
+    node, line = call_node(evidence), parsed(_line(evidence).partition(" = ")[2] or _line(evidence))
+    if node is None or line is None:
+        return False
+    calls = (it for it in ast.walk(line) if isinstance(it, ast.Call))
+    args = (arg for it in calls if last_name(it.func) == "where" for arg in it.args)
+    return any(ast.dump(part) == ast.dump(node) for arg in args for part in ast.walk(arg))
 
 
 def _of_domain(evidence: Evidence, op: str, value: float) -> str | None:
