@@ -53,6 +53,16 @@ _STEEP = {
     "acosh": ("self", (1,)),
 }
 """Functions with an infinite slope: what their nodes save, and at which values of that it is."""
+_OF_NODE = re.compile(r"Backward\d*$")
+_WITHOUT_POLE = frozenset(
+    {"add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "pow", "square", "exp"}
+    | {"expm1", "exp2", "sinh", "cosh", "sum", "prod", "cumsum", "cumprod", "mean", "to", "half"}
+    | {"matmul", "mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "einsum", "linear", "t"}
+    | {"rmatmul", "conv1d", "conv2d", "conv3d", "convolution", "mse_loss", "mseloss", "float"}
+    | {"bfloat16", "type", "div", "rdiv", "idiv", "itruediv", "reciprocal", "norm", "tocopy"}
+    | {"scaled_dot_product_attention", "addcmul", "add_relu"}
+)
+"""Functions that give no infinity for finite numbers but by overflow, divisions by 0 aside."""
 _HIDDEN = (
     "where() hides the value in forward, but in backward the branch that is not taken still "
     "multiplies its infinite gradient by 0: replace the bad inputs before the op"
@@ -90,7 +100,8 @@ def grown_parameter(evidence: Evidence) -> Hint | None:
         return None
     return Hint(
         text=f"{grown.name or 'a parameter'} has values up to {grown.largest:.2g}, which "
-        f"{grown.step.format()} wrote: the learning rate is too large, or a gradient has no bound"
+        f"{grown.step.format()} wrote: unless they began as large, the learning rate is too large, "
+        "or a gradient has no bound"
     )
 
 
@@ -131,13 +142,19 @@ def _of_domain(evidence: Evidence, op: str, value: float) -> str | None:
     if math.isnan(value) or is_inside:
         return None
     text = f"{op}({value:g}) is not finite: {op} takes {needs}"
-    if value == 0 and op == "log" and "softmax(" in _line(evidence):
+    fact = evidence.tensor("self")
+    node = fact.node if fact is not None else None
+    if (
+        value == 0
+        and op == "log"
+        and isinstance(node, ast.Call)
+        and last_name(node.func) == "softmax"
+    ):
         return f"{op}({value:g}) is not finite: log_softmax computes it without the 0"
     if value == 0 and op in ("log", "log2", "log10"):
         return text + _above_zero(evidence)
     if is_closed and max(low - value, value - high) <= _ROUNDING:
         return f"{text}, and rounding may take one beyond: clamp it"
-    fact = evidence.tensor("self")
     if fact is None or not fact.expression or numel(fact) < 2:
         return text
     return f"{text}; {fact.expression} runs from {fact.summary.min} to {fact.summary.max}"
@@ -237,10 +254,16 @@ def overflow(evidence: Evidence) -> Hint | None:
     first = violation.offenders.first if violation is not None else ()
     if not op or not first or first[0].value not in ("inf", "-inf"):
         return None
-    if op in _DOMAINS or evidence.grown or outside_domain(evidence) or slope_at_zero(evidence):
+    if evidence.grown or outside_domain(evidence) or slope_at_zero(evidence):
         return None
-    if op in _WITH_POLE and (evidence.phase == "backward" or (violation and violation.overwritten)):
-        return None  # what was divided by is not known
+    is_backward = evidence.phase == "backward"
+    name = _OF_NODE.sub("", op).lower() if is_backward else op
+    if name not in _WITHOUT_POLE:
+        return None
+    if name in _WITH_POLE and (is_backward or (violation and violation.overwritten)):
+        divisor = _input(evidence, "other" if name == "div" else "self")
+        if not is_backward or divisor == 0 or math.isnan(divisor):
+            return None  # what was divided by is 0, or not known
     kind = violation.dtype if violation is not None else ""
     if kind not in _LARGEST:
         return None
@@ -262,6 +285,8 @@ def row_with_infinity(evidence: Evidence) -> Hint | None:
     fact = evidence.tensor("self") or evidence.tensor("input")
     if fact is None or not fact.summary.inf or evidence.phase == "backward":
         return None
+    if all(("-inf" in dict(item.inputs).values()) for item in violation.offenders.first):
+        return None  # a masked row may do as much
     came = came_from(evidence)
     return Hint(
         text=f"{fact.expression or 'the input'} contains inf, and {made} of a row with inf is nan"
@@ -280,7 +305,10 @@ def of_too_few(evidence: Evidence) -> Hint | None:
             text=f"the shape is {list(fact.shape)}: the {op} of no element is 0 / 0; leave this "
             "case out"
         )
-    if op == "mean" or 1 not in (fact.shape or (1,)):
+    if op == "mean" or 1 not in (fact.shape or (1,)) or fact.summary.inf:
+        return None
+    first = evidence.violation.offenders.first if evidence.violation else ()
+    if any(item.value != "nan" for item in first):
         return None
     return Hint(
         text=f"the unbiased deviation of a single value is 0 / 0; the shape is {list(fact.shape)}; "

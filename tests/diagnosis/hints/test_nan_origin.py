@@ -46,3 +46,37 @@ def test_a_logarithm_of_0_is_kept_above_0(text: str, is_product: bool) -> None:
     (hint,) = run_cell(f"{SETUP}{text}", fast=False, nan=True).shown.hints
     assert "keep z above 0, as z.clamp_min(1e-8) does" in hint.text
     assert ("xlogy" in hint.text) is is_product
+
+
+HIDES = "where() hides the value"
+X = "x = torch.tensor([1.0, 0.0, 2.0], device='cuda', requires_grad=True)\n"
+BIG = "x = torch.full((2,), 1e-30, device='cuda', requires_grad=True)\nlogits = x * 1e25\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "piece", "is_said"),
+    [
+        (f"{X}y = torch.where(x > 0, torch.log(x), 0.0)", HIDES, True),
+        (f"{X}y = torch.log(torch.where(x > 0, x, 0.0))", HIDES, False),
+        ("y = torch.log(torch.softmax(z - l * 1e9, -1))", "log_softmax computes", True),
+        ("y = torch.log(z) + torch.softmax(l, -1)", "log_softmax computes", False),
+        ("y = (z[None] + 1).std(0)", "unbiased deviation", True),
+        ("z[2] = float('inf')\ny = z[None].std(1)", "unbiased deviation", False),
+        ("y = torch.softmax(torch.full_like(z, float('inf')), -1)", "a row with inf", True),
+        ("y = torch.nn.functional.softmax(torch.full_like(z, -torch.inf))", "with inf", False),
+        (f"{X}y = torch.sqrt(x).sum()\ny.backward()", "infinite at 0", True),
+        (f"{BIG}(logits * 1e20).sum().backward()", "infinite at 0", False),
+        ("y = (z + 1e30) * 1e30", "overflowed", True),
+        ("y = torch.logit(z + 1)", "overflowed", False),
+        ("y = torch.lgamma(z)", "overflowed", False),
+        ("y = (z + 1) // z", "overflowed", False),
+        ("y = 0.0 ** (z - 1)", "overflowed", False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:(std.*degrees of freedom|Implicit dimension)")
+def test_a_cause_of_a_first_nan_is_that_of_the_op_that_made_it(
+    text: str, piece: str, is_said: bool
+) -> None:
+    """What the line has besides the op is no cause."""
+    shown = run_cell(f"{SETUP}{text}", fast=False, nan=True).shown
+    assert any(piece in hint.text for hint in shown.hints) is is_said
