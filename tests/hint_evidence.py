@@ -358,6 +358,7 @@ MASK = (2, 4, 4)
 SOFTMAX = step("aten::_softmax", "p = z.softmax(-1)", FIRST_NAN)
 WRITTEN = step("torch.Tensor.__setitem__", "y[rows] = -1", f"{WRITES} -1")
 MASKED = step("aten::masked_fill.Scalar", "z = z.masked_fill(far, -inf)", line=3)
+LINEAR = step("torch.nn.functional.linear", "p = f(x)", line=3)
 EXP = step("torch.Tensor.exp", "p = z.exp()", FIRST_BAD, line=3)
 DIVIDED = step("torch.Tensor.rdiv", "p = 1 / counts", FIRST_BAD, line=3)
 ONE_TO_TEN = [at % 10 + 1 for at in range(30)]

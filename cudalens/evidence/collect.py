@@ -20,11 +20,14 @@ from cudalens.core.evidence_types import CallContext, OwnerModule
 from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, is_of_cell
 from cudalens.core.report_types import (
+    FIRST_BAD,
+    FIRST_NAN,
     AutogradNeighbourhood,
     Environment,
     HistoryEntry,
     OpName,
     Phase,
+    ProvenanceStep,
     SourceSpan,
     TensorFact,
     Timing,
@@ -34,7 +37,9 @@ from cudalens.evidence import autograd_graph, context
 from cudalens.evidence.call_stack import locate, parameter_names
 from cudalens.evidence.module_names import module_names, owner_modules
 from cudalens.evidence.tensors import bad_key
+from cudalens.guards._ranges import breaks
 from cudalens.guards.process import PROCESS
+from cudalens.recorder.provenance import Provenance
 from cudalens.recorder.sites import entries_of
 from cudalens.source.files import running_shell
 from cudalens.source.locate import CallSite, locate_entries
@@ -232,3 +237,29 @@ def error_facts(error: BaseException) -> ErrorFacts:
         message=str(error),
         error_code=code if isinstance(code, int) else None,
     )
+
+
+def provenance_of(failure: FailureContext, bad: Any) -> Provenance:
+    """Return where the bad values came from, as far as the recorder knows."""
+    violation, recorder = failure.violation, failure.recorder
+    assert violation is not None
+    positions = [item.position for item in violation.offenders.first]
+    is_bad = breaks(violation)
+    if violation.is_nonfinite:
+        is_bad, positions = has_infinity, []
+    look = partial(recorder.provenance, bad, is_bad, positions)
+    provenance = failure.limits.attempt("provenance", look, Provenance)
+    if positions and violation.offenders.first[0].value == "nan":
+        provenance.steps = [_of_nan(item) for item in provenance.steps]
+    if provenance.is_open:
+        failure.limits.add(recorder.beyond_ring("the op that made the bad values, or wrote them,"))
+    return provenance
+
+
+def has_infinity(tensor: Tensor) -> bool:
+    """Return whether a tensor contains an infinity above 0."""
+    return tensor.is_floating_point() and bool(tensor.isposinf().any())
+
+
+def _of_nan(step: ProvenanceStep) -> ProvenanceStep:
+    return replace(step, note=FIRST_NAN) if step.note == FIRST_BAD else step

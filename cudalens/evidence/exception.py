@@ -39,13 +39,19 @@ from cudalens.core.report_types import (
 from cudalens.diagnosis.diagnose import is_device_assert
 from cudalens.evidence import lost_context, memory
 from cudalens.evidence.call_stack import phase_of, worker_line, worker_start
-from cudalens.evidence.collect import FailureContext, error_facts, evidence_of, graph_of
+from cudalens.evidence.collect import (
+    FailureContext,
+    error_facts,
+    evidence_of,
+    graph_of,
+    provenance_of,
+)
 from cudalens.evidence.failing_call import api_call_of_stack, arguments_of, refused_call
 from cudalens.evidence.freed_graph import FREED, freed_graph
 from cudalens.evidence.host_value import observed_value
 from cudalens.evidence.out_of_place import MODIFIED, with_tried_form
 from cudalens.evidence.recorded_way import graph_cut, lost_dimension, number_cut
-from cudalens.evidence.tensors import facts_of, scalars_of, tensor_facts
+from cudalens.evidence.tensors import bad_key, facts_of, scalars_of, tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
 from cudalens.evidence.trial import ApiTrial, trial_of_error
 from cudalens.recorder.arguments import overload_of
@@ -154,7 +160,7 @@ def evidence_of_error(
         scalars=attempt("scalars", lambda: scalars_of(arguments), tuple),
         device_text=_printed(device_text, limits, is_expected=is_assert),
         graph=graph,
-        provenance=() if write is None else (replace(write, note=CHANGED),),
+        provenance=_way(failure) if write is None else (replace(write, note=CHANGED),),
         refused_call=replace(refused, other_functions=attempt("earlier calls", others, tuple)),
         modified=changed,
         freed=freed,
@@ -176,6 +182,15 @@ def evidence_of_error(
         is_checked=is_checked,
     )
     return evidence, None if is_lost else trial
+
+
+def _way(failure: FailureContext) -> tuple[ProvenanceStep, ...]:
+    """Return where the value came from that a distribution or a CPU kernel refused."""
+    violation = failure.violation
+    bad = None if violation is None else failure.values.get(bad_key(violation))
+    if bad is None or failure.recorder is None:
+        return ()
+    return tuple(provenance_of(failure, bad).steps)
 
 
 def failed_call(

@@ -33,11 +33,8 @@ from cudalens.core.evidence_types import NanHolder
 from cudalens.core.limits import Limits
 from cudalens.core.report import Report
 from cudalens.core.report_types import (
-    FIRST_BAD,
-    FIRST_NAN,
     AutogradNeighbourhood,
     OpName,
-    ProvenanceStep,
     Replay,
     SeenBefore,
     Violation,
@@ -56,14 +53,20 @@ from cudalens.evidence.call_stack import (
     held_name,
     phase_of,
 )
-from cudalens.evidence.collect import FailureContext, current_recorder, evidence_of, graph_of
+from cudalens.evidence.collect import (
+    FailureContext,
+    current_recorder,
+    evidence_of,
+    graph_of,
+    has_infinity,
+    provenance_of,
+)
 from cudalens.evidence.dataset_column import column_of
 from cudalens.evidence.failing_call import arguments_of
 from cudalens.evidence.grown_parameter import grown_parameter
 from cudalens.evidence.replay import replay
 from cudalens.evidence.tensors import bad_key, facts_of, scalars_of
 from cudalens.evidence.trial import trial_of_finding
-from cudalens.guards._ranges import breaks
 from cudalens.guards.past_calls import PastCall, StackLine
 from cudalens.guards.process import PROCESS
 from cudalens.recorder.provenance import Provenance
@@ -193,8 +196,8 @@ def _report_of_call(violation: Violation, op: OpCall, started: float) -> Report:
     graph = attempt("graph", partial(graph_of, failure, tensors, node), AutogradNeighbourhood)
     bad = failure.values.get(bad_key(violation))
     if violation.is_nonfinite:
-        bad = next(filter(_has_infinity, failure.values.values()), None)
-    way = Provenance() if bad is None or recorder is None else _provenance(failure, bad)
+        bad = next(filter(has_infinity, failure.values.values()), None)
+    way = Provenance() if bad is None or recorder is None else provenance_of(failure, bad)
     if way.samples:
         with_samples, before = partial(_with_samples, violation, way), violation
         failure.violation = violation = attempt("dataset", with_samples, lambda: before)
@@ -271,23 +274,6 @@ def _replay(violation: Violation, op: OpCall) -> Replay:
     return replay(op.op, op.args, op.kwargs, is_safe=violation.is_replay_safe)
 
 
-def _provenance(failure: FailureContext, bad: Any) -> Provenance:
-    """Return where the bad values came from, as far as the recorder knows."""
-    violation, recorder = failure.violation, failure.recorder
-    assert violation is not None
-    positions = [item.position for item in violation.offenders.first]
-    is_bad = breaks(violation)
-    if violation.is_nonfinite:
-        is_bad, positions = _has_infinity, []
-    look = partial(recorder.provenance, bad, is_bad, positions)
-    provenance = failure.limits.attempt("provenance", look, Provenance)
-    if positions and violation.offenders.first[0].value == "nan":
-        provenance.steps = [_of_nan(item) for item in provenance.steps]
-    if provenance.is_open:
-        failure.limits.add(recorder.beyond_ring("the op that made the bad values, or wrote them,"))
-    return provenance
-
-
 def _nan_holder(origin: Tensor | None, frames: Sequence[FrameType]) -> NanHolder | None:
     """Return the tensor of the user's that a NaN came from, if it has a name."""
     name = None if origin is None else held_name(origin, frames)
@@ -295,14 +281,6 @@ def _nan_holder(origin: Tensor | None, frames: Sequence[FrameType]) -> NanHolder
         return None
     nan = find_offenders(origin, origin.detach().isnan())
     return NanHolder(name=name, nan=nan) if nan.count else None
-
-
-def _has_infinity(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and bool(tensor.isposinf().any())
-
-
-def _of_nan(step: ProvenanceStep) -> ProvenanceStep:
-    return replace(step, note=FIRST_NAN) if step.note == FIRST_BAD else step
 
 
 def _seen_before(violation: Violation, recorder: Any) -> SeenBefore | None:

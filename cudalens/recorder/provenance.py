@@ -125,7 +125,7 @@ class ProvenanceWalk:
                 continue
             if call is None or self._ends_at(call):
                 return
-            if call.is_alias and call.inputs:
+            if _returned(call, self._at.tensor) or (call.is_alias and call.inputs):
                 self._look_through(call)
                 continue
             written: Any
@@ -175,10 +175,10 @@ class ProvenanceWalk:
 
     def _look_through(self, call: Recorded) -> None:
         """Go on with what a view shows, at the same time."""
-        base, meta_of = call.inputs[0], self._snapshot.meta_of
-        if base is self._at.tensor:
+        if _returned(call, self._at.tensor):
             self._before = call.seq
             return
+        base, meta_of = call.inputs[0], self._snapshot.meta_of
         (shape, dtype), (old, old_dtype) = meta_of(base), meta_of(call.outputs[0])
         positions, values = self._at.positions, self._at.values
         if dtype != old_dtype:  # it reads the memory in another way
@@ -318,6 +318,11 @@ def _reshaped(
 def _values_at(tensor: Any, positions: Any) -> Tensor:
     """Return some elements as one row on the host."""
     return torch.stack([tensor.detach()[position] for position in positions]).cpu()
+
+
+def _returned(call: Recorded, tensor: Ref) -> bool:
+    """Return whether a call returned a tensor that it was given, as it was."""
+    return not call.written and any(item is tensor for item in call.inputs)
 
 
 def _contains(tensor: Tensor, value: Tensor) -> bool:

@@ -438,6 +438,7 @@ _REMAINDERS = ("remainder", "fmod", "mod")
 COPIES = frozenset(
     {"to", "cuda", "clone", "copy_", "tensor", "contiguous", "float", "long", "int", "type"}
     | {"getitem", "index_select", "gather", "cat", "stack", "flip", "unbind", "reshape", "view"}
+    | {"squeeze", "unsqueeze", "flatten", "detach", "chunk", "split", "permute", "transpose"}
 )
 
 

@@ -28,6 +28,8 @@ _HALVES = ("float16", "bfloat16")
 _SCORES = frozenset({"addmm", "mm", "bmm", "addmv", "baddbmm", "linear", "convolution"})
 _SCORES |= {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)}
 """Ops that end a network without an activation."""
+_POSITIVE = ("scale", "rate", "concentration", "concentration0", "concentration1", "df")
+"""Parameters of distributions that have to be above 0."""
 _ACTIVATIONS = frozenset(
     {"relu", "leaky_relu", "tanh", "gelu", "elu", "silu", "softplus", "hardtanh", "clamp_min"}
 )
@@ -273,11 +275,31 @@ def scores_as_probabilities(evidence: Evidence) -> Hint | None:
     sums_to_one = bool(fact.shape) and abs(mean * fact.shape[-1] - 1) < _ROUNDING
     if low >= -_ROUNDING or is_whole or is_rare or sums_to_one or _is_difference(fact, ""):
         return None  # rounding, counts, marks, stray values
+    made, line = next(way_of(evidence), ("", ""))
     text = f"{name_of(fact)} runs from {low:.4g} to {high:.4g}"
-    if "Categorical" not in kind and high <= 1 + _ROUNDING:
-        return Hint(text=f"{text}: scores, if these are some, are the argument logits of {kind}")
+    if made not in _SCORES:
+        # Probabilities with noise, or errors, are drawn from as well, and mean something else.
+        return Hint(text=f"{text}; if these are scores, {kind} takes them as logits")
     fix = renamed_keyword(evidence, "probs", "logits", fact.expression)
-    return Hint(text=f"{text}: these are scores, which {kind} takes as logits", fix=fix)
+    return Hint(text=f"{text}: the scores of a layer{line}, which {kind} takes as logits", fix=fix)
+
+
+@rule(priority=12)
+def scale_of_a_layer(evidence: Evidence) -> Hint | None:
+    """The scale of a distribution is what a layer gives, which may be negative."""
+    at_fault = fault(evidence)
+    if at_fault is None or not (evidence.op.api or "").startswith("torch.distributions."):
+        return None
+    fact, (made, line) = at_fault[1], next(way_of(evidence), ("", ""))
+    low, high = fact.summary.min, fact.summary.max
+    if at_fault[0].argument not in _POSITIVE or made not in _SCORES or fact.summary.nan:
+        return None
+    if not isinstance(low, float) or not isinstance(high, float):
+        return None
+    return Hint(
+        text=f"{name_of(fact)} runs from {low:.4g} to {high:.4g}, the output of a layer{line}: "
+        f"softplus or exp makes a {at_fault[0].argument} above 0 of it"
+    )
 
 
 # --- weights to draw from -------------------------------------------------------------------------
