@@ -487,6 +487,10 @@ def _is_numbered(evidence: Evidence) -> bool:
     return False
 
 
+_MOVES = COPIES | {"sort", "roll", "repeat", "repeat_interleave", "masked_select", "take"}
+"""Functions that only move or repeat values."""
+
+
 def came_from(evidence: Evidence) -> str:
     """Name the line that made the bad values, where it is known and not the failing one."""
     steps = [step for step in evidence.provenance if step.op and step.source is not None]
@@ -498,6 +502,8 @@ def came_from(evidence: Evidence) -> str:
     made = [step.source for step, stem in zip(steps, stems, strict=False) if stem not in COPIES]
     lines = [step.source for step in steps if stem_of(step.op or "") == "tensor"]
     line = first or next(iter(made or lines), None)
+    if evidence.provenance and evidence.provenance[-1].op is None and _MOVES.issuperset(stems):
+        return ""  # a loader gave the bad values
     here = None if evidence.source is None else evidence.source.ref
     if line is None or (here and (line.line, line.where) == (here.line, here.where)):
         return ""
