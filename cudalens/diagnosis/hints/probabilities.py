@@ -198,6 +198,8 @@ def labels_as_binary_target(evidence: Evidence) -> Hint | None:
             text=f"{name_of(fact)} {what}: this loss takes 0 … 1, and does not ignore a number "
             "that marks values to leave out"
         )
+    if len(fact.shape) == 2 and fact.shape[1] > 1:
+        return None  # a column for each class: these may be counts
     return Hint(
         text=f"{name_of(fact)} has labels up to {high:g}: more than two classes need "
         "cross_entropy and one column of scores for each"
