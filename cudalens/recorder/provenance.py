@@ -110,8 +110,19 @@ class ProvenanceWalk:
 
     def run(self) -> Provenance:
         """Return the steps and what else was learned on the way."""
-        self.provenance.steps += islice(self._steps(), _MAX_STEPS)
+        if self._is_known():
+            self.provenance.steps += islice(self._steps(), _MAX_STEPS)
         return self.provenance
+
+    def _is_known(self) -> bool:
+        """Return whether every write to the tensor was recorded: another thread's is not."""
+        snapshot, at = self._snapshot, self._at.tensor
+        living, writes = at(), snapshot.writes_to(at)
+        made = snapshot.newest(at)
+        if living is None or living.is_inference() or made is None:
+            return True
+        # A write through .data has versions of its own.
+        return living._version <= max((write.after for _, write in writes), default=0)
 
     def _steps(self) -> Iterator[ProvenanceStep]:
         snapshot = self._snapshot
