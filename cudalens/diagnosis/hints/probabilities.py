@@ -7,7 +7,14 @@ import math
 
 from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import FIRST_NAN, WRITES, Hint, LineRef, TensorFact
+from cudalens.core.report_types import (
+    FIRST_NAN,
+    WRITES,
+    Hint,
+    LineRef,
+    TensorFact,
+    format_count,
+)
 from cudalens.diagnosis.hints._base import rule
 from cudalens.diagnosis.hints._reading import came_from, way_of
 from cudalens.diagnosis.hints._roles import fault, name_of
@@ -155,8 +162,11 @@ def image_not_divided(evidence: Evidence) -> Hint | None:
         return None
     _, fact, low, high = numbers
     whole, what = scale
+    text = f"{name_of(fact)} runs from {low:g} to {high:g}"
+    if whole == _PERCENT:  # counts may end there as well
+        return Hint(text=f"{text}; if these are {what}, divide by {whole}")
     return Hint(
-        text=f"{name_of(fact)} runs from {low:g} to {high:g}, like {what}: divide by {whole}",
+        text=f"{text}, like {what}: divide by {whole}",
         fix=rewritten(evidence, fact, f"{{x}} / {whole}"),
     )
 
@@ -326,7 +336,9 @@ def bad_weights(evidence: Evidence) -> Hint | None:
         return None
     if weights.summary.inf:
         made, line = next(way_of(evidence), ("", ""))
-        text, came = f"{weights.summary.inf} weights are infinite", came_from(evidence)
+        count = weights.summary.inf
+        text = f"{format_count(count, 'weight')} {'is' if count == 1 else 'are'} infinite"
+        came = came_from(evidence)
         if not made.startswith("exp"):
             return Hint(text=f"{text}; {came}") if came else None
         return Hint(
