@@ -62,6 +62,7 @@ def too_few_places(evidence: Evidence, ids: Ids) -> Hint | None:
         text=f"the {noun}{of} run from 0 to {ids.high} without a gap: they need {ids.high + 1} "
         f"{_PLACES[ids.role]}, there are {ids.size}"
         + _settings(evidence, ids.high + 1)
+        + _unused_mark(evidence, ids)
         + _named_classes(evidence, ids, "; ")
     )
 
@@ -194,6 +195,18 @@ def _in_other_dimension(evidence: Evidence, ids: Ids) -> str:
     del sizes[own]
     dims = [dim for dim, size in sizes if size == ids.high + 1]
     return f"dimension {dims[0]} has {ids.high + 1} places" if len(dims) == 1 else ""
+
+
+def _unused_mark(evidence: Evidence, ids: Ids) -> str:
+    """Say which number the last label may be, where the loss ignores one that no label has."""
+    ignored, seen = evidence.scalar("ignore_index"), ids.fact.summary.unique
+    if ids.role != "label" or ignored in (None, "-100") or seen is None or ids.bad != {ids.high}:
+        return ""
+    if ignored in map(str, seen):
+        return ""
+    return (
+        f"; if {ids.high} marks labels to leave out, ignore_index must be {ids.high}, not {ignored}"
+    )
 
 
 def _settings(evidence: Evidence, classes: int) -> str:
