@@ -99,6 +99,8 @@ class Trial:
     """Arguments that are no tensors: the text, the kind, and what a tensor of it is called."""
     unregistered: tuple[str, str] | None = None
     """The list or dict in which the called module is, with its kind, where no module has it."""
+    is_of_loop = False
+    """True if a loop around the line calls another function in each turn."""
     called = Called()
     """Facts on the called module that the moves need."""
 
@@ -119,7 +121,10 @@ class Trial:
         return None
 
     def held_in(self, expression: str) -> tuple[str, str] | None:
-        """Return what of a module holds a tensor that it does not register, and its kind."""
+        """Return what of a module holds a tensor that it does not register, and its kind.
+
+        Of one that it registers, the class of the module, and ``module``.
+        """
         return None
 
     def other_readers(self, expression: str) -> tuple[list[int], list[int]]:

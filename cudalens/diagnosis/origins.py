@@ -72,6 +72,8 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
             return replace(hint, text=text, fix=None, tried=None, at=None)
     if others:
         text += f"; this call was {others[-1].rpartition('.')[2]} before, which took it as it is"
+    elif trial.is_of_loop and hint.at is None and hint.rule not in OF_KIND:
+        text += "; the loop calls other functions here too: change what is given to it"
     elif hint.at is None and every:
         here = evidence.source.line if evidence.source is not None else None
         elsewhere = list_of(line for line in every if line != here)
@@ -104,6 +106,9 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     binding = trial.binding(name) if name and hint.rule in (*_AT_ORIGIN, *OF_KIND) else None
     moved = _indexed(hint.fix) if hint.rule == "move_tensor" and isinstance(hint.fix, Fix) else ""
     if moved and (held := trial.held_in(moved)):
+        if held[1] == "module":
+            text = f"{hint.text}: .to() of the {held[0]} that registers it does that"
+            return replace(hint, text=text, fix=None, tried=None)
         kind, place_of = held[1], trial.binding(held[0])
         what = "" if held[0] == name else f"{held[0]}, "
         what = f"{what}a plain attribute" if kind == "attribute" else f"in {what}a plain {kind}"

@@ -120,6 +120,21 @@ class Variables(candidates.Trial):
                 facts.append((Expression(item.text, item.node), kind, parts))
         return tuple(facts)
 
+    @functools.cached_property
+    def is_of_loop(self) -> bool:  # type: ignore[override]
+        """True if a loop around the line calls another function in each turn: ``layer(x)``."""
+        loops: list[ast.AST] = []
+        for parent in self.line.running.parents:
+            loops = [] if isinstance(parent, ast.FunctionDef | ast.Lambda) else [*loops, parent]
+            loops += getattr(parent, "generators", ())
+        targets = [it.target for it in loops if isinstance(it, ast.For | ast.comprehension)]
+        names = {it.id for target in targets for it in ast.walk(target) if isinstance(it, ast.Name)}
+        called = getattr(self._node, "func", None)
+        if isinstance(called, ast.Attribute) and called.attr != "forward":
+            return False  # a method, as that of a tensor
+        parts = ast.walk(called) if called is not None else ()
+        return any(isinstance(item, ast.Name) and item.id in names for item in parts)
+
     def _kind_of(self, node: ast.expr, value: object) -> tuple[str | None, tuple[str, ...]]:
         called = self._read(node.func) if isinstance(node, ast.Call) else None
         if isinstance(called, type) and issubclass(called, nn.Module):
@@ -244,10 +259,14 @@ class Variables(candidates.Trial):
     def held_in(self, expression: str) -> tuple[str, str] | None:
         """Return the attribute of a running module that holds a tensor, and of what kind it is.
 
-        Only of one that is neither a parameter nor a buffer: ``.to()`` of the module misses it.
+        Of a parameter or a buffer, which ``.to()`` of the module moves, the class of the module.
         """
         value = self._read(_syntax(expression))
         owner = self.line.frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            registered = (*owner.parameters(recurse=False), *owner.buffers(recurse=False))
+            if any(item is value for item in registered):
+                return type(owner).__name__, "module"
         stored = instance_dict(owner).items() if isinstance(owner, nn.Module) else ()
         for key, item in list(stored):
             if item is value:
