@@ -491,6 +491,15 @@ _MOVES = COPIES | {"sort", "roll", "repeat", "repeat_interleave", "masked_select
 """Functions that only move or repeat values."""
 
 
+def _is_here(line: LineRef, evidence: Evidence) -> bool:
+    """Return whether a line is one of the failing statement."""
+    here = evidence.source
+    if here is None or here.line is None or line.line is None:
+        return False
+    is_same_code = (line.cell, line.file) == (here.cell, here.file)
+    return is_same_code and here.line <= line.line <= (here.end_line or here.line)
+
+
 def came_from(evidence: Evidence) -> str:
     """Name the line that made the bad values, where it is known and not the failing one."""
     steps = [step for step in evidence.provenance if step.op and step.source is not None]
@@ -504,8 +513,7 @@ def came_from(evidence: Evidence) -> str:
     line = first or next(iter(made or lines), None)
     if evidence.provenance and evidence.provenance[-1].op is None and _MOVES.issuperset(stems):
         return ""  # a loader gave the bad values
-    here = None if evidence.source is None else evidence.source.ref
-    if line is None or (here and (line.line, line.where) == (here.line, here.where)):
+    if line is None or _is_here(line, evidence):
         return ""
     beyond = _beyond_borders(evidence)
     return f"the bad values come from {place(line, evidence)}: {line.text}{beyond}"
