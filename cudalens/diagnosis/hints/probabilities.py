@@ -317,7 +317,9 @@ def scale_of_a_layer(evidence: Evidence) -> Hint | None:
 # --- weights to draw from -------------------------------------------------------------------------
 
 
-_MASKS = frozenset({"masked_fill", "where", "scatter", "index_put", "setitem"})
+_MASKS = frozenset(
+    {"masked_fill", "where", "scatter", "index_put", "setitem", "fill_diagonal", "tril", "triu"}
+)
 """Ops with which a filter or a mask leaves candidates out."""
 
 
