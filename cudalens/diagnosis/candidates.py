@@ -121,10 +121,7 @@ class Trial:
         return None
 
     def held_in(self, expression: str) -> tuple[str, str] | None:
-        """Return what of a module holds a tensor that it does not register, and its kind.
-
-        Of one that it registers, the class of the module, and ``module``.
-        """
+        """Return what of a module holds a tensor, or the class that registers it; and its kind."""
         return None
 
     def other_readers(self, expression: str) -> tuple[list[int], list[int]]:
