@@ -64,7 +64,7 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
         return hint
     every: list[int] = []
     counting: list[int] = []
-    if hint.rule in _AT_ORIGIN and len(fix.changes) == 1:
+    if hint.rule in (*_AT_ORIGIN, *OF_KIND) and len(fix.changes) == 1:
         every, counting = trial.other_readers(name := fix.changes[0].text)
         if hint.rule == "image_not_divided" and (made := _argument(name, trial)) is not None:
             # The caller may read the bytes as well, as a model does that learns to repeat them.
@@ -72,18 +72,33 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
             return replace(hint, text=text, fix=None, tried=None, at=None)
     if others:
         text += f"; this call was {others[-1].rpartition('.')[2]} before, which took it as it is"
-    elif trial.is_of_loop and hint.at is None and hint.rule not in OF_KIND:
+    elif hint.rule in OF_KIND:
+        # What else reads it may need the dtype and the device as they are.
+        reads = _elsewhere(every, name, evidence) if every else ""
+        return replace(hint, text=f"{text}; {reads}") if reads else hint
+    elif trial.is_of_loop and hint.at is None:
         text += "; the loop calls other functions here too: change what is given to it"
     elif hint.at is None and every:
-        here = evidence.source.line if evidence.source is not None else None
-        elsewhere = list_of(line for line in every if line != here)
-        reads = f"line {elsewhere} reads {name} too" if elsewhere else f"{name} is read again here"
+        reads = _elsewhere(every, name, evidence) or f"{name} is read again here"
         text += f"; {reads}: change it where it is made"
     elif hint.at is not None and counting:
         text += f", and adapt line {list_of(counting)}, which needs its numbers as they are"
     else:
         return hint
     return replace(hint, text=text, fix=None, tried=None, at=None)
+
+
+def _elsewhere(lines: Iterable[int], name: str, evidence: Evidence) -> str:
+    """Return which other lines read a name."""
+    here = evidence.source.line if evidence.source is not None else None
+    others = [line for line in lines if line != here]
+    if not others:
+        return ""
+    return (
+        f"line {others[0]} reads {name} too"
+        if len(others) == 1
+        else (f"lines {list_of(others)} read {name} too")
+    )
 
 
 def _root(node: ast.AST | None) -> ast.AST | None:

@@ -57,6 +57,22 @@ def test_what_else_reads_the_labels_decides(
     assert says in shared.shown.hints[0].text.replace('"', "'")
 
 
+@pytest.mark.parametrize(
+    ("rest", "says"),
+    [("z = first(x)", True), ("n = x.shape[0]", False), ("z = first(x.float())", False)],
+)
+def test_a_cast_names_the_other_lines_that_read_the_tensor(rest: str, says: bool) -> None:
+    """They may need the cast too, or the dtype as it is: the code stays that of the call alone."""
+    code = f"""
+first, x = nn.Linear(3, 2).cuda(), torch.zeros(4, 3, dtype=torch.float64).cuda()
+y = first(x)
+{rest}
+"""
+    hint = run_cell(SETUP + code, fast=False).shown.hints[0]
+    assert hint.fix == "first(x.float())"
+    assert ("; line 8 reads x too" in hint.text) == says
+
+
 def test_the_failing_line_is_not_pointed_at() -> None:
     """Where it reads the labels twice, a fix of one of the two reads is no code."""
     code = STEP.replace("F.cross_entropy(out, y)", "F.cross_entropy(out, y) + y.sum()")
