@@ -19,7 +19,7 @@ from cudalens.diagnosis.host_errors import advice
 from tests.diagnosis.host_errors import test_cuda_errors
 from tests.diagnosis.host_errors.test_cuda_errors import report_of
 from tests.hostcells import check_fixes, run_cell
-from tests.releases import in_words_of_here
+from tests.releases import in_words_of_here, release
 
 pytestmark = pytest.mark.usefixtures("sim")
 SETUP = """
@@ -292,6 +292,8 @@ def test_a_layer_that_takes_another_dimension_for_the_batch(
     layer: str, sizes: list[tuple[int, ...]], call: str, named: str
 ) -> None:
     """Where the sizes fit with the batch first; a transposed mask would mix the samples."""
+    if layer.startswith(("GRU", "LSTM")) and release() < (2, 10):
+        pytest.skip("this torch computes no shapes of recurrent layers on the meta device")
     a, b = (f"torch.ones{size}.cuda()" for size in sizes)
     report = run_cell(f"{SETUP}m = nn.{layer}.cuda()\na, b = {a}, {b}\n{call}", fast=False).shown
     hints = [item for item in report.hints if item.rule == "batch_second"]
