@@ -156,7 +156,7 @@ def make_report(**overrides: Any) -> Report:
     """Return the report of a cross-entropy with labels from 1 to 10, with ``overrides``."""
     bad = [at for at, value in enumerate(LABELS) if value == 10]
     if "headline" in overrides:
-        overrides.setdefault("headline_own", overrides["headline"])
+        overrides.setdefault("headline_schema", overrides["headline"])
     return replace(
         Report(
             kind="device_assert",
@@ -164,8 +164,8 @@ def make_report(**overrides: Any) -> Report:
             prevented=True,
             context_usable=True,
             phase="forward",
-            headline="target[17] = 10 is outside the 10 classes of input",
-            headline_own="y[17] = 10 is outside the 10 classes of logits",
+            headline="y[17] = 10 is outside the 10 classes of logits",
+            headline_schema="target[17] = 10 is outside the 10 classes of input",
             explanation="Each label picks one of the 10 columns of logits. The kernel checks it "
             "on the device, where a failed check ends the CUDA context of the whole process.",
             op=op_name("aten::nll_loss_forward", "torch.nn.functional.cross_entropy"),

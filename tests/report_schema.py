@@ -8,6 +8,7 @@ import inspect
 import json
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -73,6 +74,8 @@ def _schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
             each = [_schema_of(item, definitions) for item in args]
             return {"type": "array", "prefixItems": each, "minItems": len(args), "items": False}
         return {"type": "array", "items": _schema_of(args[0], definitions)}
+    if origin is Mapping:
+        return {"type": "object"}
     return {"type": PLAIN[hint]}
 
 

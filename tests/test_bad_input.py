@@ -82,7 +82,7 @@ def test_a_tensor_whose_repr_raises() -> None:
     grim = Untouchable()
     with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
         F.embedding(ids, table), grim
-    assert session.report.headline == "indices[1] = 7 is outside the 5 rows of weight"
+    assert session.report.headline_schema == "indices[1] = 7 is outside the 5 rows of weight"
     assert session.report.to_text()
     assert session.report.to_html()
     assert "no repr of mine" not in str(caught.value)

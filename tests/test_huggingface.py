@@ -140,7 +140,7 @@ def explained(case: Case) -> Report:
     """Return the report of a case, which names line, module, argument and the user's words."""
     code = f"{SETUP}model = {MODELS[case.model]}.cuda()\n{case.setup}\n{case.call}"
     report = run_cell(code).shown
-    told = f"{report.headline} {report.headline_own}"
+    told = f"{report.headline_schema} {report.headline}"
     assert all(text in told for text in in_words_of_here(case.headline))
     assert (report.argument, report.expression) == (case.argument, case.expression)
     assert report.module_path == case.module

@@ -349,7 +349,7 @@ def test_show_prints_a_saved_report(run_here: Run, tmp_path: Path) -> None:
         ("not json", "it is not JSON (Expecting value: line 1 column 1 (char 0))"),
         ("[]", "it contains no cudalens report"),
         ('{"a": 1}', "it contains no cudalens report"),
-        ('{"schema_version": 99}', "reads 1 to 3; a newer release of cudalens wrote it"),
+        ('{"schema_version": 99}', "reads 1 to 4; a newer release of cudalens wrote it"),
         (bad_kind, "is not a report"),
         (bad_kind[:-3] + "{}}", "is not a report"),
         ('{"schema_version": 2, "op": 3}', "another type"),

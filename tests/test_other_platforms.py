@@ -32,7 +32,7 @@ try:
     with cudalens.check() as session:
         torch.ones(2) @ torch.ones(3)
 except RuntimeError:
-    print(session.report.headline)
+    print(session.report.headline_schema)
     print(*session.report.limits)
 with cudalens.check(deferred=True):
     torch.ones(2).sum()

@@ -250,7 +250,7 @@ def test_what_torch_refuses_is_explained(code: str, said: str) -> None:
     assert isinstance(outcome.error, getattr(builtins, kind))
     assert report.kind == "host_error"
     told = in_words_of_here(headline)
-    assert all(text in report.headline_own for text in told)
+    assert all(text in report.headline for text in told)
     expression = next((word for word in more[:1] if word != "-"), None)
     argument = argument if told == [headline] else None  # earlier words name none
     assert (report.argument, report.expression) == (argument, expression)
@@ -263,7 +263,7 @@ def test_what_asserts_or_fails_in_backward_is_found(code: str, said: str) -> Non
     report = run(code, recorded=True).shown
     kind, phase, *words = said.split(" | ")
     assert (report.kind, report.phase) == (kind, phase)
-    told = f"{report.headline}\n{report.to_text(width=1000)}\n{report.to_json()}"
+    told = f"{report.headline_schema}\n{report.to_text(width=1000)}\n{report.to_json()}"
     assert [word for word in words if word not in told] == []
 
 

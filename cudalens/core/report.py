@@ -17,7 +17,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -42,8 +42,8 @@ from cudalens.core.evidence_types import (
 from cudalens.core.next_steps import NOTEBOOK, SCRIPT, NextSteps
 from cudalens.core.report_types import *  # the pieces are part of this module's face
 
-SCHEMA_VERSION = 3
-READABLE_VERSIONS = (1, 2, 3)
+SCHEMA_VERSION = 4
+READABLE_VERSIONS = (1, 2, 3, 4)
 _FIGURES = (".png", ".svg", ".pdf")
 
 
@@ -98,6 +98,8 @@ class Evidence:
     provenance: tuple[ProvenanceStep, ...] = ()
     history: tuple[HistoryEntry, ...] = ()
     seen_before: SeenBefore | None = None
+    bound_source: SourceSpan | None = None
+    """The line that set the size behind the bound."""
     owners: tuple[OwnerModule, ...] = ()
     """The modules that arguments of the op are parameters or buffers of."""
     call_context: CallContext = field(default_factory=CallContext)
@@ -172,7 +174,7 @@ class Report:
     """
 
     schema_version: int = SCHEMA_VERSION
-    """Changes with every change of a key; this release reads 1 to 3."""
+    """Changes with every change of a key; this release reads 1 to 4."""
     kind: Kind = "device_assert"
     """Kind of failure; docs/reference/report.md describes each."""
     certainty: Certainty = "unknown"
@@ -184,9 +186,15 @@ class Report:
     phase: Phase = "unknown"
     """Phase of training in which the failing call ran."""
     headline: str = ""
-    """One sentence with the observed value, in the schema's names."""
-    headline_own: str = ""
-    """The same with the user's own expressions where they are proven."""
+    """One sentence with the observed value, in the user's names where they are proven."""
+    headline_schema: str = ""
+    """The same in the names of the op's schema."""
+    headline_own: str = field(init=False, default="")
+    """The same as ``headline``, under the name that versions 2 and 3 gave it."""
+    exception: RaisedException | None = None
+    """The exception that the failure was raised as."""
+    observations: tuple[Observation, ...] = ()
+    """Proven facts beyond the headline, one line each; none of them is advice."""
     explanation: str = ""
     """Two or three sentences: why the kernel would have stopped, what the numbers mean."""
     op: OpName = field(default_factory=OpName)
@@ -199,6 +207,8 @@ class Report:
     """The bad values: how many of how many, and the first 20 with their positions."""
     bounds: Bounds | None = None
     """Allowed values."""
+    bound_source: SourceSpan | None = None
+    """The line that set the size behind the bound, where it is known."""
     seen_before: SeenBefore | None = None
     """Values of the argument at fault in earlier calls of the same line."""
     source: SourceSpan | None = None
@@ -235,9 +245,9 @@ class Report:
     """Each of several processes that ran under the check, and the report it made."""
 
     def __post_init__(self) -> None:
-        """Let the headline stand for the one in the user's names where nobody has made that."""
-        if not self.headline_own:
-            object.__setattr__(self, "headline_own", self.headline)
+        """Fill in the forms of the headline that nobody has made."""
+        object.__setattr__(self, "headline_schema", self.headline_schema or self.headline)
+        object.__setattr__(self, "headline_own", self.headline)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain dictionaries, lists, strings and numbers; every key is
@@ -266,7 +276,7 @@ class Report:
                 msg += "; a newer release of cudalens wrote it"
             raise ValueError(msg)
         try:
-            return from_plain(cls, {**data, "schema_version": SCHEMA_VERSION})
+            return from_plain(cls, _with_current_keys(data))
         except (TypeError, AttributeError, KeyError) as error:
             msg = f"a value of it has another type than a report's: {error}"
             raise ValueError(msg) from None
@@ -314,7 +324,7 @@ class Report:
         return {"text/plain": self.to_text(), "text/html": _renderer("html").render_fragment(self)}
 
     def __repr__(self) -> str:
-        return f"<cudalens Report {self.kind}: {self.headline_own}>"
+        return f"<cudalens Report {self.kind}: {self.headline}>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,6 +347,21 @@ class RankResult:
     def name(self) -> str:
         """Name: the rank, else the place among the processes started."""
         return f"process {self.process or 0}" if self.rank is None else f"rank {self.rank}"
+
+
+def _with_current_keys(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON form of a report of any version with the keys of the current one."""
+    current = {**data, "schema_version": SCHEMA_VERSION}
+    if data.get("schema_version") != SCHEMA_VERSION:
+        # Up to version 3 `headline` was in the schema's names.
+        current["headline_schema"] = data.get("headline", "")
+        current["headline"] = data.get("headline_own") or data.get("headline", "")
+    if ranks := data.get("ranks"):
+        current["ranks"] = [
+            {**item, "report": _with_current_keys(item["report"])} if item.get("report") else item
+            for item in ranks
+        ]
+    return current
 
 
 def _renderer(name: str) -> Any:
@@ -373,6 +398,8 @@ def to_plain(value: Any) -> Any:
         }
     if isinstance(value, (tuple, list)):
         return [to_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): to_plain(item) for name, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
@@ -385,7 +412,7 @@ def from_plain(cls: type[_T], data: dict[str, Any]) -> _T:
     values = {}
     for item in dataclasses.fields(cls):  # type: ignore[arg-type]
         key = names.get(item.name, item.name)
-        if key in data:
+        if key in data and item.init:
             values[item.name] = _read(hints[item.name], data[key])
     return cls(**values)
 
@@ -400,6 +427,13 @@ def _read(hint: Any, value: Any) -> Any:
     if origin is tuple:
         args = get_args(hint)
         return tuple(_read(args[0], item) for item in value)
+    if origin is Mapping:
+        return {name: _frozen(item) for name, item in value.items()}
     if dataclasses.is_dataclass(hint):
         return from_plain(typing.cast("type[Any]", hint), value)
     return value
+
+
+def _frozen(value: Any) -> Any:
+    """Return a value of ``Observation.facts`` as it was written: its lists were tuples."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

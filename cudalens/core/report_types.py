@@ -117,7 +117,9 @@ class Offenders:
     """Empty where they were looked at after the launch."""
     map: OffenderMap | None = None
     others: str | None = None
-    """The good values, in short: ``0 … 4``."""
+    """The good values within the bound, in short: ``0 … 4``."""
+    allowed: int = 0
+    """Number of values that are allowed besides the bound, such as -100 (ignore_index)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +133,29 @@ class Bounds:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OtherModule:
+    """A module that ran the failing line before, with another bound than the one that failed."""
+
+    module: str
+    """Its path: ``layers.0``."""
+    calls: int
+    min: Number = None
+    max: Number = None
+    size: int | None = None
+    """The number that set the bound there."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SeenBefore:
-    """Values that earlier calls of one line gave one argument, taken together."""
+    """Values that earlier calls of one line gave one argument, taken together.
+
+    The calls of all modules, threads and recompilations of the check count.
+    """
 
     calls: int
     min: Number = None
     max: Number = None
+    other_modules: tuple[OtherModule, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -479,6 +498,59 @@ class ProvenanceStep:
     op: str | None = None
     source: LineRef | None = None
     note: str | None = None
+    count: int | None = None
+    """Number of the bad values that this step wrote, where it is known."""
+
+
+ObservationKind = Literal[
+    "values",
+    "earlier",
+    "came_from",
+    "bound",
+    "item",
+    "pattern",
+    "argument",
+    "shape",
+    "dtype",
+    "device",
+    "write",
+    "graph",
+    "maker",
+    "sink",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkedLine(LineRef):
+    """A line of the user's code, and what is said beside it on the screen."""
+
+    mark: str = ""
+    """A few words without a verb of advice: ``10 is made here``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """One proven fact about a failure; never advice.
+
+    Example: ``Observation(kind="values", text="3 of 32 labels are 10, all others 1 … 9",
+    facts={"count": 3, "total": 32})``.
+    """
+
+    kind: ObservationKind
+    text: str
+    """The fact in one line, without a full stop."""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """The numbers and names in ``text``: numbers, texts, and tuples of them."""
+    sources: tuple[MarkedLine, ...] = ()
+    """The lines that the fact is about, each with its mark."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaisedException:
+    """Class and message of an exception, as the last line of its traceback shows them."""
+
+    type: str
+    message: str = ""
 
 
 WRITES = "it writes"

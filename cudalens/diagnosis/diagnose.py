@@ -68,14 +68,15 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
         prevented=evidence.prevented,
         context_usable=verdict.context_usable,
         phase=evidence.phase,
-        headline=verdict.headline,
-        headline_own=verdict.headline_own,
+        headline=verdict.headline_own or verdict.headline,
+        headline_schema=verdict.headline,
         explanation=verdict.explanation,
         op=evidence.op,
         argument=argument,
         expression=_expression(evidence, argument),
         offenders=_offenders(evidence),
         bounds=bounds_of(evidence.violation) if evidence.violation else None,
+        bound_source=evidence.bound_source,
         seen_before=evidence.seen_before,
         source=evidence.source,
         forward_source=evidence.forward_source,
@@ -378,7 +379,7 @@ def _own_name(expression: str | None) -> str | None:
 
 def format_sentence(report: Report) -> str:
     """Return the headline with bounds and count: the one sentence that says everything."""
-    text = report.headline_own
+    text = report.headline
     if report.bounds is not None and report.bounds.text and report.bounds.text not in text:
         text += f" (allowed {report.bounds.text})"
     offenders = report.offenders
@@ -451,7 +452,7 @@ def format_note(report: Report) -> str:
     """Return the one line that is added to an exception which torch raised itself."""
     place = format_place(report)
     advice = next((f"try {item.fix}" if item.fix else item.text for item in report.hints), None)
-    parts = [report.headline_own, f"at {place}" if place else None, advice]
+    parts = [report.headline, f"at {place}" if place else None, advice]
     return " · ".join(["cudalens: " + (parts[0] or "see the report"), *filter(None, parts[1:])])
 
 

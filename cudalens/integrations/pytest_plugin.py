@@ -117,7 +117,7 @@ def pytest_runtest_makereport(
     item.user_properties += [
         ("cudalens_kind", finding.kind),
         ("cudalens_op", finding.op.name),
-        (_HEADLINE, finding.headline_own or finding.headline),
+        (_HEADLINE, finding.headline),
     ]
     from cudalens.source.shown_frames import without_repeats  # pytest is loaded without it, too
 

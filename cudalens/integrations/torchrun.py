@@ -127,7 +127,7 @@ class Rank:
 
         if report is not None:
             if isinstance(error, SystemExit) and reason(error) is error:
-                add_note(error, f"cudalens: {report.headline_own}")
+                add_note(error, f"cudalens: {report.headline}")
             add_note(error, f"cudalens: the reports of all ranks: {self.index}")
         line = f"the finding was not written to the error file {self.error_file}"
         _attempt(line, get_error_handler().record_exception, error)

@@ -319,7 +319,7 @@ def headline(report: Report) -> str:
 
     Falls back to the kind of the failure when nothing else is known.
     """
-    line = report.headline_own
+    line = report.headline
     if not line.strip():
         return f"{KINDS.get(report.kind, report.kind)}: nothing more could be established"
     allowed = format_bounds(report)
@@ -424,7 +424,7 @@ def ranks_line(report: Report) -> str:
 
 def rank_facts(item: RankResult) -> tuple[str, ...]:
     """Return what is known of one process, shortest first: its batch, its end, its headline."""
-    own = item.report.headline_own if item.report is not None and not item.outcome else ""
+    own = item.report.headline if item.report is not None and not item.outcome else ""
     return tuple(one_line(text) for text in (item.batch, item.outcome, own) if text)
 
 

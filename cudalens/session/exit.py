@@ -94,7 +94,7 @@ def explained_early(
 def note_line(report: Report, limits: Limits) -> str:
     """Return the line that an exception gets as a note."""
     return limits.attempt(
-        "note", lambda: format_note(report), lambda: f"cudalens: {report.headline_own}", kind=str
+        "note", lambda: format_note(report), lambda: f"cudalens: {report.headline}", kind=str
     )
 
 
@@ -120,7 +120,11 @@ def report_of_own(
     somebody else raised.
     """
     text = str(error)
-    matching = (item for item in findings if format_message(item) in text or item.headline == text)
+    matching = (
+        item
+        for item in findings
+        if format_message(item) in text or text in (item.headline, item.headline_schema)
+    )
     match = next(matching, None)
     innermost = entries_from_traceback(error.__traceback__)[-1:]
     is_ours = any(is_own_file(entry.tb_frame.f_code.co_filename) for entry in innermost)

@@ -96,7 +96,7 @@ def _place_of(report: Report) -> str:
 
 
 def _entry(report: Report) -> _Entry:
-    return report.kind, report.headline_own.rstrip(".")
+    return report.kind, report.headline.rstrip(".")
 
 
 def _listed(entries: Counter[_Entry], kind: str) -> str:

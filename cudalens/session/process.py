@@ -280,7 +280,7 @@ def status() -> str:
         ("guards", _guards()),
         ("CUDA", _cuda()),
         ("last check", _Last.check),
-        ("last finding", "none" if last is None else last.headline_own),
+        ("last finding", "none" if last is None else last.headline),
     ]
     return "\n".join(f"{name + ':':<14}{text}" for name, text in lines)
 

@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from cudalens.core.report import Report
+from cudalens.core.report_types import MarkedLine, Observation, RaisedException
 from tests import builders, report_schema
 
 VALIDATOR = report_schema.validator()
@@ -67,3 +68,31 @@ def test_a_spoilt_report_is_not_valid() -> None:
     assert not VALIDATOR.is_valid({**data, "extra": 1})
     assert not VALIDATOR.is_valid({key: value for key, value in data.items() if key != "op"})
     assert not VALIDATOR.is_valid({**data, "history": [{**data["history"][0], "seq": "one"}]})
+
+
+def test_a_report_of_version_3_is_read_with_its_headline_in_the_users_names() -> None:
+    old = json.loads(builders.make_report().to_json())
+    old["headline"], old["headline_own"] = "target[17] = 10 is bad", "y[17] = 10 is bad"
+    for key in ("headline_schema", "exception", "observations", "bound_source"):
+        del old[key]
+    inner = {**old, "schema_version": 3}
+    ranks = [{"rank": 0, "process": 0, "outcome": "", "batch": "", "page": None, "report": inner}]
+    report = Report.from_dict({**inner, "ranks": ranks})
+    for item in (report, report.ranks[0].report):
+        assert item is not None
+        assert (item.headline, item.headline_schema) == (old["headline_own"], old["headline"])
+        assert item.schema_version == 4
+    VALIDATOR.validate(json.loads(report.to_json()))
+
+
+def test_an_observation_is_read_as_it_was_written() -> None:
+    facts = {"count": 3, "total": 32, "values": (10, 11), "of": "y"}
+    mark = MarkedLine(line=4, text="y = z % 10 + 1", cell=2, mark="10 is made here")
+    fact = Observation(kind="values", text="3 of 32 labels are 10", facts=facts, sources=(mark,))
+    raised = RaisedException(type="DeviceIndexError", message="y[17] = 10")
+    report = builders.make_report(observations=(fact,), exception=raised)
+    data = json.loads(report.to_json())
+    VALIDATOR.validate(data)
+    assert data["observations"][0]["facts"]["values"] == [10, 11]
+    assert data["observations"][0]["sources"][0]["mark"] == "10 is made here"
+    assert Report.from_dict(data) == report

@@ -56,7 +56,7 @@ def test_the_op_whose_kernel_failed_is_named(
     report = report_of(lambda: torch.sigmoid(x + 1) * 2)
     kind, words = CODES[code]
     assert (report.kind, report.op.name) == (kind, "torch.sigmoid")
-    assert words in report.headline
+    assert words in report.headline_schema
     assert report.source is not None
     assert "torch.sigmoid(x + 1)" in report.source.text
 
@@ -176,7 +176,7 @@ def test_the_one_call_that_fits_what_was_printed_is_named(notebook: Any, more: s
     report = explain(notebook.names, notebook.error, printed)
     assert report is not None and (report.kind, report.certainty) == ("device_assert", "likely")
     first = "x[i], x[i] = y or " if more else "x[i] in line 2 is the one call of this cell that "
-    assert report.headline.startswith(first)
+    assert report.headline_schema.startswith(first)
 
 
 def test_an_error_of_another_process_is_not_this_device_s() -> None:

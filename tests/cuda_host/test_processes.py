@@ -124,7 +124,7 @@ def test_the_report_comes_first_in_backward_and_without_a_recorder(
     assert (folder / "r.json").exists() == (says is not None)
     if says is not None:
         assert says in done.stderr
-        assert says in json.loads((folder / "r.json").read_text())["headline"]
+        assert says in json.loads((folder / "r.json").read_text())["headline_schema"]
 
 
 RANKS = """
@@ -150,7 +150,7 @@ def test_the_report_of_a_rank_that_aborts_is_kept(folder: Path) -> None:
         done.stderr
     )
     report = json.loads((folder / "report.json").read_text())
-    assert HEADLINE in report["headline"]
+    assert HEADLINE in report["headline_schema"]
     assert "ranks.py" in report["source"]["file"]
 
 

@@ -83,7 +83,7 @@ def test_a_mistake_is_answered(cell: Cell, fast: bool, sim: simulate.Simulation)
     report = outcome.shown
     since, before = OTHERWISE.get(mistake, ((0, 0), ""))
     told = in_words_of_here(says) if release() >= since else [before]
-    assert all(text in report.headline_own for text in told), mistake
+    assert all(text in report.headline for text in told), mistake
     assert next((item.fix for item in report.hints if item.fix), None) == fix
     assert len(report.hints) == len(hints)
     assert all(text in item.text for text, item in zip(hints, report.hints, strict=True))

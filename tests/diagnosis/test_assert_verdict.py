@@ -94,7 +94,7 @@ def test_certainty_and_headline(name: str) -> None:
     given, certainty, headline = CASES[name]
     report = diagnose(given)
     assert (report.kind, report.certainty) == ("device_assert", certainty)
-    assert report.headline.startswith(headline)
+    assert report.headline_schema.startswith(headline)
     assert "restart the kernel" in report.explanation.lower()
     assert report.context_usable is False
 

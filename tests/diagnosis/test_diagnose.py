@@ -74,7 +74,7 @@ def test_the_headline_has_the_users_expressions_where_they_are_proven(row: tuple
         ),
     )
     report = diagnose(evidence)
-    assert (report.headline, report.headline_own) == (headline, own)
+    assert (report.headline_schema, report.headline) == (headline, own)
     assert format_message(report).startswith(own)
 
 

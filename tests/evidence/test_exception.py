@@ -88,7 +88,7 @@ def test_an_op_of_an_extension_is_named_with_its_arguments(extension: Any) -> No
     assert (report.kind, report.certainty, report.prevented) == ("device_assert", "likely", False)
     assert (report.op.name, report.context_usable) == (f"{OPS}::lookup", False)
     assert report.source.text == "out = ops.lookup(weights, picked)"
-    assert report.headline == f"{OPS}::lookup asserted on the device: `{OWN}` failed"
+    assert report.headline_schema == f"{OPS}::lookup asserted on the device: `{OWN}` failed"
     facts = {item.argument: item for item in report.tensors}
     assert (facts["rows"].expression, facts["table"].expression) == ("picked", "weights")
     assert (facts["rows"].shape, facts["table"].shape) == ((3,), (4, 2))
@@ -272,7 +272,7 @@ def test_as_much_is_said_as_is_known(
     seen = {"kind": report.kind, "certainty": report.certainty, "usable": report.context_usable}
     seen |= {"op": report.op.name, "line": line}
     assert {key: seen[key] for key in known} == known
-    told = f"✗ {report.headline}\n{report.explanation}"
+    told = f"✗ {report.headline_schema}\n{report.explanation}"
     assert [text for text in said if text not in told] == []
 
 
@@ -360,5 +360,5 @@ def test_an_assert_of_an_unchecked_cell_is_not_blamed_on_the_next(
     report = cell("x = torch.ones(3, device='cuda') + 1", fast=fast).shown
     assert report.op.name is None
     assert (report.kind, report.context_usable) == ("device_assert", False)
-    assert "before this cell" in report.headline + report.explanation
+    assert "before this cell" in report.headline_schema + report.explanation
     assert report.certainty != "proven"

@@ -165,7 +165,7 @@ def test_what_was_freed_is_named_and_the_advice_works(row: Row) -> None:
     report = outcome.shown
     assert (report.kind, report.certainty) == ("autograd_error", "proven")
     freeing = line_of(code, ".backward(")
-    assert report.headline.endswith(f"which backward in line {freeing} has freed")
+    assert report.headline_schema.endswith(f"which backward in line {freeing} has freed")
     advice, *said = [
         re.sub("<(.+?)>", lambda found: str(line_of(code, found[1])), text) for text in texts
     ]
@@ -181,7 +181,7 @@ def test_of_several_passes_none_is_blamed() -> None:
         "loss = w.exp().sum()\nloss.backward(retain_graph=True)\nloss.backward()\nloss.backward()"
     )
     report = cell(code).shown
-    assert report.headline == "a part of the graph of loss was freed by an earlier backward"
+    assert report.headline_schema == "a part of the graph of loss was freed by an earlier backward"
     assert "line" not in report.explanation
 
 
@@ -190,4 +190,4 @@ def test_a_pass_before_the_check_is_not_blamed_on_it() -> None:
     loss = (torch.ones(3, device="cuda", requires_grad=True).exp()).sum()
     loss.backward()
     outcome = run_cell("x = (loss * 1).sum()\nx.backward()", {"loss": loss}, fast=False)
-    assert outcome.shown.headline == "a part of the graph of x was freed by an earlier backward"
+    assert outcome.shown.headline_schema == "a part of the graph of x was freed by an earlier backward"

@@ -152,5 +152,5 @@ def test_a_dimension_is_numbered_only_where_torch_counts_right(
     line: str, dimension: str, fast: bool
 ) -> None:
     """Lists, and ``...`` before a number, make torch name another dimension than the one meant."""
-    headline = cell(line, fast=fast).shown.headline
+    headline = cell(line, fast=fast).shown.headline_schema
     assert headline.startswith(f"index 9 is out of bounds for {dimension}")

@@ -35,7 +35,7 @@ def test_words_alone_end_no_context(error: BaseException, sim: simulate.Simulati
     text = report.to_text()
     assert "is gone" not in text and "Restart the kernel" not in text
     assert reported(RuntimeError(TEXT)).headline == reported(RuntimeError(TEXT)).headline
-    assert "no device of this process has failed" in report.headline
+    assert "no device of this process has failed" in report.headline_schema
 
 
 def test_without_cuda_nothing_is_said_of_it() -> None:

@@ -34,7 +34,7 @@ def test_the_line_at_fault_stands_in_the_code(code: str, line: int) -> None:
     """Both lines are drawn, when far apart with a sign that some are left out."""
     report = reported(code)
     assert report.kind == "autograd_error"
-    assert report.headline == f"`y += 1` in line {line} changed `y`, which backward needs"
+    assert report.headline_schema == f"`y += 1` in line {line} changed `y`, which backward needs"
     assert "y = x.exp()" in report.explanation
     assert "<code>y += 1</code> in line" in report.to_html()
     (hint,) = report.hints

@@ -97,7 +97,7 @@ def test_the_call_that_made_a_number_of_a_loss(line: str, is_said: bool) -> None
     cell = "net, loss = nn.Linear(4, 3).cuda(), 0.0\nx, y = torch.rand(2, 4).cuda(), "
     cell += f"torch.rand(2, 3).cuda()\n{line}\nloss.backward()\n"
     report = run_cell(SETUP + cell, fast=False).shown
-    assert report.headline == "loss is a float: it has no graph, and no backward"
+    assert report.headline_schema == "loss is a float: it has no graph, and no backward"
     assert ["to train through it" in item.text for item in report.hints] == [True] * is_said
 
 

@@ -285,7 +285,7 @@ def test_a_module_that_is_not_initialised_refuses_its_parts(
         assert outcome.report is None
         return
     report, headline = outcome.shown, f"cannot assign {what} before Module.__init__() call"
-    assert (report.kind, report.headline) == ("host_error", headline)
+    assert (report.kind, report.headline_schema) == ("host_error", headline)
     assert report.source is not None and report.source.text == f"self.part = {assigned}"
 
 

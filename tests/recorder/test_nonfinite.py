@@ -57,8 +57,8 @@ def test_a_division_by_zero_is_named_with_its_inputs(fast: bool) -> None:
     x, y = cuda(1.0, -2.0, 3.0), cuda(1.0, 0.0, 2.0)
     report = found(lambda: x / y, fast=fast)
     assert (report.kind, report.certainty) == ("nonfinite", "proven")
-    assert report.headline == "torch.Tensor.div made -inf at [1] from self = -2.0, other = 0.0"
-    assert report.headline_own == "torch.Tensor.div made -inf at [1] from x = -2.0, y = 0.0"
+    assert report.headline_schema == "torch.Tensor.div made -inf at [1] from self = -2.0, other = 0.0"
+    assert report.headline == "torch.Tensor.div made -inf at [1] from x = -2.0, y = 0.0"
     assert (report.offenders.count, report.offenders.total) == (1, 3)
     assert hints(report) == ["outside_domain"]
     assert report.context_usable
@@ -260,7 +260,7 @@ def test_an_input_that_the_op_wrote_over_is_not_read(
     x = torch.tensor([1.0, 0.0], device="cuda")
     over, kept = found(lambda: in_place(x)), found(lambda: plain(x))
     assert "infinities" not in over.explanation
-    assert "from" not in over.headline_own and "from" in kept.headline_own
+    assert "from" not in over.headline and "from" in kept.headline
     assert hints(over) == [] and "outside_domain" in hints(kept)
     assert all(fact.summary.min is None for fact in over.tensors if fact.argument == "self")
 

@@ -76,7 +76,7 @@ def test_a_notebook_shows_the_figure() -> None:
 def test_a_report_without_values_or_graph_is_still_a_figure(tmp_path: Path) -> None:
     """The headline alone is drawn, also where it holds what matplotlib reads as mathematics."""
     report = replace(make_report(), offenders=None, graph=type(make_report().graph)())
-    report = replace(report, headline_own="cost $x_{i}$ of $y$")
+    report = replace(report, headline="cost $x_{i}$ of $y$")
     assert report.save(tmp_path / "report.png").stat().st_size > 1000
 
 

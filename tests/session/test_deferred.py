@@ -687,7 +687,7 @@ def test_an_error_of_the_users_stays_his() -> None:
     with pytest.raises(ZeroDivisionError), cudalens.check(deferred=True) as session:
         looked_up(0, 3)
         _ = 1 / 0
-    assert session.report is not None and session.report.headline.endswith("rows of weight")
+    assert session.report is not None and session.report.headline_schema.endswith("rows of weight")
 
 
 @pytest.mark.usefixtures("installed")

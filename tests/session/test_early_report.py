@@ -39,7 +39,7 @@ def test_files_are_there_while_the_exception_leaves_the_block(
     final = session.report.to_dict()
     for key in ("kind", "headline", "op", "source", "certainty", "tensors"):
         assert early[key] == final[key], key
-    assert [item.headline for item in shown] == [session.report.headline]
+    assert [item.headline for item in shown] == [session.report.headline_schema]
     assert session.is_shown_early
     assert len([note for note in caught.value.__notes__ if "cudalens" in note]) == 1
 

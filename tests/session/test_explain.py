@@ -38,7 +38,7 @@ def test_a_plain_cell_that_died_is_explained(notebook: Notebook) -> None:
     assert (report.kind, report.certainty) == ("device_assert", "likely")
     assert report.context_usable is False
     assert report.device_text is not None and "t >= 0 && t < n_classes" in report.device_text
-    assert report.headline == (
+    assert report.headline_schema == (
         "F.cross_entropy(logits, labels) in line 3 is the one call of this cell that fits the "
         "assert: target: a label is neither one of the classes nor ignore_index"
     )
@@ -95,11 +95,11 @@ def test_the_one_call_of_the_cell_that_fits_is_named(
     report = cudalens.last_report()
     assert (report.kind, report.certainty) == ("device_assert", "likely")
     if fits is None:
-        assert "asserted on the device" in report.headline
+        assert "asserted on the device" in report.headline_schema
         assert report.op.name is None
     else:
         first = f"{fits} in line 1 is the one call of this cell that fits the assert: indices: "
-        assert report.headline.startswith(first)
+        assert report.headline_schema.startswith(first)
         assert report.op.name is not None
 
 
@@ -108,7 +108,7 @@ def test_of_two_losses_none_is_named(notebook: Notebook) -> None:
     notebook.run("%cudacheck explain")
     report = cudalens.last_report()
     assert report.op.name is None
-    assert report.headline.startswith("F.cross_entropy or F.nll_loss")
+    assert report.headline_schema.startswith("F.cross_entropy or F.nll_loss")
 
 
 def test_a_host_error_is_explained_and_takes_no_assertion(notebook: Notebook) -> None:
@@ -166,4 +166,4 @@ def test_what_cuda_printed_is_used_where_nothing_else_tells(
     monkeypatch.setattr("cudalens.session.explain.rehearsed_fault", lambda: None)
     report = explain(notebook.names, sys.last_value, printed)
     assert report is not None and report.device_text == (printed or None)
-    assert ("a label is neither one of the classes" in report.headline) == bool(printed)
+    assert ("a label is neither one of the classes" in report.headline_schema) == bool(printed)

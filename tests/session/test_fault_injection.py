@@ -135,7 +135,7 @@ def stopped(**options: Any) -> cudalens.CheckSession:
     with pytest.raises(DeviceIndexError) as caught, cudalens.check(**options) as session:
         bad()
     assert str(caught.value).startswith("indices[1] = 7 is outside the 5 rows")
-    assert session.report.headline == SENTENCE
+    assert session.report.headline_schema == SENTENCE
     assert caught.value.report is session.report
     return session
 
@@ -201,7 +201,7 @@ def test_whatever_fails_after_a_finding_the_op_is_not_launched(
         assert str(caught.value).startswith("indices[1] = 7 is outside the 5 rows")
         assert (sim.is_poisoned, sim.pending) == (False, None)
         if session is not None:
-            assert session.report.headline == SENTENCE
+            assert session.report.headline_schema == SENTENCE
             assert not session.swallowed
             assert caught.value.report is session.report
 

@@ -55,7 +55,7 @@ def test_one_report_says_which_processes_met_what() -> None:
     session, error = failed(0, 2, count=3)
     report = session.report
     assert report is not None and report.kind == "device_assert"
-    assert report.headline_own.startswith("rows[1] = 9 is outside dimension 0 (size 3)")
+    assert report.headline.startswith("rows[1] = 9 is outside dimension 0 (size 3)")
     assert [item.name for item in report.ranks] == ["process 0", "process 1", "process 2"]
     bad = [item for item in report.ranks if item.report is not None]
     assert {item.process for item in bad} == {0, 2}
@@ -66,7 +66,7 @@ def test_one_report_says_which_processes_met_what() -> None:
     assert "terminated with the following error" in str(error)
     assert error.error_index in (0, 2)
     assert error.__cudalens_report__ is report
-    assert any(report.headline_own in note for note in error.__notes__)
+    assert any(report.headline in note for note in error.__notes__)
     # Another process's device says nothing about this one's.
     assert cudalens.last_report() is report
     assert Report.from_dict(json.loads(report.to_json())) == report
@@ -183,7 +183,7 @@ def test_whose_connection_broke_has_no_finding() -> None:
         RankResult(rank=1, report=found),
     )
     report = combined(results)
-    assert report is not None and report.headline == found.headline
+    assert report is not None and report.headline_schema == found.headline
     assert "rank 1 of 2" in report.to_text()
     assert combined(()) is None
 

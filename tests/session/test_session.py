@@ -73,7 +73,7 @@ def test_a_bad_block_raises_and_reports() -> None:
     assert cudalens.last_report() is report
     assert (report.kind, report.certainty, report.prevented) == ("device_assert", "proven", True)
     assert report.context_usable
-    assert report.headline == "indices[1] = 7 is outside the 5 rows of weight"
+    assert report.headline_schema == "indices[1] = 7 is outside the 5 rows of weight"
     assert report.op.name == "aten::embedding"
     assert report.op.api == "torch.nn.functional.embedding"
     assert report.source.line == line_of(bad, "F.embedding")
@@ -95,7 +95,7 @@ def test_the_next_block_starts_afresh() -> None:
     assert session.findings == ()
     with pytest.raises(DeviceIndexError), session:
         bad(8)
-    assert "= 8 " in session.report.headline
+    assert "= 8 " in session.report.headline_schema
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_number_of_ops_out_of_range_is_refused(number: Any, kind: type[Excepti
 
 def test_fast_finds_the_same_without_a_recorder() -> None:
     report = report_of(bad, fast=True)
-    assert report.headline == "indices[1] = 7 is outside the 5 rows of weight"
+    assert report.headline_schema == "indices[1] = 7 is outside the 5 rows of weight"
     assert report.source.line == line_of(bad, "F.embedding")
     assert report.history == ()
     assert report.timing.recorded_ops == 0
@@ -129,7 +129,7 @@ def test_nested_sessions_agree_on_the_report(
     with pytest.raises(RuntimeError) as caught, cudalens.check() as outer:
         with cudalens.check() as inner:
             fails()
-    assert inner.report.headline == outer.report.headline
+    assert inner.report.headline_schema == outer.report.headline_schema
     assert outer.report.kind == kind
     assert not outer.swallowed and not inner.swallowed
     assert reported_on(caught.value) is outer.report
@@ -142,7 +142,7 @@ def test_an_inner_session_leaves_the_outer_one_open() -> None:
             good()
         bad()
     assert inner.report is None
-    assert "= 7 " in outer.report.headline
+    assert "= 7 " in outer.report.headline_schema
 
 
 # --- install, uninstall, guard -------------------------------------------------------------------
@@ -302,7 +302,7 @@ def test_a_swallowed_finding_is_reported_with_its_count(
     with cudalens.check() as session:
         swallow(values)
     assert session.swallowed
-    assert "= 7 " in session.report.headline
+    assert "= 7 " in session.report.headline_schema
     told = session.report.explanation
     assert [told.count(part) for part in parts] == [1] * len(parts)
     assert sorted(parts, key=told.index) == parts
@@ -313,7 +313,7 @@ def test_a_swallowed_finding_is_reported_with_its_count(
 def test_the_first_of_several_findings_is_the_report_of_the_error_that_leaves() -> None:
     with pytest.raises(DeviceIndexError, match="= 9"), cudalens.check() as session:
         swallow((7, 8, 9), leaves=9)
-    assert "= 7 " in session.report.headline
+    assert "= 7 " in session.report.headline_schema
     for part in ("2 more", "= 8 ", "= 9 "):
         assert part in session.report.explanation
 
@@ -328,7 +328,7 @@ def error_behind(function: Callable[[], object]) -> tuple[BaseException, Any]:
     with pytest.raises(Exception) as caught, cudalens.check() as session:
         function()
     assert session.swallowed
-    assert session.report is not None and "= 7 is outside" in session.report.headline
+    assert session.report is not None and "= 7 is outside" in session.report.headline_schema
     assert cudalens.last_report() is session.report
     return caught.value, session
 
@@ -395,8 +395,8 @@ def test_an_error_behind_a_swallowed_finding(
     assert is_listed or own in (None, session.report)
     if is_listed:
         assert own is not session.report and own.kind == "host_error"
-        assert own.headline_own in notes[0]
-        assert f"1 more in this block: host error: {own.headline_own}." in explanation
+        assert own.headline in notes[0]
+        assert f"1 more in this block: host error: {own.headline}." in explanation
 
 
 def test_a_fault_of_the_device_behind_a_swallowed_finding_is_remembered(
@@ -413,13 +413,13 @@ def test_a_fault_of_the_device_behind_a_swallowed_finding_is_remembered(
         torch.cuda.synchronize()
 
     error, session = error_behind(run)
-    assert error.__cudalens_report__.headline in session.report.explanation
+    assert error.__cudalens_report__.headline_schema in session.report.explanation
     assert session.report.context_usable is False
     with pytest.raises(RuntimeError) as caught, cudalens.check() as again:
         torch.cuda.synchronize()
     assert again.is_reminder
     assert caught.value.__cudalens_report__ is again.report
-    assert again.report.headline == error.__cudalens_report__.headline
+    assert again.report.headline_schema == error.__cudalens_report__.headline_schema
 
 
 def test_a_fault_that_nobody_raised_is_listed_and_not_said_to_be_raised(
@@ -509,7 +509,7 @@ def test_several_silent_findings_are_counted_and_listed() -> None:
         take(5)
         torch.take_along_dim(cuda(0.0), cuda(8), 0)
         torch.take_along_dim(cuda(0.0), cuda(9), 0)
-    assert "= 5 is outside" in session.report.headline
+    assert "= 5 is outside" in session.report.headline_schema
     listed = session.report.explanation.partition("2 more in this block: ")[2]
     assert "= 8 is outside" in listed.partition("; ")[0]
     assert "= 9 is outside" in listed.partition("; ")[2]
@@ -538,7 +538,7 @@ def test_an_error_outranks_a_silent_finding_and_lists_it(
     assert session.report.kind == kind
     assert caught is None or session.report is reported_on(caught.value)
     (silently,) = session.warnings
-    assert f"1 more in this block: silent: {silently.headline_own}." in session.report.explanation
+    assert f"1 more in this block: silent: {silently.headline}." in session.report.explanation
 
 
 @takes_modulo
@@ -555,7 +555,7 @@ def test_a_silent_finding_of_a_block_that_nobody_shows_is_a_python_warning() -> 
     with pytest.warns(cudalens.SilentFindingWarning) as got, cudalens.check() as session:
         take(5), take(6)
     (told,) = got
-    assert session.report.kind == "silent" and session.report.headline_own in str(told.message)
+    assert session.report.kind == "silent" and session.report.headline in str(told.message)
     assert told.filename == __file__
     with warnings.catch_warnings(action="error"), cudalens.CheckSession() as session:
         take(5), take(6)
@@ -647,8 +647,8 @@ def test_a_report_read_back_renders_the_same(make: Callable[[], Report]) -> None
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        (0, "schema_version 0 cannot be read: this release reads 1 to 3"),
-        (4, "schema_version 4 cannot be read: this release reads 1 to 3; a newer release"),
+        (0, "schema_version 0 cannot be read: this release reads 1 to 4"),
+        (5, "schema_version 5 cannot be read: this release reads 1 to 4; a newer release"),
         (None, "contains no cudalens report: schema_version is missing"),
         ("3", "schema_version"),
     ],
@@ -663,13 +663,13 @@ def test_a_report_of_schema_version_1_is_read_and_rendered(make: Callable[[], Re
     """What it could not hold is null; its headline stands for the one in the user's names."""
     old = make().to_dict()
     headline = old["headline"]
-    del old["headline_own"], old["deferred"]
+    del old["headline"], old["deferred"]
     for item in (old["offenders"] or {"first": []})["first"]:
         del item["sample"]
     for hint in old["hints"]:
         del hint["tried"], hint["at"]
     report = Report.from_dict({**old, "schema_version": 1})
-    assert report.headline_own == report.headline == headline
+    assert report.headline == report.headline_schema == headline
     validator().validate(report.to_dict())
     assert headline in report.to_text(width=200).splitlines()[0]
     assert Report.from_dict(report.to_dict()) == report

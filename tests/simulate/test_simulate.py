@@ -493,7 +493,7 @@ def test_a_tensor_that_fits_nowhere_is_cuda_s_error(
         make()
     assert str(caught.value).startswith("CUDA out of memory. Tried to allocate 4194304.00 GiB. GPU")
     assert check.report is not None and check.report.kind == "cuda_error"
-    assert check.report.headline.startswith("the GPU has no room for 4194304.00 GiB: ")
+    assert check.report.headline_schema.startswith("the GPU has no room for 4194304.00 GiB: ")
     with pytest.raises(RuntimeError) as host:
         torch.empty(1 << 50)
     assert not isinstance(host.value, torch.OutOfMemoryError)

@@ -241,7 +241,7 @@ def test_an_argument_is_named_by_its_place(
     assert report.expression == expression
     assert report.argument == ARGUMENTS.get(report.op.name, "index")
     name = expression or report.argument
-    assert report.headline_own.startswith((f"{name}[", f"({name})["))
+    assert report.headline.startswith((f"{name}[", f"({name})["))
 
 
 @pytest.mark.usefixtures("sim")
@@ -262,7 +262,7 @@ def test_what_is_indexed_is_named_by_its_place(
     call: Callable[[Tensor, Tensor], object], name: str
 ) -> None:
     """Where the op gets all of it."""
-    assert report_on(call).headline_own.endswith(f" of {name}" if name else ")")
+    assert report_on(call).headline.endswith(f" of {name}" if name else ")")
 
 
 @pytest.mark.usefixtures("sim")

@@ -28,7 +28,7 @@ def in_function(line: str) -> str:
 def test_a_variable_outside_is_not_taken_for_it(place: str, line: str, fast: bool) -> None:
     code = f"{SETUP}y = {line}" if place == "cell" else in_function(line)
     report = run_cell(code, fast=fast).shown
-    assert "(4x5 and 2x3)" in report.headline
+    assert "(4x5 and 2x3)" in report.headline_schema
     assert report.to_text().count("f32[2, 3]") == 1
     assert report.hints == ()
 
@@ -38,13 +38,13 @@ def test_a_variable_outside_is_not_taken_for_it(place: str, line: str, fast: boo
 )
 def test_what_is_evaluated_outside_is_read(line: str) -> None:
     report = run_cell(f"{SETUP}y = {line}").shown
-    assert report.headline_own.startswith("x and w shapes cannot be multiplied (2x3 and 2x3)")
+    assert report.headline.startswith("x and w shapes cannot be multiplied (2x3 and 2x3)")
 
 
 @pytest.mark.parametrize("line", ["[p.grad.norm() for p in ps]", "p = ps[0]; p.grad.norm()"])
 def test_a_missing_gradient_is_named(line: str) -> None:
     report = run_cell(f"import torch\nps = [torch.ones(3, requires_grad=True)]\n{line}").shown
-    assert report.headline_own == "'NoneType' object has no attribute 'norm': p.grad is None"
+    assert report.headline == "'NoneType' object has no attribute 'norm': p.grad is None"
 
 
 def test_of_another_attribute_nothing_is_said() -> None:

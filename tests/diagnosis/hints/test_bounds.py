@@ -82,7 +82,7 @@ def test_an_overflow_in_backward_is_named_with_the_type_of_the_gradient() -> Non
     """The loss is float32, and the gradient that overflows float16."""
     made = "x = torch.full((2,), 200.0, device=d, dtype=torch.half, requires_grad=True)"
     report = cell(f"{made}\nloss = (x ** 2).float().sum() * 60000\nloss.backward()", nan=True).shown
-    assert "from gradient = 60000.0, self = 200.0, exponent = 2" in report.headline
+    assert "from gradient = 60000.0, self = 200.0, exponent = 2" in report.headline_schema
     assert "the largest float16 is 65504" in report.hints[0].text
 
 
@@ -95,7 +95,7 @@ def test_both_spellings_of_a_dtype_are_read(dtype: str, name: str, bias: str) ->
     """With a bias and without, torch's words differ: ``Half`` and ``c10::Half``."""
     text = f"x = torch.zeros(2, 3, dtype=torch.{dtype}, device=d)\nw = torch.zeros(4, 3, device=d)"
     report = cell(f"{text}\nF.linear(x, w{bias})\n", fast=False).shown
-    assert name in report.headline and "float32" in report.headline
+    assert name in report.headline_schema and "float32" in report.headline_schema
 
 
 @pytest.mark.parametrize(("rows", "columns", "says"), [(4, 2, True), (5, 2, False), (4, 1, False)])

@@ -70,7 +70,7 @@ def hint_of(text: str) -> Hint:
     """
     outcome = run_cell(f"{SETUP}{text}", fast=False)
     assert "modified by an inplace operation" in str(outcome.error)
-    for line in (outcome.shown.headline, outcome.shown.headline_own):
+    for line in (outcome.shown.headline_schema, outcome.shown.headline):
         assert len(line) <= 100 and "backward needs" in line
     (hint,) = outcome.shown.hints
     assert (hint.rule, hint.fix, hint.tried) == ("out_of_place", None, None)
@@ -150,8 +150,8 @@ def test_what_a_headline_has_no_room_for_is_explained() -> None:
     outcome = run_cell(f"{SETUP}{name} = w.exp()\n{change}\n{name}.sum().backward()", fast=False)
     report = outcome.shown
     where = f"in line {len(SETUP.strip().splitlines()) + 2} changed a tensor, which backward needs"
-    assert re.fullmatch(rf"`(.+)…` {where}", report.headline)
-    assert change.startswith(report.headline[1:].partition("…")[0])
+    assert re.fullmatch(rf"`(.+)…` {where}", report.headline_schema)
+    assert change.startswith(report.headline_schema[1:].partition("…")[0])
     assert f"`{change}` at " in report.explanation
     assert "float32 (4, 4), output 0 of Exp" in report.explanation
     assert "at version 0, and was changed in place to version 1" in report.explanation
@@ -173,9 +173,9 @@ SHARED = "y = torch.ones(3, requires_grad=True)*1; z = y.exp(); z += 1; z.sum().
 def test_of_several_statements_on_a_line_the_one_at_fault_is_named(code: str) -> None:
     """The whole line would be cut before it; a line of one statement is shown as it is typed."""
     report = run_cell(f"{SETUP}{code}", fast=False).shown
-    assert report.headline.startswith("`z += 1` in line ")
-    assert report.headline.endswith(" changed `z`, which backward needs")
-    assert len(report.headline) <= 100
+    assert report.headline_schema.startswith("`z += 1` in line ")
+    assert report.headline_schema.endswith(" changed `z`, which backward needs")
+    assert len(report.headline_schema) <= 100
     saved = "z = y.exp()" if "; z = y.exp();" in code else None
     assert saved is None or f"`{saved}` at " in report.explanation
 
@@ -184,8 +184,8 @@ def test_the_headline_without_the_writing_line_is_short() -> None:
     """Guards alone do not know who wrote; of the rest, the headline holds what fits."""
     outcome = run_cell(f"{SETUP}e = w.exp()\ne += 1\ne.sum().backward()")
     start = "a tensor that backward needs was changed in place: float32 (4, 4), output 0 of Exp"
-    assert outcome.shown.headline.startswith(start)
-    assert len(outcome.shown.headline) <= 100
+    assert outcome.shown.headline_schema.startswith(start)
+    assert len(outcome.shown.headline_schema) <= 100
 
 
 def test_nothing_of_the_module_stays_alive() -> None:

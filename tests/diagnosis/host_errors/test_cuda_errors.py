@@ -169,12 +169,12 @@ def test_a_text_is_told_from_the_others(
     """By the text alone; PyTorch's advice about assertions is under all, and helps with none."""
     assert next(item.name for item in table() if item.regex.search(message)) == family
     report = report_of(message)
-    found = (report.context_usable, report.certainty, report.headline)
+    found = (report.context_usable, report.certainty, report.headline_schema)
     assert found == (usable, certainty, headline)
     if "device-side assert triggered" in message:
         return  # the status of NCCL that quotes an assert is one
     told = report.explanation
-    assert report.kind == "cuda_error" and "assert" not in report.headline
+    assert report.kind == "cuda_error" and "assert" not in report.headline_schema
     assert "not a device-side assert" in told and told.count("Next step") == 1
     assert ("restart the kernel" in told) is (usable is False)
     assert ("Nothing was launched. Next" in told) is (family == "no_gpu")
@@ -255,7 +255,7 @@ def test_fixes_come_in_the_order_of_their_effect(message: str, says: str) -> Non
 def test_the_number_of_a_gpu_is_that_on_the_line(call: str, which: str) -> None:
     """Read off the call where it is written there."""
     report = report_of("CUDA error: invalid device ordinal" + DSA, call=syntax_of(call))
-    assert report.headline == f"{which} does not exist for this process"
+    assert report.headline_schema == f"{which} does not exist for this process"
 
 
 def test_full_memory_has_two_names() -> None:

@@ -83,7 +83,7 @@ def test_a_host_error_is_put_into_words(case: Case, sim: simulate.Simulation) ->
     outcome = run_cell(code, fast=case.fix is None)  # the recorder has what no variable contains
     report = outcome.shown
     assert (report.kind, report.certainty) == (case.kind, "proven")
-    assert all(text in report.headline_own for text in in_words_of_here(case.says))
+    assert all(text in report.headline for text in in_words_of_here(case.says))
     # Some releases of torch put a single tensor into a tuple before they look at it.
     argument = (report.argument or "").removesuffix("[0]") or None
     assert (argument, report.expression) == (case.argument, case.expression)
@@ -92,7 +92,7 @@ def test_a_host_error_is_put_into_words(case: Case, sim: simulate.Simulation) ->
     assert len(report.hints) <= 1 or all("one of several" in hint.text for hint in report.hints)
     assert report.source is not None and report.source.text == case.bad.split("\n")[-1]
     assert report.limits == ()
-    assert "assert" not in report.headline
+    assert "assert" not in report.headline_schema
     if case.kind != "cuda_error":
         assert "assert" not in report.to_text()
     assert family_of(str(outcome.error), type(outcome.error)) in (case.family, "repeated")
@@ -116,7 +116,7 @@ def test_the_neighbour_is_silent(case: Case) -> None:
 def test_of_an_unknown_message_nothing_is_said_about_kernels() -> None:
     """``cholesky`` looks at its input on the device, and raises when the result has come back."""
     report = run_cell("import torch\ntorch.linalg.cholesky(-torch.eye(3, device='cuda'))").shown
-    assert "positive-definite" in report.headline
+    assert "positive-definite" in report.headline_schema
     assert report.explanation.startswith("An exception of the host: ")
     assert "before running anything" not in report.explanation
     known = run_cell("import torch\ntorch.ones(2, 3).cuda() @ torch.ones(2, 3).cuda()").shown
@@ -132,7 +132,7 @@ def test_what_a_library_lacks_is_not_said_of_an_argument() -> None:
     lstm(x)
     """
     report = run_cell(code).shown
-    assert report.headline == "'NoneType' object has no attribute 'dtype'"
+    assert report.headline_schema == "'NoneType' object has no attribute 'dtype'"
     assert (report.argument, report.hints) == (None, ())
 
 
@@ -177,7 +177,7 @@ def test_the_exception_passes_unchanged() -> None:
 def test_the_recorder_changes_no_verdict(case: Case) -> None:
     """With the flight recorder the names are still those of the called function, not the op's."""
     report = run_cell(f"{SETUP}{case.setup}\n{case.bad}", fast=False).shown
-    assert case.says in report.headline_own
+    assert case.says in report.headline
     assert (report.argument, report.expression) == (case.argument, case.expression)
     assert (report.op.api or "").startswith("torch.")
 
@@ -214,7 +214,7 @@ net(torch.randn(2, 3, 8, 8, device="cuda"))
     report = run_cell(SETUP + code).shown
     assert (report.module_path, report.op.api) == ("head", "torch.nn.functional.linear")
     assert report.source is not None and report.source.text == "return self.head(x.flatten(1))"
-    assert report.headline_own == (
+    assert report.headline == (
         "x.flatten(1) and net.head.weight shapes cannot be multiplied (2x288 and 10x2)"
     )
 
@@ -223,7 +223,7 @@ def test_a_worker_process_is_named() -> None:
     """An error that crossed from a loader's worker is explained like one of this process."""
     code = "next(iter(DataLoader([torch.ones(3), torch.ones(4)], batch_size=2, num_workers=1)))"
     report = run_cell(SETUP + code).shown
-    assert report.headline == (
+    assert report.headline_schema == (
         "stack expects each tensor to be equal size, but got [3] at entry 0 and [4] at entry 1"
     )
     assert report.explanation.startswith("Raised in DataLoader worker process 0.")
@@ -331,7 +331,7 @@ def test_a_gradient_of_a_custom_function() -> None:
     ).shown
     assert (report.kind, report.phase) == ("autograd_error", "backward")
     assert "gradient at index 1 - got [3] but expected shape compatible with [4, 1]" in (
-        report.headline
+        report.headline_schema
     )
 
 
@@ -401,7 +401,7 @@ def test_texts_of_other_machines(row: tuple[str, str, str, str | None, *tuple[st
     """By the message alone; the hints are of the rules at the end of the row."""
     message, kind, headline, argument, *rules = row
     report = report_of(message)
-    assert (report.kind, report.headline, report.argument) == (kind, headline, argument)
+    assert (report.kind, report.headline_schema, report.argument) == (kind, headline, argument)
     assert [hint.rule for hint in report.hints] == rules
 
 
@@ -486,7 +486,7 @@ def test_advice_says_on_what_it_depends(code: str, says: str) -> None:
 def test_a_size_is_told_of_the_tensor_that_has_it(line: str, says: str) -> None:
     """By the dimension that torch names; scores inside of attention are none of its arguments."""
     code = f"{SETUP}s, m = torch.ones(2, 4, 5, 5).cuda(), torch.ones(2, 5).bool().cuda()\n{line}"
-    assert says in run_cell(code, fast=False).shown.headline_own
+    assert says in run_cell(code, fast=False).shown.headline
 
 
 def test_hints_that_fail_leave_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,7 +502,7 @@ def test_hints_that_fail_leave_the_verdict(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(advice, "_size_of_layer", broken)
     report = report_of(message)
-    assert (report.headline, report.explanation) == (whole.headline, whole.explanation)
+    assert (report.headline_schema, report.explanation) == (whole.headline, whole.explanation)
     assert (len(whole.hints), report.hints) == (1, ())
     assert report.limits == ("hints of in_channels failed: ZeroDivisionError: ",)
 

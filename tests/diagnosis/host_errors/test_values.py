@@ -78,7 +78,7 @@ def test_a_value_that_a_distribution_refuses(
     outcome = cell(f"{setup}\n{bad}", fast=fast)
     report = outcome.shown
     assert isinstance(outcome.error, ValueError)
-    assert (report.kind, report.certainty, report.headline) == ("host_error", "proven", headline)
+    assert (report.kind, report.certainty, report.headline_schema) == ("host_error", "proven", headline)
     assert [item for item in (report.argument, report.expression) if item] == names.split()
     assert report.offenders is not None and report.offenders.count == count
     found = report.offenders.first[0]
@@ -125,7 +125,7 @@ def test_labels_of_another_dtype_than_the_scores(
     line = f"nn.functional.binary_cross_entropy{loss and '_'}{loss}(z, y)"
     outcome = cell(f"z = {scores}; y = {labels}\n{line}", fast=fast)
     report = outcome.shown
-    assert all(dtype in report.headline_own for dtype in dtypes.split())
+    assert all(dtype in report.headline for dtype in dtypes.split())
     assert (report.kind, report.argument, report.expression) == ("host_error", "target", "y")
     assert outcome.fixes == [line.replace("y)", f"y{fix})")]
     assert "place" not in report.explanation and "gradient" not in report.explanation
@@ -152,7 +152,7 @@ def test_a_gradient_s_dtype_is_told_in_backward() -> None:
     code = "y = torch.zeros(3, 2, device='cuda').long(); loss = nn.HuberLoss()(net(x), y)"
     assert cell(code).error is None
     report = cell(f"{code}\nloss.backward()").shown
-    assert report.headline == "Found dtype int64 but expected float32"
+    assert report.headline_schema == "Found dtype int64 but expected float32"
     assert report.hints[0].text.startswith("a loss with float32 input and int64 target can pass")
 
 
@@ -191,7 +191,7 @@ def test_the_item_on_another_device_is_named(
     is_known = item == "h" or not fast
     named = (argument, given) if is_known else (None, None)
     assert (report.argument, report.expression) == named
-    assert report.headline_own.startswith(f"{given} is on cpu, ") is is_known
+    assert report.headline.startswith(f"{given} is on cpu, ") is is_known
     assert outcome.fixes == ([line.format(f"{item}.to(x.device)")] if is_known else [])
 
 
@@ -205,7 +205,7 @@ def test_the_item_on_another_device_is_named(
 def test_without_certainty_no_item_is_named(line: str) -> None:
     """Guards alone do not know which of two unnamed items lies where; a trial does."""
     report = cell(f"h = torch.ones(3, 4)\n{line}").shown
-    assert report.expression is None and "tensors[" not in report.headline
+    assert report.expression is None and "tensors[" not in report.headline_schema
     assert all(hint.tried for hint in report.hints if hint.fix)
 
 
@@ -257,7 +257,7 @@ def test_what_is_not_proven_is_not_named(
     """No expression, and of the values only those that are at fault."""
     outcome = cell(code)
     report = outcome.shown
-    assert report.headline.startswith(headline)
+    assert report.headline_schema.startswith(headline)
     assert (report.argument, report.expression, outcome.fixes) == (argument, None, fixes)
     assert (report.offenders is not None) is is_listed
     assert "backward" not in report.explanation
@@ -285,8 +285,8 @@ def test_more_tokens_than_positions(call: str) -> None:
         outcome = cell(MODELS + call.format(n=beyond))
         report = outcome.shown
         name = "inputs_embeds" if "embeds" in call else "input_ids"
-        assert report.headline.startswith(f"{name} has {beyond} tokens, ")
-        assert report.headline.endswith(" has positions for 20")
+        assert report.headline_schema.startswith(f"{name} has {beyond} tokens, ")
+        assert report.headline_schema.endswith(" has positions for 20")
         said = (report.argument, outcome.rules, outcome.fixes)
         assert said == (name, ["input_beyond_positions"], [None])
         assert TRUNCATED in outcome.shown.hints[0].text
@@ -308,7 +308,7 @@ def test_other_lengths_are_not_blamed_on_the_positions(call: str) -> None:
     """The table is not said to be too short where it was not, or was not asked."""
     pytest.importorskip("transformers")
     outcome = cell(MODELS + call)
-    assert "positions for" not in outcome.shown.headline
+    assert "positions for" not in outcome.shown.headline_schema
     assert not any(TRUNCATED in hint.text for hint in outcome.shown.hints)
 
 
@@ -372,7 +372,7 @@ def test_an_argument_goes_by_the_name_that_the_called_function_has_for_it(
     # Of a state guards alone know enough; what a function has returned the recorder holds.
     report = cell(f"{OPERANDS}{line}", fast="(s" in line).shown
     assert (report.argument, report.expression) == (argument, expression)
-    assert report.headline_own.startswith(headline)
+    assert report.headline.startswith(headline)
     facts = {item.argument: item.expression for item in report.tensors}
     assert expression is None or facts[argument] == expression
 
@@ -381,7 +381,7 @@ def test_an_operand_that_no_variable_holds_is_named_by_the_line() -> None:
     """The refused call is at hand: what the line has in its place is the operand."""
     report = cell(f"{OPERANDS}a @ made(a)", fast=False).shown
     assert report.argument is None  # either may be transposed
-    assert report.headline_own == "a and made(a) shapes cannot be multiplied (2x3 and 2x3)"
+    assert report.headline == "a and made(a) shapes cannot be multiplied (2x3 and 2x3)"
     assert [item.expression for item in report.tensors][:2] == ["a", "made(a)"]
 
 
