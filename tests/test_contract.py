@@ -92,7 +92,9 @@ def test_the_documented_example_reads_as_documented() -> None:
     data = json.loads(report_of(one_based).to_json())
     assert data["schema_version"] == 4
     assert data["headline_schema"] == "target[17] = 10 is outside the 10 classes of input"
-    assert data["headline"] == data["headline_own"] == "y[17] = 10 is outside the 10 classes of logits"
+    assert (
+        data["headline"] == data["headline_own"] == "y[17] = 10 is outside the 10 classes of logits"
+    )
     assert data["offenders"]["first"] == [
         {"position": [place], "value": 10, "sample": None} for place in (17, 20, 21)
     ]

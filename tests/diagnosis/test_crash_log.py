@@ -311,7 +311,9 @@ def test_the_one_call_of_the_script_that_fits_is_named(
     report = explain_log(log, lambda name: {"train.py": text.splitlines()}.get(name, []))
     assert report is not None and report.certainty == "likely"
     if fits is None:
-        assert report.headline_schema.startswith("F.cross_entropy or F.nll_loss asserted on the device")
+        assert report.headline_schema.startswith(
+            "F.cross_entropy or F.nll_loss asserted on the device"
+        )
         assert report.op.name is None
         return
     assert report.headline_schema.startswith(
@@ -345,7 +347,9 @@ def test_a_script_that_is_another_by_now_is_not_read() -> None:
 def test_an_indexing_in_the_deepest_line_is_named(line: str, fits: str | None) -> None:
     report = explained(f"{INDEX}\n{LATE.replace('print(step(x, y).item())', line)}")
     first = f"{fits} in line 12 is the one call of that line that fits the assert: indices: "
-    assert report.headline_schema.startswith(first if fits else "x[i], x[i] = y or Tensor.index_put_ ")
+    assert report.headline_schema.startswith(
+        first if fits else "x[i], x[i] = y or Tensor.index_put_ "
+    )
 
 
 CELL = """\
@@ -364,7 +368,9 @@ AcceleratorError: CUDA error: device-side assert triggered
 def test_the_lines_of_a_cell_that_a_log_shows_are_looked_at(line: str, fits: str | None) -> None:
     report = explained(f"{INDEX}\n{CELL.format(line)}")
     first = f"{fits} in line 2 is the one call of the lines shown that fits the assert: indices: "
-    assert report.headline_schema.startswith(first if fits else "x[i], x[i] = y or Tensor.index_put_ ")
+    assert report.headline_schema.startswith(
+        first if fits else "x[i], x[i] = y or Tensor.index_put_ "
+    )
     assert report.source is not None and (report.source.cell, report.source.line) == (5, 4)
 
 

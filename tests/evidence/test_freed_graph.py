@@ -190,4 +190,6 @@ def test_a_pass_before_the_check_is_not_blamed_on_it() -> None:
     loss = (torch.ones(3, device="cuda", requires_grad=True).exp()).sum()
     loss.backward()
     outcome = run_cell("x = (loss * 1).sum()\nx.backward()", {"loss": loss}, fast=False)
-    assert outcome.shown.headline_schema == "a part of the graph of x was freed by an earlier backward"
+    assert (
+        outcome.shown.headline_schema == "a part of the graph of x was freed by an earlier backward"
+    )

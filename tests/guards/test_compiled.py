@@ -457,7 +457,8 @@ def test_deferred_guards_raise_where_a_parameter_would_be_written(on_cpu: None) 
         optimizer.step()
     report = caught.value.report
     assert (
-        report.headline_schema == "indices[0] contained 4, which is outside dimension 0 (size 4) of self"
+        report.headline_schema
+        == "indices[0] contained 4, which is outside dimension 0 (size 4) of self"
     )
     assert (report.op.name, report.argument, report.phase) == ("aten::index", "indices", "forward")
     assert report.source is not None

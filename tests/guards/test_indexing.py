@@ -341,7 +341,9 @@ def test_take_along_dim_beyond_the_size_is_a_silent_finding(
         assert session.report is None
         return
     assert session.report is not None and session.report.kind == "silent"
-    assert session.report.headline_schema == "indices[1] = 3 is outside dimension 0 (size 3) of self"
+    assert (
+        session.report.headline_schema == "indices[1] = 3 is outside dimension 0 (size 3) of self"
+    )
 
 
 @takes_modulo

@@ -57,7 +57,9 @@ def test_a_division_by_zero_is_named_with_its_inputs(fast: bool) -> None:
     x, y = cuda(1.0, -2.0, 3.0), cuda(1.0, 0.0, 2.0)
     report = found(lambda: x / y, fast=fast)
     assert (report.kind, report.certainty) == ("nonfinite", "proven")
-    assert report.headline_schema == "torch.Tensor.div made -inf at [1] from self = -2.0, other = 0.0"
+    assert (
+        report.headline_schema == "torch.Tensor.div made -inf at [1] from self = -2.0, other = 0.0"
+    )
     assert report.headline == "torch.Tensor.div made -inf at [1] from x = -2.0, y = 0.0"
     assert (report.offenders.count, report.offenders.total) == (1, 3)
     assert hints(report) == ["outside_domain"]

@@ -78,7 +78,11 @@ def test_a_value_that_a_distribution_refuses(
     outcome = cell(f"{setup}\n{bad}", fast=fast)
     report = outcome.shown
     assert isinstance(outcome.error, ValueError)
-    assert (report.kind, report.certainty, report.headline_schema) == ("host_error", "proven", headline)
+    assert (report.kind, report.certainty, report.headline_schema) == (
+        "host_error",
+        "proven",
+        headline,
+    )
     assert [item for item in (report.argument, report.expression) if item] == names.split()
     assert report.offenders is not None and report.offenders.count == count
     found = report.offenders.first[0]
