@@ -8,7 +8,13 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from cudalens.core.report_types import LineRef, Offenders, ProvenanceStep, SourceSpan
+from cudalens.core.report_types import (
+    LineRef,
+    Number,
+    Offenders,
+    ProvenanceStep,
+    SourceSpan,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,3 +254,58 @@ class GrownParameter:
     largest: float
     name: str | None = None
     step: LineRef | None = None
+
+
+# --- the size behind a bound, and the marks of the bad values -------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundOrigin:
+    """Where the number behind a bound was chosen, and how it came to what has it.
+
+    Of ``model = Recommender(100, 64)``, whose ``__init__`` makes ``nn.Embedding(items, 8)``, the
+    number was chosen in the line of ``model`` and the layer was made in that of ``nn.Embedding``.
+    """
+
+    at: SourceSpan
+    """The line that chose the number."""
+    expression: str
+    """The code there that has the number, on one line: ``Recommender(100, 64)``, ``n = 4``."""
+    holder: str | None = None
+    """The user's name of the layer, the tensor or the number: ``model.items``."""
+    made: LineRef | None = None
+    """The line that made the holder, where that is another one than ``at``."""
+    made_by: str | None = None
+    """The code there: ``nn.Embedding(items, 8)``."""
+    way: tuple[ProvenanceStep, ...] = ()
+    """The recorded calls that handed the size on, newest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedConstant:
+    """A number that the user's program has a name for: ``IMAGE = -200``."""
+
+    name: str
+    value: int
+    line: LineRef | None = None
+    """The line that sets it, where one line does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """What all the bad values of a finding have in common, each looked at."""
+
+    value: Number = None
+    """The number that all bad values are, ``None`` where they differ or are one alone."""
+    constants: tuple[NamedConstant, ...] = ()
+    """The program's names for bad values."""
+    zero_at: str | None = None
+    """The tensor on the line (a weight, a mask) that is 0 or False at the bad values alone."""
+    is_size: bool = False
+    """True if each bad value is the size itself: one past the last place."""
+    copies: int = 1
+    """How often each element of the user's tensor stands in the op's, as ``expand`` shows it."""
+    maker: ProvenanceStep | None = None
+    """The recorded call that made these integers: ``argmax``, a comparison, ``floor``."""
+    vanished: tuple[str, ...] = ()
+    """Constants on the line that are 0 in the dtype of the result: ``1e-8`` in float16."""

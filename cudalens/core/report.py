@@ -24,6 +24,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from cudalens.core._python import same_random_state
 from cudalens.core.evidence_types import (
+    BoundOrigin,
     CallContext,
     CallSyntax,
     DatasetColumn,
@@ -34,6 +35,7 @@ from cudalens.core.evidence_types import (
     GrownParameter,
     InPlaceChange,
     LostDimension,
+    Marks,
     NanHolder,
     OwnerModule,
     RefusedCall,
@@ -100,6 +102,9 @@ class Evidence:
     seen_before: SeenBefore | None = None
     bound_source: SourceSpan | None = None
     """The line that set the size behind the bound."""
+    bound: BoundOrigin | None = None
+    """The same with what has the size, and how the size came to it."""
+    marks: Marks = field(default_factory=Marks)
     owners: tuple[OwnerModule, ...] = ()
     """The modules that arguments of the op are parameters or buffers of."""
     call_context: CallContext = field(default_factory=CallContext)
