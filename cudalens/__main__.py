@@ -346,9 +346,9 @@ def _show(args: Namespace) -> int:
             report = Report.from_dict(json.loads(Path(name).read_text(encoding="utf-8-sig")))
             reports.append((name, report, _as_text(report, sys.stdout)))
         except Exception as error:  # a file may hold anything; what it does to a view is known late
-            status = _complain(
-                f"{name} is not a report that can be shown: {why_unreadable(error)}", FAILED
-            )
+            is_page = Path(name).suffix.lower() in (".html", ".htm")
+            why = "it is a page; show takes the .json" if is_page else why_unreadable(error)
+            status = _complain(f"{name} is not a report that can be shown: {why}", FAILED)
     if len(args.files) == 1:
         for _, report, text in reports:
             print(text)
@@ -402,8 +402,11 @@ def _page(args: Namespace) -> int:
     try:
         text = error_pages.text(*filter(None, [args.name]))
     except KeyError:
-        names = ", ".join(error_pages.names())
-        return _complain(f"there is no page {args.name!r}; there are: {names}", FAILED)
+        names = error_pages.names()
+        close = get_close_matches(args.name, names, 1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        there = f"{' The' if meant else '; the'} pages are {', '.join(names)}"
+        return _complain(f"there is no page {args.name!r}{meant}{there}", FAILED)
     if sys.stdout.isatty():
         from cudalens.render.tables import markdown
 

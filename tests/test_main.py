@@ -358,6 +358,8 @@ def test_show_prints_a_saved_report(run_here: Run, tmp_path: Path) -> None:
         (tmp_path / "other.json").write_text(text, encoding="latin-1")
         begin = "other.json is not a report"
         assert_one_line(run_here("show", "other.json"), 1, said, begin=begin)
+    (tmp_path / "report.html").write_text("<html>", encoding="utf-8")
+    assert_one_line(run_here("show", "report.html"), 1, "it is a page; show takes the .json")
     said = "that can be shown: No such file or directory\n"
     assert_one_line(run_here("show", "missing.json"), 1, said)
 
@@ -489,3 +491,8 @@ def test_a_reader_that_leaves_early_gets_no_traceback(words: list[str], tmp_path
     with os.fdopen(writing, "w") as gone:
         done = python("-m", "cudalens", *words, cwd=tmp_path, streams={"stdout": gone})
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_misspelt_page_is_answered_with_the_one_that_was_meant(run_here: Run) -> None:
+    assert_one_line(run_here("page", "nclasses"), 1, "did you mean n-classes? The pages are ")
+    assert_one_line(run_here("page", "xyzzy"), 1, "there is no page 'xyzzy'; the pages are ")

@@ -20,7 +20,7 @@ from cudalens.core._python import innermost, replace_attribute
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.notebook.display import Shown, finish, show_early
 from cudalens.notebook.statement import CellPlace, place_in_cell
-from cudalens.session.options import Options, OptionsError, split_line, subcommand
+from cudalens.session.options import Options, OptionsError, meant_command, split_line, subcommand
 from cudalens.source.cell_text import (
     counted_lines,
     is_tail,
@@ -187,7 +187,8 @@ class CellWatch:
         below, is_line = lines[lines.index(first) + 1 :], match["sign"] == "%"
         try:
             options, rest = split_line((match["rest"] or "").strip())
-            is_alone = bool(rest) and subcommand(rest) is None and not _first(below)
+            is_statement = subcommand(rest) is None and not meant_command(rest, self.shell.user_ns)
+            is_alone = bool(rest) and is_statement and not _first(below)
             if options.help or (is_line and not is_alone) or (rest and not is_line):
                 raise OptionsError
             importlib.import_module("torch")

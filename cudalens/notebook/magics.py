@@ -21,7 +21,14 @@ from cudalens.notebook import statement
 from cudalens.notebook.cells import MAGIC, CellWatch, new_session
 from cudalens.notebook.display import finish, publish, say_written
 from cudalens.notebook.printed_asserts import PrintedAsserts
-from cudalens.session.options import Options, OptionsError, help_text, split_line, subcommand
+from cudalens.session.options import (
+    Options,
+    OptionsError,
+    help_text,
+    meant_command,
+    split_line,
+    subcommand,
+)
 
 if TYPE_CHECKING:
     from cudalens.core.report import Report
@@ -117,6 +124,10 @@ class FrontEnd:
         command = subcommand(rest)
         if command is not None:
             return self._command(*command, options)
+        meant = meant_command(rest, {**self.shell.user_ns, **(local_ns or {})})
+        if meant is not None:
+            msg = f"there is no command and no variable {rest!r}; did you mean %{MAGIC} {meant}?"
+            raise UsageError(msg)
         _require_torch()
         parts = statement.compiled(self.shell, rest)
         user_locals = self.shell.user_ns if local_ns is None else local_ns

@@ -6,9 +6,10 @@ Standard library only, so that loading the extension stays cheap.
 from __future__ import annotations
 
 import argparse
+import builtins
 import keyword
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
@@ -24,8 +25,10 @@ DESCRIPTION = """Find the bad value before the CUDA kernel asserts.
 The cell runs as it would without this line.  When something is wrong, one report says
 which value, where, which bound it breaks and on which line of yours; CUDA stays usable."""
 
+COMMANDS = ("on", "off", "status", "last", "explain", "simulate")
+"""The words that ``%cudacheck`` takes in place of a statement."""
 _COMMAND = re.compile(
-    r"(?P<words>on|off|status|last|explain|simulate(?: +off)?)"
+    rf"(?P<words>simulate +off|{'|'.join(COMMANDS)})"
     r"(?: +(?P<options>(?:--\w|-[rh]\b).*))?"
 )
 _TOKEN = re.compile(r"""(?:"[^"]*"|'[^']*'|\S)+""")
@@ -183,6 +186,21 @@ def subcommand(rest: str) -> tuple[str, str] | None:
     if match is None:
         return None
     return " ".join(match["words"].split()), match["options"] or ""
+
+
+def meant_command(rest: str, names: Container[str]) -> str | None:
+    """Return the sub-command that a word is a misspelling of, ``None`` for a name in ``names``.
+
+    Example:
+        >>> meant_command("explian", {"x"}), meant_command("explian", {"explian"})
+        ('explain', None)
+    """
+    word = rest.strip()
+    if not word.isidentifier() or word in names or hasattr(builtins, word):
+        return None
+    from difflib import get_close_matches  # loading the extension stays cheap
+
+    return next(iter(get_close_matches(word, COMMANDS, 1)), None)
 
 
 def help_text(

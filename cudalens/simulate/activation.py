@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
 import re
@@ -21,7 +22,7 @@ from cudalens.simulate.dispatch import Registrations
 from cudalens.simulate.kernels import Runtime
 from cudalens.simulate.memory import METER
 from cudalens.simulate.op_schema import yaml_facts
-from cudalens.simulate.state import DeviceState
+from cudalens.simulate.state import STDERR_FD, DeviceState
 from cudalens.simulate.surface import Patches, patch_surface
 
 OLDEST: Final = (2, 8)
@@ -157,6 +158,7 @@ class Simulation:
         if Simulation.running is not self:
             return
         Simulation.running = None
+        atexit.unregister(self._print_pending)
         self._remove()
         _off.turn_off()
 
@@ -168,6 +170,11 @@ class Simulation:
     def __exit__(self, *_: object) -> None:
         if self._ends.pop():
             self.stop()
+
+    def _print_pending(self) -> None:
+        """Print the assert of a program that ends without a wait, as CUDA's driver does."""
+        if self.pending is not None and not self._runtime.state.is_forked:
+            os.write(STDERR_FD, f"{self.pending}\n".encode())
 
     def _install(self) -> None:
         try:
@@ -288,6 +295,7 @@ def start(
     simulation = Simulation(DeviceState(lag=lag, seed=seed, blocking=blocking))
     simulation._install()
     Simulation.running = simulation
+    atexit.register(simulation._print_pending)
     if announce:
         print(ANNOUNCEMENT)
         if untried is not None:

@@ -39,7 +39,7 @@ _ASYNC_TEXT: Final = (
 )
 _SYNC_TEXT: Final = "called a synchronizing CUDA operation"
 _RAISES: Final = 2
-_STDERR_FD: Final = 2  # CUDA's driver writes here, past sys.stderr
+STDERR_FD: Final = 2  # CUDA's driver writes here, past sys.stderr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ class DeviceState:
                 return
             self.is_poisoned = True
         if is_first:
-            os.write(_STDERR_FD, f"{failure.text}\n".encode())
+            os.write(STDERR_FD, f"{failure.text}\n".encode())
         advice = "" if self.is_blocking else _ASYNC_TEXT
         raise _error(_ASSERT_TEXT + advice, ASSERT_ERROR_CODE)
 

@@ -717,3 +717,16 @@ def test_loading_brings_few_modules_and_no_torch() -> None:
     assert 0 < len(ours) <= 22
     late = {"cudalens.core.report_types", "cudalens.source.stack", "pure_eval"}
     assert not (late | {"importlib.metadata", "uuid", "difflib"}) & {*brought}
+
+
+@pytest.mark.parametrize(("word", "meant"), [("explian", "explain"), ("stauts", "status")])
+def test_a_misspelt_command_is_refused_with_the_one_that_was_meant(
+    notebook: Notebook, word: str, meant: str
+) -> None:
+    notebook.run(f"%cudacheck {word}")
+    assert notebook.err.endswith(f"did you mean %cudacheck {meant}?\n")
+
+
+def test_a_variable_that_is_named_much_like_a_command_is_a_statement(notebook: Notebook) -> None:
+    notebook.run("explian = 3")
+    assert notebook.run("%cudacheck explian").result == 3

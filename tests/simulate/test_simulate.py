@@ -545,3 +545,25 @@ def test_data_parallel_runs_on_the_one_device(sim: simulate.Simulation) -> None:
         result = model(torch.randn(4, 3, device=device))
         assert (tuple(result.shape), str(result.device)) == ((4, 2), "cuda:0")
         result.sum().backward()
+
+
+BAD_LOOKUP = """
+import torch, cudalens
+sim = cudalens.simulate(announce=False)
+x = torch.nn.Embedding(10, 4).to("cuda")(torch.tensor([{id}], device="cuda"))
+{after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("id", "after", "printed"),
+    [(10, "", 1), (9, "", 0), (10, "sim.stop()", 0), (10, "sim.reset()", 0)],
+)
+@needs_rehearsal
+def test_a_script_that_ends_without_a_wait_prints_the_pending_assert(
+    id: int, after: str, printed: int
+) -> None:
+    """As the driver of a GPU does at exit; the exit status is the script's own."""
+    done = run_python(BAD_LOOKUP.format(id=id, after=after))
+    assert done.returncode == 0
+    assert done.stderr.count("Assertion `") == printed
