@@ -114,6 +114,10 @@ class InPlaceChange:
     """The last write to it."""
     savers: tuple[ProvenanceStep, ...] = ()
     """The ops of which one saved it."""
+    writes: tuple[ProvenanceStep, ...] = ()
+    """All writes to it since it was saved, oldest first."""
+    name: str | None = None
+    """The user's name of it: ``D[2].weight``, ``h``."""
     is_parameter: bool = False
     module: str | None = None
     """The class of torch's module that wrote it because of ``inplace=True``."""

@@ -89,13 +89,22 @@ def find_offenders(tensor: Tensor, bad: Tensor, marked: Sequence[int] = ()) -> O
     has_map = tensor.dim() and tensor.numel() and not tensor.is_complex()
     grid = _offender_map(tensor, bad, listed) if has_map else None
     low, high = _ends(grid, first)
-    good = ~bad
+    good, allowed = ~bad, 0
     for value in marked:
-        good &= tensor != value
+        marks_here = good & (tensor == value)
+        allowed += int(marks_here.count_nonzero())
+        good &= ~marks_here
     least, most = _extremes_where(tensor, good)
     others = None if least is None else f"{least} … {most}" if least != most else str(least)
     return Offenders(
-        count=count, total=tensor.numel(), first=first, map=grid, min=low, max=high, others=others
+        count=count,
+        total=tensor.numel(),
+        first=first,
+        map=grid,
+        min=low,
+        max=high,
+        others=others,
+        allowed=allowed,
     )
 
 

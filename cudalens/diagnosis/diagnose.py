@@ -16,6 +16,7 @@ from cudalens.core.report_types import (
     Kind,
     Offenders,
     OpName,
+    RaisedException,
     Violation,
     format_count,
     syntax,
@@ -24,6 +25,7 @@ from cudalens.diagnosis.assert_verdict import explain_assert
 from cudalens.diagnosis.candidates import BY_CHANCE, Refusal, Trial, search, verify_fixes
 from cudalens.diagnosis.hints import MAX_HINTS, find_hints
 from cudalens.diagnosis.host_errors import REFUSED, Verdict, explain_host_error
+from cudalens.diagnosis.observations import observe
 from cudalens.diagnosis.origins import (
     at_origin,
     batch_second,
@@ -60,17 +62,24 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
         lambda: verify_fixes(causes, Trial()),
     )
     argument = verdict.argument or _argument_changed(evidence, hints) or verdict.argument_named
+    headline = verdict.headline_own or verdict.headline
+    observations = tuple(
+        item
+        for item in limits.attempt("observations", lambda: observe(evidence, trial, limits), tuple)
+        if item.text not in headline  # what an argument is may stand there
+    )
     # The report keeps the text of a fix alone.
     hints = tuple(replace(item, fix=item.fix and str(item.fix)) for item in hints)
-    return Report(
+    report = Report(
         kind=verdict.kind,
         certainty=verdict.certainty,
         prevented=evidence.prevented,
         context_usable=verdict.context_usable,
         phase=evidence.phase,
-        headline=verdict.headline_own or verdict.headline,
+        headline=headline,
         headline_schema=verdict.headline,
         explanation=verdict.explanation,
+        observations=observations,
         op=evidence.op,
         argument=argument,
         expression=_expression(evidence, argument),
@@ -94,6 +103,23 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
         deferred=evidence.deferred,
         limits=(*evidence.limits, *limits.lines),
     )
+    return replace(report, exception=_exception(evidence, report))
+
+
+def _exception(evidence: Evidence, report: Report) -> RaisedException | None:
+    """Return the exception of the failure: the one that came, or the one that a guard raises."""
+    error, violation = evidence.error, evidence.violation
+    if error is not None:
+        message = error.message.strip().partition("\n")[0]
+        return RaisedException(type=error.type_name, message=message)
+    if violation is None:
+        return None
+    kind = "DeviceIndexError" if violation.is_index else "DeviceValueError"
+    if violation.is_nonfinite:
+        kind = "NonFiniteError"
+    elif violation.is_silent:
+        kind = "SilentFindingWarning"
+    return RaisedException(type=kind, message=format_sentence(report))
 
 
 def _hints(

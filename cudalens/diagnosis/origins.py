@@ -23,6 +23,7 @@ from cudalens.diagnosis.user_code import (
     Fix,
     api_function,
     call_node,
+    is_failing_line,
     last_name,
     list_of,
     parsed,
@@ -226,7 +227,7 @@ def _with_bound(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     if made is None and is_bound:
         made = _bounding_tensor(evidence, trial)
     has_line = made is not None and (made.value or (named and made.at.line))
-    if made is not None and has_line and not _is_failing_line(made.at, evidence):
+    if made is not None and has_line and not is_failing_line(made.at, evidence):
         line = f"made in {place(made.at, evidence)}: {_short(made)}"
         parts[-1:] = [f"{named}, {line}"] if named else [parts[-1], f"{made.name} is {line}"]
         if made.tied or made.beside:
@@ -238,16 +239,44 @@ def _with_bound(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
             parts += [] if is_said else [f"{size.name} is set in {line}: {_short(size)}"]
     if is_bound and (number := _number_of_classes(evidence)):
         size = trial.binding(number)
-        if size is not None and size.value and not _is_failing_line(size.at, evidence):
+        if size is not None and size.value and not is_failing_line(size.at, evidence):
             parts.append(f"{number} is set in {place(size.at, evidence)}: {_short(size)}")
     fact = evidence.tensor("input") if hint.rule in _OF_SIZE else None
     if hint.rule == "outside_domain":
         fact = evidence.tensor("other") or evidence.tensor("self")
     if fact is not None and (name := fact.expression or "").isidentifier():
         binding = trial.binding(name, of_shape=True)
-        if binding is not None and binding.value and not _is_failing_line(binding.at, evidence):
+        if binding is not None and binding.value and not is_failing_line(binding.at, evidence):
             parts.append(f"{name} is made in {place(binding.at, evidence)}: {_short(binding)}")
     return replace(hint, text="; ".join(filter(None, parts)))
+
+
+def bounding(evidence: Evidence, trial: Trial) -> tuple[Binding | None, Binding | None]:
+    """Return the layer, tensor or number that sets the bound, and the number that sized it.
+
+    By the variables of the running code; a layer whose line shows another size is not the one.
+    """
+    violation = evidence.violation
+    if violation is None:
+        return None, None
+    if number := _number_of_classes(evidence):
+        made = trial.binding(number)
+        return (None if made is None else replace(made, name=number)), None
+    made = _layer_of_bound(evidence, trial)
+    if made is not None and not _may_have_size(made, violation.size):
+        return None, None
+    made = made or _bounding_tensor(evidence, trial)
+    return made, None if made is None or not made.value else _size_of(made, trial)
+
+
+def _may_have_size(made: Binding, size: int | None) -> bool:
+    """Return whether a layer's line can have made this size: no other number stands there."""
+    tree, kind = syntax(made.value), (made.called or "").rpartition(".")[2]
+    at = 0 if kind.startswith("Embedding") else 1
+    if not isinstance(tree, ast.Call) or len(tree.args) <= at:
+        return True
+    number = tree.args[at]
+    return not isinstance(number, ast.Constant) or number.value == size
 
 
 def _number_of_classes(evidence: Evidence) -> str | None:
@@ -263,6 +292,13 @@ def _layer(hint: Hint, evidence: Evidence, trial: Trial) -> Binding | None:
     """Return the layer whose rows or outputs are too few: the table, or the last one before."""
     if hint.rule in _OF_SIZE:
         return trial.layer(evidence.module_path) if evidence.module_path else None
+    made = _layer_of_bound(evidence, trial)
+    size = evidence.violation.size if evidence.violation is not None else None
+    return made if made is not None and _may_have_size(made, size) else None
+
+
+def _layer_of_bound(evidence: Evidence, trial: Trial) -> Binding | None:
+    """Return the table that was read, or the layer that made the scores."""
     violation, tree = evidence.violation, call_node(evidence)
     assert violation is not None
     if evidence.op.name in LOOKUP_OPS:
@@ -334,7 +370,7 @@ def two_places(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
     made_in = [
         f"{name} is made in {place(it.at, evidence)}: {_short(it)}"
         for name, it in names.items()
-        if it.value and not _is_failing_line(it.at, evidence)
+        if it.value and not is_failing_line(it.at, evidence)
     ]
     if made_in:
         yield Hint(rule="two_places", text="; ".join(made_in))
@@ -420,11 +456,6 @@ def lost_dimension(evidence: Evidence, lost: LostDimension) -> Hint:
         which = f"dimension {dropped[0]}" if len(dropped) == 1 else f"dimensions {(*dropped,)}"
         text += f": give squeeze the {which}"
     return Hint(rule="batch_squeezed", text=text)
-
-
-def _is_failing_line(at: SourceSpan, evidence: Evidence) -> bool:
-    here = evidence.source
-    return here is not None and (at.cell, at.file, at.line) == (here.cell, here.file, here.line)
 
 
 def _short(binding: Binding) -> str:

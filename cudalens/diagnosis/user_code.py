@@ -401,3 +401,12 @@ def place(at: SourceSpan | LineRef, evidence: Evidence) -> str:
     here = evidence.source
     is_here = here is None or (at.cell, at.file) == (here.cell, here.file)
     return f"line {at.line}" if is_here else LineRef(line=at.line, cell=at.cell, file=at.file).where
+
+
+def is_failing_line(at: SourceSpan | LineRef, evidence: Evidence) -> bool:
+    """Return whether a place is on one of the lines of the failing statement."""
+    here = evidence.source
+    if here is None or here.line is None or at.line is None:
+        return False
+    is_same_code = (at.cell, at.file) == (here.cell, here.file)
+    return is_same_code and here.line <= at.line <= (here.end_line or here.line)

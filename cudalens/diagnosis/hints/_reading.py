@@ -25,7 +25,7 @@ from cudalens.core.report_types import (
 )
 from cudalens.diagnosis.hints._base import Rule, rule
 from cudalens.diagnosis.hints._roles import INTEGERS, Role, bad_values, fault, origin, role_of
-from cudalens.diagnosis.user_code import last_name, place
+from cudalens.diagnosis.user_code import is_failing_line, last_name, place
 
 LOST_NUMBERS = frozenset({-(1 << 63), (1 << 63) - 1, -(1 << 31)})
 """Integers that NaN and the infinities become when they are cast."""
@@ -439,7 +439,10 @@ COPIES = frozenset(
     {"to", "cuda", "clone", "copy_", "tensor", "contiguous", "float", "long", "int", "type"}
     | {"getitem", "index_select", "gather", "cat", "stack", "flip", "unbind", "reshape", "view"}
     | {"squeeze", "unsqueeze", "flatten", "detach", "chunk", "split", "permute", "transpose"}
+    | {"pin_memory", "expand", "repeat", "from_numpy", "as_tensor", "asarray", "data"}
 )
+"""Functions that hand on, move, cast, choose or repeat the values that they were given."""
+FROM_PYTHON = frozenset({"tensor", "as_tensor", "asarray", "from_numpy"})
 
 
 def way_of(evidence: Evidence) -> Iterator[tuple[str, str]]:
@@ -491,29 +494,34 @@ _MOVES = COPIES | {"sort", "roll", "repeat", "repeat_interleave", "masked_select
 """Functions that only move or repeat values."""
 
 
-def _is_here(line: LineRef, evidence: Evidence) -> bool:
-    """Return whether a line is one of the failing statement."""
-    here = evidence.source
-    if here is None or here.line is None or line.line is None:
-        return False
-    is_same_code = (line.cell, line.file) == (here.cell, here.file)
-    return is_same_code and here.line <= line.line <= (here.end_line or here.line)
+def maker_steps(evidence: Evidence) -> list[ProvenanceStep]:
+    """Return the recorded steps that made or wrote the bad values, newest first.
 
-
-def came_from(evidence: Evidence) -> str:
-    """Name the line that made the bad values, where it is known and not the failing one."""
+    All writers where the recorder saw them write, else the last call that did more than hand
+    values on.  Empty where a loader gave the values as they are.
+    """
     steps = [step for step in evidence.provenance if step.op and step.source is not None]
     stems = [stem_of(step.op or "") for step in steps]
     # What was divided is another number than the remainder.
     remainders = (at for at, stem in enumerate(stems) if stem.strip("_") in _REMAINDERS)
-    steps = steps[: next(remainders, len(steps)) + 1]
-    first = next((step.source for step in steps if step.note == FIRST_BAD), None)
-    made = [step.source for step, stem in zip(steps, stems, strict=False) if stem not in COPIES]
-    lines = [step.source for step in steps if stem_of(step.op or "") == "tensor"]
-    line = first or next(iter(made or lines), None)
+    end = next(remainders, len(steps)) + 1
+    steps, stems = steps[:end], stems[:end]
+    proven = [it for it in steps if (it.note or "").startswith((WRITES, FIRST_BAD))]
+    if proven:
+        return proven
     if evidence.provenance and evidence.provenance[-1].op is None and _MOVES.issuperset(stems):
-        return ""  # a loader gave the bad values
-    if line is None or _is_here(line, evidence):
+        return []
+    made = [step for step, stem in zip(steps, stems, strict=True) if stem not in COPIES]
+    if len(made) > 1 and stem_of(made[0].op or "") == "where":
+        made = made[1:]  # it chose among values that another line had made
+    lists = [step for step, stem in zip(steps, stems, strict=True) if stem in FROM_PYTHON]
+    return (made or lists)[:1]
+
+
+def came_from(evidence: Evidence) -> str:
+    """Name the line that made the bad values, where it is known and not the failing one."""
+    line = next((step.source for step in maker_steps(evidence)), None)
+    if line is None or is_failing_line(line, evidence):
         return ""
     beyond = _beyond_borders(evidence)
     return f"the bad values come from {place(line, evidence)}: {line.text}{beyond}"

@@ -284,7 +284,7 @@ NEIGHBOURS: dict[str, Row] = {
     "not a sum": (labels(ONE_TO_TEN, 10, provenance=(step("aten::mul.Tensor", "y = y * n"),)),
         "one_based_labels", "F.cross_entropy(z, y - 1)"),
     "bad before the sum": (labels(ONE_TO_TEN, 10, provenance=(step("aten::add.Tensor", "y = y + 1"),
-        step("aten::_to_copy", "y = y.cuda()", 2))), "one_based_labels",
+        step("aten::_to_copy", "y = y.cuda()", line=2))), "one_based_labels",
         "F.cross_entropy(z, y - 1)"),
     "numbered by another line": (labels(ONE_TO_TEN, 10, provenance=(step("aten::add.Tensor",
         "y = out.argmax(1) + 1"),)), "what_is_there", None, "line 4: y = out.argmax(1) + 1"),

@@ -1,0 +1,439 @@
+"""Observers: the proven facts of a failure beyond its headline, one line each; none advises.
+
+An observer takes the evidence and the variables of the user's line, and yields observations.  All
+templates of a finding of a guard stand here, those of an exception in ``observed_errors.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+
+from cudalens.core.api_names import stem_of
+from cudalens.core.evidence_types import Binding
+from cudalens.core.limits import Limits
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import (
+    WRITES,
+    LineRef,
+    MarkedLine,
+    Number,
+    Observation,
+    OtherModule,
+    ProvenanceStep,
+    SourceSpan,
+    format_count,
+)
+from cudalens.diagnosis.candidates import Trial
+from cudalens.diagnosis.hints._reading import fills_row_ends, ids_of, maker_steps
+from cudalens.diagnosis.hints._roles import Role, bad_values, fault, role_of
+from cudalens.diagnosis.observed_errors import observe_error
+from cudalens.diagnosis.origins import bounding
+from cudalens.diagnosis.user_code import is_failing_line, list_of, place
+
+Observer = Callable[[Evidence, Trial], Iterable[Observation]]
+_NOUNS: dict[Role | None, str] = {"label": "labels", "one_hot": "labels", "token": "ids"}
+_NOUNS["segment"] = "ids"
+_UNITS: dict[Role | None, str] = {"label": "class", "one_hot": "class", "token": "row"}
+_ALL: tuple[Role, ...] = ("label", "one_hot", "token", "position", "index", "edge", "segment")
+_MAX_RUNS = 4
+_MAX_LINES = 3
+_LONGEST = 80
+_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isin", "logical_and", "logical_or"})
+_INTEGER_MAKERS = {
+    "argmax": "positions of the largest",
+    "argmin": "positions of the smallest",
+    "argsort": "positions in the order of size",
+    "bucketize": "the number of an interval, one more than there are borders",
+    "floor": "a number rounded down",
+    "floor_divide": "a quotient rounded down",
+    "nonzero": "positions",
+    "round": "a rounded number",
+    "searchsorted": "the number of an interval, one more than there are borders",
+    "topk": "positions of the largest",
+    **dict.fromkeys(_COMPARISONS, "the truth of a comparison, 0 or 1"),
+}
+"""Meaning of the integers that a function makes."""
+
+
+def observe(evidence: Evidence, trial: Trial, limits: Limits) -> tuple[Observation, ...]:
+    """Return the proven facts of a failure, in the order in which they are read.
+
+    An observer that fails leaves one line in ``limits``, and the others are asked all the same.
+
+    Example:
+        >>> [item.text for item in observe(evidence, trial, limits)]
+        ['3 of 32 labels are 10, all others 1 … 9', '10 classes, set in line 2: nn.Linear(64, 10)']
+    """
+    observers = OF_FINDING if evidence.violation is not None else (observe_error,)
+    seen: list[Observation] = []
+    for observer in observers:
+        name = f"observation {observer.__name__}"
+        seen += limits.attempt(name, partial(_listed, observer, evidence, trial), tuple)
+    return tuple(seen)
+
+
+def _listed(observer: Observer, evidence: Evidence, trial: Trial) -> tuple[Observation, ...]:
+    return tuple(observer(evidence, trial))
+
+
+def _marked(line: LineRef | SourceSpan, mark: str) -> MarkedLine:
+    ref = line.ref if isinstance(line, SourceSpan) else line
+    return MarkedLine(line=ref.line, text=ref.text, cell=ref.cell, file=ref.file, mark=mark)
+
+
+# --- the values -----------------------------------------------------------------------------------
+
+
+def values(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
+    """Yield how many values are bad, how many are allowed besides, and the range of the others."""
+    at_fault, role = fault(evidence), role_of(evidence)
+    if at_fault is None or at_fault[1].dtype == "bool":
+        return
+    violation, fact = at_fault
+    if violation.is_nonfinite or violation.is_silent or fact.summary.nan:
+        return
+    noun, column, offenders = (
+        _NOUNS.get(role, "values"),
+        evidence.dataset_column,
+        violation.offenders,
+    )
+    size = violation.size or 0
+    if column is not None and column.count and role is not None:
+        bad = sorted(it for it in column.distinct or bad_values(evidence) if not 0 <= it < size)
+        text = _numbers(bad) if column.distinct else f"outside, such as {list_of(bad[:3])}"
+        if column.bad_count <= len(column.rows):
+            text += f" (item {list_of(column.rows)})"
+        of = f"{noun} of {column.name}"
+        yield Observation(
+            kind="values",
+            text=_share(column.bad_count, column.count, of, text, column.others),
+            facts={
+                "count": column.bad_count,
+                "total": column.count,
+                "values": tuple(bad),
+                "others": column.others,
+                "dataset": column.name,
+                "rows": column.rows,
+            },
+        )
+        return
+    if offenders.total < 2:
+        return
+    one, listed = evidence.marks.value, [item.value for item in offenders.first]
+    if one is None and len(listed) == offenders.count and len(set(listed)) == 1:
+        one = listed[0]
+    bad_integers = sorted(bad_values(evidence)) if role is not None else []
+    is_known = fact.summary.unique is not None or offenders.count == len(listed)
+    if one is not None:
+        text = format_number(one)
+    elif bad_integers and is_known:
+        text = _numbers(bad_integers)
+    else:
+        ends = list(dict.fromkeys(map(format_number, [*listed[:1], *listed[-1:]])))
+        whole = ", ".join(map(format_number, listed))
+        is_short = len(listed) == offenders.count <= _MAX_LINES
+        text = whole if is_short else f"outside, such as {' and '.join(ends)}"
+    if offenders.others is None and not offenders.allowed:
+        text = f"all {offenders.total} {noun} are {text}"
+    else:
+        text = _share(
+            offenders.count,
+            offenders.total,
+            noun,
+            text,
+            _as_typed(offenders.others),
+            _allowed(evidence),
+        )
+    yield Observation(
+        kind="values",
+        text=text,
+        facts={
+            "count": offenders.count,
+            "total": offenders.total,
+            "values": tuple(bad_integers) or tuple(dict.fromkeys(listed)),
+            "others": offenders.others,
+            "allowed": offenders.allowed,
+        },
+    )
+
+
+def _allowed(evidence: Evidence) -> str:
+    """Return how many values are allowed besides the bound: ``8 are -100 (allowed)``."""
+    violation = evidence.violation
+    if violation is None or not (count := violation.offenders.allowed):
+        return ""
+    which = list_of(violation.bounds.also_allowed)
+    word = "ignored" if evidence.scalar("ignore_index") == which else "allowed"
+    return f"{count} {'is' if count == 1 else 'are'} {which} ({word})"
+
+
+def _share(count: int, total: int, noun: str, bad: str, others: str | None, more: str = "") -> str:
+    """Return ``1 of 64 labels is 9, 8 are -100 (ignored), all others 0 … 6``."""
+    rest = f"all others {others}" if others else ""
+    verb = "is" if count == 1 else "are"
+    return ", ".join(filter(None, (f"{count} of {total} {noun} {verb} {bad}", more, rest)))
+
+
+def _as_typed(ends: str | None) -> str | None:
+    """Return the ends of an interval, whole numbers without a fraction: ``0 … 1``."""
+    if ends is None:
+        return None
+    try:
+        return " … ".join(format_number(float(end)) for end in ends.split(" … "))
+    except ValueError:
+        return ends
+
+
+def format_number(value: Number) -> str:
+    """Return a number for reading: ``255`` of 255.0, ``0.3333`` of a third."""
+    if not isinstance(value, float):
+        return str(value)
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
+
+
+def _numbers(items: Iterable[int]) -> str:
+    """Return numbers for reading: ``-4 … -1, 15 … 18``, ``3, 5``."""
+    ordered = sorted(items)
+    runs = [
+        [value for _, value in run]
+        for _, run in groupby(enumerate(ordered), key=lambda item: item[1] - item[0])
+    ]
+    if len(runs) > _MAX_RUNS or (len(runs) > 1 and len(ordered) <= _MAX_RUNS):
+        return list_of(ordered)
+    return ", ".join(f"{run[0]} … {run[-1]}" if len(run) > 2 else list_of(run) for run in runs)
+
+
+def earlier(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
+    """Yield the values of earlier calls of the line, and the modules that have another size."""
+    seen = evidence.seen_before
+    if seen is None or seen.min is None or seen.max is None:
+        return
+    calls = "an earlier call" if seen.calls == 1 else f"{seen.calls} earlier calls"
+    text = f"{calls} of the line had {_interval(seen.min, seen.max)}"
+    facts = {"calls": seen.calls, "min": seen.min, "max": seen.max}
+    yield Observation(kind="earlier", text=text, facts=facts)
+    for other in seen.other_modules[:_MAX_LINES]:
+        yield Observation(kind="earlier", text=_of_module(evidence, other), facts=vars(other))
+
+
+def _of_module(evidence: Evidence, other: OtherModule) -> str:
+    """Return what another module took: ``stores.0 has 8 places and took 0 … 3 in 4 calls``."""
+    calls = format_count(other.calls, "call")
+    unit = _UNITS.get(role_of(evidence), "place")
+    has = f"has {format_count(other.size, unit)} and " if other.size is not None else ""
+    name = dict(evidence.module_names).get(other.module, other.module)
+    return f"{name} {has}took {_interval(other.min, other.max)} in {calls}"
+
+
+def _interval(low: Number, high: Number) -> str:
+    low_text, high_text = format_number(low), format_number(high)
+    return low_text if low_text == high_text else f"{low_text} … {high_text}"
+
+
+# --- where they came from -------------------------------------------------------------------------
+
+
+def came_from(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
+    """Yield every line that made or wrote the bad values, with how many each."""
+    steps: dict[LineRef, list[ProvenanceStep]] = {}
+    for step in maker_steps(evidence):
+        if step.source is not None and not is_failing_line(step.source, evidence):
+            steps.setdefault(step.source, []).append(step)
+    for line, items in list(steps.items())[:_MAX_LINES]:
+        written = [it.note[len(WRITES) :].strip() for it in items if _is_write(it) and it.note]
+        values = list(dict.fromkeys(written)) or [*map(format_number, _the_bad(evidence))]
+        counts = [item.count for item in items]
+        count = sum(filter(None, counts)) if all(counts) else None
+        share = f" ({format_count(count, 'value')})" if count else ""
+        text = f"{place(line, evidence)}: {line.text}"
+        if any(value not in (line.text or "") for value in written):
+            text += f" (writes {', '.join(values)})"
+        text += share
+        mark = f"{values[0]} is made here" if len(values) == 1 else "bad values are made here"
+        yield Observation(
+            kind="came_from",
+            text=text,
+            facts={"op": items[0].op, "values": tuple(values), "count": count},
+            sources=(_marked(line, mark + share),),
+        )
+
+
+def _is_write(step: ProvenanceStep) -> bool:
+    return (step.note or "").startswith(WRITES)
+
+
+def _the_bad(evidence: Evidence) -> Sequence[Number]:
+    """Return the bad value where all are equal, nothing where they differ."""
+    violation = evidence.violation
+    listed = [item.value for item in violation.offenders.first] if violation is not None else []
+    is_one = violation is not None and len(listed) == violation.offenders.count
+    if evidence.marks.value is not None:
+        return [evidence.marks.value]
+    return listed[:1] if is_one and len(set(listed)) == 1 else []
+
+
+def item(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
+    """Yield the batch, and the item of the data set where that is proven."""
+    last = evidence.provenance[-1] if evidence.provenance else None
+    if last is None or last.op is not None or not last.note:
+        return
+    violation = evidence.violation
+    samples = [it.sample for it in violation.offenders.first] if violation is not None else []
+    sources = (_marked(last.source, last.note),) if last.source is not None else ()
+    facts = {"samples": tuple(dict.fromkeys(it for it in samples if it is not None))}
+    yield Observation(kind="item", text=last.note, facts=facts, sources=sources)
+
+
+# --- where the bound was set ----------------------------------------------------------------------
+
+
+def bound(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
+    """Yield the line that chose the size, and the one that made what has that size."""
+    violation, origin = evidence.violation, evidence.bound
+    if violation is None or not violation.size or violation.is_nonfinite:
+        return
+    unit = _UNITS.get(role_of(evidence)) or violation.unit or "place"
+    many = format_count(violation.size, unit)
+    facts: dict[str, object] = {"size": violation.size, "unit": unit}
+    if origin is None:
+        yield from _bound_of_variables(evidence, trial, many, facts)
+        return
+    facts |= {"holder": origin.holder, "expression": origin.expression}
+    if is_failing_line(origin.at, evidence):
+        return
+    text = f"{many}, set in {place(origin.at, evidence)}: {_shortened(origin.expression)}"
+    sources = [_marked(origin.at, f"{_are(many)} set here")]
+    if origin.made is not None:
+        what = origin.holder or "it"
+        code = origin.made_by or origin.made.text or ""
+        text += f" ({what} is made in {place(origin.made, evidence)}: {_shortened(code)})"
+        sources.append(_marked(origin.made, f"{what} is made here"))
+    yield Observation(kind="bound", text=text, facts=facts, sources=tuple(sources))
+
+
+def _bound_of_variables(
+    evidence: Evidence, trial: Trial, many: str, facts: dict[str, object]
+) -> Iterator[Observation]:
+    """Name the layer, tensor or number that has the size, by the variables of the line."""
+    made, size = bounding(evidence, trial)
+    if made is None or is_failing_line(made.at, evidence):
+        return
+    if size is not None and size.value:
+        text = f"{many}, by {size.name}, set in {place(size.at, evidence)}: {_code_of(size)}"
+        sources = [_marked(size.at, f"{_are(many)} set here")]
+        if made.value:
+            text += f" ({made.name} is made in {place(made.at, evidence)}: {_code_of(made)})"
+            sources.append(_marked(made.at, f"{made.name} is made here"))
+    elif made.value:
+        text = f"{many}, set in {place(made.at, evidence)}: {_code_of(made)}"
+        sources = [_marked(made.at, f"{_are(many)} set here")]
+    elif made.name and not made.name.isidentifier():
+        text, sources = f"{many}, those of {made.name}", []
+    else:
+        return
+    if made.tied or made.beside:
+        text += f"; its weight is that of {made.tied} too" if made.tied else ""
+        text += f"; {made.beside} has the same size" if made.beside and not made.tied else ""
+    facts |= {"holder": made.name, "expression": made.value}
+    yield Observation(kind="bound", text=text, facts=facts, sources=tuple(sources))
+
+
+def _are(many: str) -> str:
+    return f"{many} {'is' if many.startswith('1 ') else 'are'}"
+
+
+def _code_of(made: Binding) -> str:
+    return _shortened(made.value or made.at.text or "")
+
+
+def _shortened(code: str) -> str:
+    return code if len(code) <= _LONGEST else f"{code[:_LONGEST].rstrip()}…"
+
+
+# --- marks and regularities -----------------------------------------------------------------------
+
+
+def pattern(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
+    """Yield what all the bad values have in common, each of them looked at."""
+    marks, violation = evidence.marks, evidence.violation
+    if violation is None:
+        return
+    say = partial(Observation, kind="pattern")
+    for constant in marks.constants:
+        at = f", set in {place(constant.line, evidence)}" if constant.line is not None else ""
+        mark = f"{constant.name} is {constant.value}"
+        source = (_marked(constant.line, mark),) if constant.line is not None else ()
+        facts = {"name": constant.name, "value": constant.value}
+        yield say(text=f"{constant.value} is {constant.name}{at}", facts=facts, sources=source)
+    if marks.zero_at is not None:
+        text = f"{marks.zero_at} is 0 at the bad values, and nowhere else"
+        yield say(text=text, facts={"name": marks.zero_at})
+    if marks.copies > 1:
+        count, total = violation.offenders.count, violation.offenders.total
+        own = f"{count // marks.copies} of its {total // marks.copies} values"
+        text = f"each value occurs {marks.copies} times in it: {own} are bad"
+        is_even = not (count % marks.copies or total % marks.copies)
+        if is_even:
+            yield say(text=text, facts={"copies": marks.copies})
+    size = violation.size
+    if size is not None and (marks.is_size or bad_values(evidence) == {size}):
+        unit = _UNITS.get(role_of(evidence)) or violation.unit or "place"
+        text = f"{size} is the number of {_plural(unit)}, one past the last (0 … {size - 1})"
+        yield say(text=text, facts={"size": size})
+    ids = ids_of(evidence, *_ALL)
+    if ids is not None and fills_row_ends(ids):
+        yield say(text="the bad values are only at the ends of the rows", facts={})
+    if (made := _made_by(evidence)) is not None:
+        text, facts, line = made
+        source = (_marked(line, text),) if line is not None else ()
+        yield say(text=text, facts=facts, sources=source)
+    for constant_text in marks.vanished:
+        text = f"{constant_text} is 0 in {violation.dtype or 'this dtype'}"
+        yield say(text=text, facts={"constant": constant_text, "dtype": violation.dtype})
+
+
+def _plural(unit: str) -> str:
+    return format_count(2, unit).partition(" ")[2]
+
+
+def _made_by(evidence: Evidence) -> tuple[str, dict[str, object], LineRef | None] | None:
+    """Return what the integers are, where the call that made them says it."""
+    step = evidence.marks.maker
+    name = stem_of(step.op or "").strip("_") if step is not None else ""
+    if step is None or name not in _INTEGER_MAKERS or role_of(evidence) is None:
+        return None
+    where = f" in {place(step.source, evidence)}" if step.source is not None else ""
+    text = f"{name}{where} gives {_INTEGER_MAKERS[name]}"
+    return text, {"function": name}, step.source
+
+
+# --- places in another dimension ------------------------------------------------------------------
+
+
+def other_dimension(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
+    """Yield the one other dimension of the tensor that has as many places as the values need."""
+    ids, violation = ids_of(evidence, "index"), evidence.violation
+    along = ("aten::gather", "aten::index_select", "aten::take_along_dim")
+    if ids is None or violation is None or evidence.op.name not in along or not ids.is_above:
+        return
+    target, own = evidence.tensor(violation.related or "self"), violation.dim
+    if target is None or own is None or (len(ids.fact.shape) > 1 and ids.fact.shape[own] == 1):
+        return  # one number a row: there are as many rows by chance
+    dims = [at for at, size in enumerate(target.shape) if at != own and size == ids.high + 1]
+    if len(dims) == 1:
+        text = f"dimension {own} has {ids.size} places, dimension {dims[0]} has {ids.high + 1}"
+        yield Observation(kind="pattern", text=text, facts={"dim": own, "other_dim": dims[0]})
+
+
+OF_FINDING: tuple[Observer, ...] = (
+    values,
+    earlier,
+    came_from,
+    item,
+    bound,
+    pattern,
+    other_dimension,
+)
+"""The observers of a guard's finding, in the order of the report."""

@@ -1,0 +1,204 @@
+"""Observers of exceptions: arguments, shapes, writes and graphs behind an error of PyTorch's."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from cudalens.core.evidence_types import Binding
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import (
+    LineRef,
+    MarkedLine,
+    Observation,
+    ObservationKind,
+    SourceSpan,
+    TensorFact,
+)
+from cudalens.diagnosis.candidates import Trial
+from cudalens.diagnosis.host_errors._words import format_shape
+from cudalens.diagnosis.user_code import is_failing_line, place
+
+_OF_SIZES = re.compile(
+    r"\bsizes?\b|\bshapes?\b|must match|divisible|batch_size|out of bounds|\bchannels\b|length"
+)
+_OF_DEVICES = re.compile(r"\bdevices?\b|\bcpu\b|\bcuda(?::\d+)?\b", re.IGNORECASE)
+_OF_DTYPES = re.compile(
+    r"\bdtypes?\b|\btype\b|Float|Double|Half|Long|\bInt\b|not implemented for|\bbool\b"
+)
+_LONGEST = 80
+
+
+def observe_error(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
+    """Yield the arguments of a refused call with their lines, or autograd's writes and graphs."""
+    error = evidence.error
+    if error is None:
+        return
+    if evidence.modified is not None:
+        yield from _writes(evidence)
+        return
+    if evidence.freed is not None and evidence.freed.made is not None:
+        yield from _graph(evidence)
+        return
+    yield from _arguments(evidence)
+    message = error.message.partition("\n")[0]
+    kind: ObservationKind | None = None
+    if len({item.device for item in trial.operands}) > 1 and _OF_DEVICES.search(message):
+        kind = "device"
+    elif len({item.dtype for item in trial.operands}) > 1 and _OF_DTYPES.search(message):
+        kind = "dtype"
+    elif _OF_SIZES.search(message):
+        kind = "shape"
+    if kind is not None:
+        yield from _operands(evidence, trial, kind, message)
+
+
+def _marked(line: LineRef | SourceSpan, mark: str) -> MarkedLine:
+    ref = line.ref if isinstance(line, SourceSpan) else line
+    return MarkedLine(line=ref.line, text=ref.text, cell=ref.cell, file=ref.file, mark=mark)
+
+
+_PLAIN = frozenset({"int", "float", "bool", "tuple", "str", "module"})
+"""Types that most arguments have: to be one is no fact about a refused call."""
+
+
+def _arguments(evidence: Evidence) -> Iterator[Observation]:
+    """Yield what an argument is whose type the message speaks of."""
+    message = evidence.error.message if evidence.error is not None else ""
+    for item in evidence.refused_call.odd_arguments:
+        is_meant = re.search(rf"(?<!\w){re.escape(item.type_name)}\b", message)
+        if item.type_name not in _PLAIN and is_meant and item.name not in message:
+            facts = {"name": item.name, "type": item.type_name}
+            yield Observation(kind="argument", text=f"{item.name} is {item.words}", facts=facts)
+
+
+# --- operands -------------------------------------------------------------------------------------
+
+
+def _operands(
+    evidence: Evidence, trial: Trial, kind: ObservationKind, message: str
+) -> Iterator[Observation]:
+    """Yield what each operand is and where it was made; those first that the message speaks of."""
+    facts = [item for item in trial.operands if item.expression]
+    numbers = {int(number) for number in re.findall(r"\d+", message)} - {0, 1}
+    if kind == "shape":
+        guilty = [item for item in facts if numbers & {*item.shape}]
+        facts = guilty or facts
+    elif kind == "dtype":
+        counts = [item.dtype for item in facts]
+        rare = [item for item in facts if counts.count(item.dtype) == 1]
+        facts = rare if len(rare) == 1 and len(facts) > 2 else facts
+    seen: set[str] = set()
+    for fact in facts:
+        for name, made in _made_of(fact, trial):
+            if name in seen or not made.value or is_failing_line(made.at, evidence):
+                continue
+            seen.add(name)
+            what = _what(fact, kind) if name == fact.expression else ""
+            is_what = f" is {what}," if what else " is"
+            text = f"{name}{is_what} made in {place(made.at, evidence)}: {_code(made)}"
+            mark = f"{what} is made here" if what else f"{name} is made here"
+            yield Observation(
+                kind=kind,
+                text=text,
+                facts={
+                    "name": name,
+                    "shape": fact.shape,
+                    "dtype": fact.dtype,
+                    "device": fact.device,
+                },
+                sources=(_marked(made.at, mark),),
+            )
+    layer = trial.layer(evidence.module_path) if evidence.module_path else None
+    if layer is None or not layer.value or layer.name in seen:
+        return
+    if not is_failing_line(layer.at, evidence):
+        text = f"{layer.name} is made in {place(layer.at, evidence)}: {_code(layer)}"
+        source = _marked(layer.at, f"{layer.name} is made here")
+        layer_facts = {"name": layer.name, "code": layer.value}
+        yield Observation(kind=kind, text=text, facts=layer_facts, sources=(source,))
+
+
+def _what(fact: TensorFact, kind: ObservationKind) -> str:
+    if kind == "device":
+        return f"on {fact.device}"
+    return fact.dtype if kind == "dtype" else format_shape(fact.shape)
+
+
+def _made_of(fact: TensorFact, trial: Trial) -> Iterator[tuple[str, Binding]]:
+    """Yield where the tensor or the layer was made that an expression begins with."""
+    node = fact.node
+    while isinstance(node, ast.Compare | ast.Subscript | ast.Call):
+        if isinstance(node, ast.Call):
+            if layer := trial.binding(ast.unparse(node.func)):
+                yield ast.unparse(node.func), layer
+                return
+            node = node.func.value if isinstance(node.func, ast.Attribute) else None
+        else:
+            node = node.left if isinstance(node, ast.Compare) else node.value
+    if isinstance(node, ast.Name | ast.Attribute):
+        made = trial.binding(name := ast.unparse(node), of_shape=True)
+        if made is not None:
+            yield name, made
+
+
+def _code(made: Binding) -> str:
+    value = made.value or made.at.text or ""
+    return value if len(value) <= _LONGEST else f"{value[:_LONGEST].rstrip()}…"
+
+
+# --- autograd -------------------------------------------------------------------------------------
+
+
+def _writes(evidence: Evidence) -> Iterator[Observation]:
+    """Yield which line saved the tensor, and each that changed it since."""
+    change = evidence.modified
+    assert change is not None
+    name = f" {change.name}" if change.name else ""
+    for step in change.savers:
+        if step.source is not None and step.source.line is not None:
+            text = f"{place(step.source, evidence)} needs{name or ' it'} in backward"
+            text += f": {step.source.text}"
+            source = _marked(step.source, f"needs{name or ' its values'} in backward")
+            yield Observation(kind="write", text=text, facts={"op": step.op}, sources=(source,))
+    writes = change.writes or ((change.modified,) if change.modified is not None else ())
+    is_again = False
+    for step in writes:
+        if step is None or step.source is None or step.source.line is None:
+            continue
+        again = " again" if is_again else ""
+        text = f"{place(step.source, evidence)} changes{name or ' it'}{again}: {step.source.text}"
+        source = _marked(step.source, f"changes{name or ' it'}{again}")
+        yield Observation(kind="write", text=text, facts={"op": step.op}, sources=(source,))
+        is_again = True
+
+
+def _graph(evidence: Evidence) -> Iterator[Observation]:
+    """Yield what made the part of the graph, what freed it, and what led back into it."""
+    freed, here = evidence.freed, evidence.source
+    assert freed is not None and freed.made is not None
+    made = _here(freed.made, evidence)
+    text = f"{place(made, evidence)} made this part of the graph: {made.text}"
+    source = _marked(made, "this part of the graph is made here")
+    yield Observation(kind="graph", text=text, facts={"node": freed.node}, sources=(source,))
+    if freed.freed is not None:
+        line = _here(freed.freed, evidence)
+        is_same = here is not None and line.line == here.line
+        when = " in an earlier run" if is_same else ""
+        text = f"{place(line, evidence)} freed it{when}: {line.text}"
+        source = _marked(line, f"freed it{when}")
+        yield Observation(kind="graph", text=text, facts={"node": freed.node}, sources=(source,))
+    if freed.read is not None:
+        line, name = _here(freed.read, evidence), freed.name or "it"
+        text = f"{place(line, evidence)} used {name} after that: {line.text}"
+        source = _marked(line, f"uses {name} of before")
+        yield Observation(kind="graph", text=text, facts={"name": freed.name}, sources=(source,))
+
+
+def _here(line: LineRef, evidence: Evidence) -> LineRef:
+    """Return a line with the cell and file of the failing one where it has none of its own."""
+    here = evidence.source
+    if here is None or line.cell is not None or line.file is not None:
+        return line
+    return LineRef(line=line.line, text=line.text, cell=here.cell, file=here.file)

@@ -1,0 +1,244 @@
+"""Observations of a guard's finding: each template with the facts that it needs, and without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cudalens.core.evidence_types import BoundOrigin, DatasetColumn, Marks, NamedConstant
+from cudalens.core.limits import Limits
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import (
+    FIRST_BAD,
+    WRITES,
+    Bounds,
+    LineRef,
+    Observation,
+    Offender,
+    OtherModule,
+    ProvenanceStep,
+    SeenBefore,
+    SourceSpan,
+)
+from cudalens.diagnosis.candidates import Trial
+from cudalens.diagnosis.observations import format_number, observe
+from tests.hint_evidence import finding, labels, lookup, tensor
+
+
+def observed(evidence: Evidence, kind: str) -> list[str]:
+    """Return the texts of one kind; no observer may fail."""
+    return [item.text for item in observations(evidence) if item.kind == kind]
+
+
+def observations(evidence: Evidence) -> tuple[Observation, ...]:
+    limits = Limits()
+    seen = observe(evidence, Trial(), limits)
+    assert limits.lines == []
+    return seen
+
+
+def step(op: str, text: str, line: int, **more: Any) -> ProvenanceStep:
+    return ProvenanceStep(op=op, source=LineRef(cell=1, line=line, text=text), **more)
+
+
+def with_offenders(evidence: Evidence, **changes: Any) -> Evidence:
+    violation = evidence.violation
+    assert violation is not None
+    offenders = replace(violation.offenders, **changes)
+    return replace(
+        evidence,
+        source=SourceSpan(cell=1, line=9),
+        violation=replace(violation, offenders=offenders),
+    )
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def test_equal_bad_values_are_said_as_one() -> None:
+    assert observed(labels([1, 2, 10, 9, 10], 10), "values") == [
+        "2 of 5 labels are 10, all others 1 … 9"
+    ]
+    assert observed(labels([1, 2, 10, 9, 12], 10), "values") == [
+        "2 of 5 labels are 10, 12, all others 1 … 9"
+    ]
+
+
+def test_all_values_bad() -> None:
+    assert observed(lookup([7, 7, 7], 5), "values") == ["all 3 ids are 7"]
+
+
+def test_one_value_alone_is_in_the_headline() -> None:
+    assert observed(lookup([7], 5), "values") == []
+
+
+def test_allowed_values_are_counted_apart() -> None:
+    evidence = with_offenders(labels([9, 3, -100, -100, 1], 7), allowed=2)
+    assert observed(evidence, "values") == [
+        "1 of 5 labels is 9, 2 are -100 (ignored), all others 1 … 3"
+    ]
+    evidence = with_offenders(labels([9, -100, -100], 7), allowed=2)
+    assert observed(evidence, "values") == ["1 of 3 labels is 9, 2 are -100 (ignored)"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(255.0, "255"), (2, "2"), (1 / 3, "0.3333"), (-1.0, "-1"), ("nan", "nan")]
+)
+def test_whole_numbers_have_no_fraction(value: Any, text: str) -> None:
+    assert format_number(value) == text
+
+
+def test_values_of_a_float_tensor() -> None:
+    numbers = [0.0, 2.0, 1.0, 2.0]
+    bounds = Bounds(min=0.0, max=1.0, text="0 … 1")
+    fact = tensor("target", "t", numbers)
+    evidence = finding("aten::binary_cross_entropy", fact, numbers, lambda value: value > 1, bounds)
+    assert observed(evidence, "values") == ["2 of 4 values are 2, all others 0 … 1"]
+
+
+def test_values_of_a_data_set() -> None:
+    column = DatasetColumn(
+        name="data", count=300, low=0, high=64, kinds=65, bad_count=1, rows=(217,), others="0 … 63",
+        distinct=(0, 63, 64),
+    )  # fmt: skip
+    evidence = lookup([3, 64], 64, dataset_column=column)
+    text = "1 of 300 ids of data is 64 (item 217), all others 0 … 63"
+    assert observed(evidence, "values") == [text]
+
+
+# --- earlier calls --------------------------------------------------------------------------------
+
+
+def test_earlier_calls_and_the_module_that_differs() -> None:
+    other = OtherModule(module="stores.0", calls=4, min=0, max=3, size=8)
+    seen = SeenBefore(calls=7, min=0, max=3, other_modules=(other,))
+    assert observed(lookup([3], 3, seen_before=seen), "earlier") == [
+        "7 earlier calls of the line had 0 … 3",
+        "stores.0 has 8 rows and took 0 … 3 in 4 calls",
+    ]
+    one = SeenBefore(calls=1, min=2, max=2)
+    assert observed(lookup([3], 3, seen_before=one), "earlier") == [
+        "an earlier call of the line had 2"
+    ]
+
+
+# --- where the values came from -------------------------------------------------------------------
+
+
+def test_every_writer_has_a_line_and_a_mark() -> None:
+    steps = (
+        step("aten::index_put_", "masks[1][a] = 255", 12, note=f"{WRITES} 255", count=136),
+        step("aten::index_put_", "masks[0][b] = hole", 11, note=f"{WRITES} 255", count=256),
+        step("torch.zeros", "masks = torch.zeros(2, 8)", 7),
+    )
+    evidence = with_offenders(labels([255, 0, 255], 21, provenance=steps))
+    seen = [item for item in observations(evidence) if item.kind == "came_from"]
+    assert [item.text for item in seen] == [
+        "line 12: masks[1][a] = 255 (136 values)",
+        "line 11: masks[0][b] = hole (writes 255) (256 values)",
+    ]
+    marks = [source.mark for item in seen for source in item.sources]
+    assert marks == ["255 is made here (136 values)", "255 is made here (256 values)"]
+
+
+@pytest.mark.parametrize(
+    ("ops", "line"),
+    [
+        (["torch.Tensor.cuda", "aten::add.Tensor"], 5),
+        (["torch.Tensor.pin_memory", "torch.tensor"], 5),
+        (["torch.where", "torch.searchsorted"], 5),
+        (["torch.where"], 4),
+        (["torch.Tensor.cuda"], None),
+    ],
+)
+def test_a_line_that_hands_values_on_is_not_their_origin(ops: list[str], line: int | None) -> None:
+    steps = tuple(step(op, f"x = {op}(x)", 4 + at) for at, op in enumerate(ops))
+    evidence = with_offenders(labels([1, 9], 7, provenance=steps))
+    lines = [source.line for it in observations(evidence) for source in it.sources
+             if it.kind == "came_from"]  # fmt: skip
+    assert lines == ([] if line is None else [line])
+
+
+def test_the_failing_line_is_no_origin() -> None:
+    steps = (step("aten::add.Tensor", "F.cross_entropy(z, y + 1)", 9, note=FIRST_BAD),)
+    evidence = with_offenders(labels([1, 9], 7, provenance=steps))
+    assert observed(evidence, "came_from") == []
+
+
+def test_an_item_only_where_the_way_ends_at_a_batch() -> None:
+    note = "batch 28 of loader, row 1 = data[217]"
+    steps = (step("torch.Tensor.cuda", "x = x.cuda()", 4), ProvenanceStep(note=note))
+    evidence = with_offenders(
+        lookup([64, 3], 64, provenance=steps),
+        first=(Offender(position=(0,), value=64, sample=217),),
+    )
+    (item,) = [it for it in observations(evidence) if it.kind == "item"]
+    assert (item.text, item.facts["samples"]) == (note, (217,))
+    assert observed(replace(evidence, provenance=steps[:1]), "item") == []
+
+
+# --- the bound ------------------------------------------------------------------------------------
+
+
+def test_the_line_that_chose_the_number_and_the_one_that_made_the_table() -> None:
+    origin = BoundOrigin(
+        at=SourceSpan(cell=1, line=11, text="model = Recommender(100, 64)"),
+        expression="Recommender(100, 64)",
+        holder="model.items",
+        made=LineRef(cell=1, line=5, text="self.items = nn.Embedding(items, 8)"),
+        made_by="nn.Embedding(items, 8)",
+    )
+    evidence = with_offenders(lookup([64, 1], 64, bound=origin))
+    (item,) = [it for it in observations(evidence) if it.kind == "bound"]
+    assert item.text == (
+        "64 rows, set in line 11: Recommender(100, 64) "
+        "(model.items is made in line 5: nn.Embedding(items, 8))"
+    )
+    assert [(it.line, it.mark) for it in item.sources] == [
+        (11, "64 rows are set here"),
+        (5, "model.items is made here"),
+    ]
+
+
+def test_a_bound_of_the_failing_line_is_not_repeated() -> None:
+    origin = BoundOrigin(at=SourceSpan(cell=1, line=9), expression="torch.zeros(3)")
+    assert observed(with_offenders(lookup([7, 1], 3, bound=origin)), "bound") == []
+
+
+# --- marks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("marks", "text"),
+    [
+        (Marks(value=-7, constants=(NamedConstant(name="HOLE", value=-7),)), "-7 is HOLE"),
+        (Marks(zero_at="weight"), "weight is 0 at the bad values, and nowhere else"),
+        (Marks(is_size=True), "5 is the number of rows, one past the last (0 … 4)"),
+        (
+            Marks(maker=step("torch.argmax", "y = z.argmax(1)", 4)),
+            "argmax in line 4 gives positions of the largest",
+        ),
+        (
+            Marks(maker=step("torch.Tensor.ge", "over = t >= 2", 4)),
+            "ge in line 4 gives the truth of a comparison, 0 or 1",
+        ),
+        (Marks(copies=2), "each value occurs 2 times in it: 1 of its 2 values are bad"),
+    ],
+)
+def test_a_mark_of_the_bad_values(marks: Marks, text: str) -> None:
+    evidence = with_offenders(lookup([-7, -7, 1, 2], 5, marks=marks))
+    assert observed(evidence, "pattern") == [text]
+
+
+def test_without_marks_there_is_no_pattern() -> None:
+    assert observed(lookup([-7, 1, 2], 5), "pattern") == []
+
+
+def test_an_observer_that_fails_leaves_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits()
+    broken = replace(labels([1, 9], 7), provenance=(ProvenanceStep(op="x", source=3),))  # type: ignore[arg-type]
+    seen = observe(broken, Trial(), limits)
+    assert [item.kind for item in seen] == ["values"]
+    assert limits.lines[0].startswith("observation came_from ")
