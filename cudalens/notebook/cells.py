@@ -1,8 +1,9 @@
 """Checked cells of a shell: the shell runs them, this module opens and closes their sessions.
 
-The line of ``%%cudacheck`` is taken off before the shell reads the cell; events of the shell open
-and close the session; the shell shows its tracebacks without our frames.  It is only talked to,
-never imported.
+The line of ``%%cudacheck`` is taken off before the shell reads the cell.  The session is opened
+where the shell runs the cell's code: the shell swallows what callbacks of its events raise, and
+would run the cell without its check.  Events close the session.  The shell shows its tracebacks
+without our frames.  It is only talked to, never imported.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cudalens.core._python import innermost, replace_attribute
+from cudalens.core._python import add_note, came_from_outside, innermost, replace_attribute
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
+from cudalens.core.limits import failure_line
 from cudalens.notebook.display import Shown, finish, show_early
-from cudalens.notebook.statement import CellPlace, place_in_cell
+from cudalens.notebook.statement import CellPlace, place_in_cell, raising
 from cudalens.session.options import Options, OptionsError, meant_command, split_line, subcommand
 from cudalens.source.cell_text import (
     counted_lines,
@@ -47,6 +49,10 @@ if TYPE_CHECKING:
     from cudalens.session.session import CheckSession
 
 MAGIC = "cudacheck"
+NOT_OPENED = (
+    "cudalens: the check of this cell could not be opened, so the cell was not run. Without "
+    f"%%{MAGIC}, or after %{MAGIC} off, it runs unchecked."
+)
 _MAGIC_LINE = re.compile(rf"\s*(?P<sign>%%?){MAGIC}(?:\s(?P<rest>.*))?", re.DOTALL)
 
 
@@ -67,8 +73,14 @@ class _Cell:
     number: int | None = None
     is_silent: bool = True
     """True if the shell tells nothing of it."""
+    run: Any = None
+    """The coroutine that runs its code, once it does."""
     session: CheckSession | None = None
     """Its own session, until that is closed."""
+    was_checked: bool = False
+    """True if that was opened."""
+    failure: BaseException | None = None
+    """What was raised where the shell told of its beginning."""
     late: BaseException | None = None
     """A finding of deferred guards in a cell before, which came to light where this one began."""
     ran: int = 0
@@ -77,6 +89,11 @@ class _Cell:
     """The last exception that a check inside it has shown a report of."""
     shown_by_time: BaseException | None = None
     """The exception that ``%time`` has shown and kept, as it does before IPython 9.4."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if its code does not run: it has ended, or was never reached."""
+        return self.run is None or self.run.cr_frame is None
 
 
 class CellWatch:
@@ -107,11 +124,12 @@ class CellWatch:
         self.shell.input_transformers_cleanup.insert(0, self._read)
         self.shell.input_transformers_post.append(self._made)
         self._show, self._print = self.shell.showtraceback, self.shell._showtraceback
-        compiler = type(self.shell.compile)
+        self._run_nodes = self.shell.run_ast_nodes
         self._undo = [
+            replace_attribute(self.shell, "run_ast_nodes", self._run_checked),
             replace_attribute(self.shell, "showtraceback", self._showtraceback),
             replace_attribute(self.shell, "_showtraceback", self._print_traceback),
-            replace_attribute(compiler, "__call__", self._placing(compiler.__call__)),
+            self._place_timed(self.shell.compile),
         ]
 
     def detach(self) -> None:
@@ -143,6 +161,15 @@ class CellWatch:
         The lower part of a running cell, such as ``%%time`` runs, gets comments for what is above
         it there.
         """
+        try:
+            return self._read_cell(lines)
+        except KeyboardInterrupt:  # the shell catches none here, and a kernel would not answer
+            return ["raise KeyboardInterrupt\n"]
+
+    _read.has_side_effects = True  # type: ignore[attr-defined]
+    """Who asks whether a text is complete has to see that it begins with a magic."""
+
+    def _read_cell(self, lines: list[str]) -> list[str]:
         self._next = cell = _Cell(is_by_hand=self._is_by_hand)
         text = "".join(lines)
         cell.typed = counted_lines(text, f"%%{MAGIC}")
@@ -170,9 +197,6 @@ class CellWatch:
         self._comments = (self._comments if self._cells else set()) | set(comments)
         return [*(f"{comment}\n" for comment in comments), *lines]
 
-    _read.has_side_effects = True  # type: ignore[attr-defined]
-    """Who asks whether a text is complete has to see that it begins with a magic."""
-
     def _without_magic(self, lines: list[str], cell: _Cell) -> list[str]:
         """Return the text of a cell without the magic that checks all of it, and note its options.
 
@@ -194,8 +218,6 @@ class CellWatch:
             importlib.import_module("torch")
         except (ImportError, OptionsError):
             return lines if below else [*lines, "\n"]  # no magic has an empty body
-        except KeyboardInterrupt:
-            return ["raise KeyboardInterrupt\n"]
         cell.options = options
         if is_line:
             cell.typed = [rest]
@@ -218,18 +240,33 @@ class CellWatch:
         register_cell(whole.name, whole.number, split_lines(self._text), typed)
         return CellPlace(whole.name)
 
-    def _placing(self, original: Any) -> Any:
-        """Return a compiler that gives code of ``%time`` the name and the lines of its cell."""
+    def _place_timed(self, compiler: Any) -> Callable[[], None]:
+        """Let a compiler give code of ``%time`` the name and the lines of its cell.
+
+        Python looks a call up in the class.  That of this one object is replaced, as other shells
+        have compilers of the same class.
+
+        Returns:
+            a function that undoes it.
+        """
+        kind, timed = type(compiler), self._timed
 
         def compiled(compiler: Any, source: Any, filename: str, *args: Any, **options: Any) -> Any:
-            if filename.startswith("<timed ") and compiler is self.shell.compile:
-                place = self._timed.get(sys._getframe(1).f_locals.get("expr", ""))
+            if filename.startswith("<timed "):
+                place = timed.get(sys._getframe(1).f_locals.get("expr", ""))
                 if place is not None:
                     place.move(source)
                     filename = place.filename
-            return original(compiler, source, filename, *args, **options)
+            return kind.__call__(compiler, source, filename, *args, **options)
 
-        return compiled
+        ours = type(kind.__name__, (kind,), {"__call__": compiled, "__module__": kind.__module__})
+
+        def undo() -> None:
+            if type(compiler) is ours:
+                compiler.__class__ = kind
+
+        compiler.__class__ = ours
+        return undo
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -247,33 +284,93 @@ class CellWatch:
             raise error
 
     def _before_any(self) -> None:
+        # Here and in _before the shell would print what is raised, and run the cell.
+        while self._cells and self._cells[-1].is_over:
+            self._end(None)  # an interrupt has kept the shell from telling of its end
         cell, self._next, self._is_by_hand = self._next, _Cell(), False
         self._cells.append(cell)
-        if cell.options is not None:
-            self._open(cell, cell.options)
-        if len(self._cells) > 1:
-            # Of a silent cell, such as those of a notebook under %run, the shell tells nothing; the
-            # function that runs it knows the text.
-            frame = innermost(lambda frame: frame.f_code.co_name == "run_cell_async")
-            info = None if frame is None else frame.f_locals.get("info")
-            if info is not None and info.silent:
-                self._note_name(cell, info, int(self.shell.execution_count))
+        try:
+            if len(self._cells) > 1:
+                # Of a silent cell, such as those of a notebook under %run, the shell tells nothing;
+                # the function that runs it knows the text.
+                frame = innermost(lambda frame: frame.f_code.co_name == "run_cell_async")
+                info = None if frame is None else frame.f_locals.get("info")
+                if info is not None and info.silent:
+                    self._note_name(cell, info, int(self.shell.execution_count))
+        except BaseException as error:
+            cell.failure = error
 
     def _before(self, info: Any) -> None:
         cell = self._cells[-1]
         cell.is_silent = False
-        # Since 9.8 a cell that goes into the history has raised the count for the next one by now.
-        is_raised = info.store_history and _version() >= (9, 8)
-        self._note_name(cell, info, int(self.shell.execution_count) - bool(is_raised))
-        if self.always is not None and not any(outer.session for outer in self._cells):
-            self._open(cell, self.always)
-
-    def _open(self, cell: _Cell, options: Options) -> None:
-        cell.options, session = options, new_session(options)
         try:
-            cell.session = session.open()
-        except DeviceAssertError as error:
-            cell.late, cell.session = error, session.open()
+            # Since 9.8 a cell that goes into the history has raised the count for the next one.
+            is_raised = info.store_history and _version() >= (9, 8)
+            self._note_name(cell, info, int(self.shell.execution_count) - bool(is_raised))
+        except BaseException as error:
+            cell.failure = error
+
+    def _run_checked(self, nodes: Any, name: str, *args: Any, **options: Any) -> Any:
+        """Open the check of a cell, and return the coroutine that runs its code.
+
+        Where the check cannot be opened, as after an interrupt, that coroutine raises instead.
+        """
+        result, run = options.get("result"), None
+        if result is None:
+            return self._run_nodes(nodes, name, *args, **options)  # no cell
+        try:
+            run = self._run_nodes(nodes, name, *args, **options)
+            cell = self._begun(result.info)
+            self._open(cell, result.info)
+            cell.run = run
+        except BaseException as error:
+            if run is not None:
+                run.close()
+            run = self.shell.run_code(raising(error, name), result)
+            if self._cells:
+                self._cells[-1].run = run
+        return run
+
+    def _begun(self, info: Any) -> _Cell:
+        """Return the cell that is about to run.
+
+        An interrupt may have kept the shell from telling of its beginning.
+        """
+        if not self._cells or not self._cells[-1].is_over:
+            self._before_any()
+            if not info.silent:
+                self._before(info)
+        return self._cells[-1]
+
+    def _open(self, cell: _Cell, info: Any) -> None:
+        """Open the session that a cell is to have.
+
+        Raises:
+            BaseException: what came while it began or was being opened: the cell must not run.
+        """
+        failure = cell.failure
+        if failure is not None and _is_users(failure):
+            raise failure
+        is_inner = any(item.session for item in self._cells)
+        if cell.options is None and not (info.silent or is_inner or _is_command(cell.typed)):
+            cell.options = self.always
+        if cell.options is None:
+            return
+        try:
+            cell.session = session = new_session(cell.options)
+            try:
+                session.open()
+            except DeviceAssertError as error:
+                cell.late = error
+                session.open()
+            if failure is not None:
+                session.internal_error(failure_line("lines of the cell", failure))
+            cell.was_checked = True
+        except BaseException as error:
+            cell.session = None
+            if not _is_users(error):
+                add_note(error, NOT_OPENED)
+            raise
 
     def _note_name(self, cell: _Cell, info: Any, number: int) -> None:
         """Keep what the shell does not: numbers of cells, lines of magics as they were typed, and
@@ -302,13 +399,30 @@ class CellWatch:
 
     def _close(self, cell: _Cell, error: BaseException | None) -> BaseException | None:
         """Close the session of a cell, and show its report; return a finding that came so late."""
-        session, cell.session = cell.session, None
+        session = cell.session
         if session is None:
             return None
-        late = session.close(error)
+        try:
+            late = session.close(error)
+        finally:
+            cell.session = None
+            session.remove()  # an interrupt may have come where its end began
         is_shown = error is not None and error is cell.explained
         finish(self.shell, session, cell.options or Options(), is_shown=is_shown)
         return late
+
+    def _closed(self, cell: _Cell, error: BaseException | None) -> BaseException | None:
+        """Close the session of a cell; return what comes to light only now, or an interrupt."""
+        name = None if cell.was_checked or cell.options is None else cell.options.report
+        if name is not None:
+            self.shell.user_ns[name] = None
+        try:
+            return self._close(cell, error)
+        except BaseException as failure:
+            if _is_users(failure):
+                return failure
+            print(f"cudalens: {failure_line('end of the cell', failure)}", file=sys.stderr)
+            return None
 
     def _after_any(self) -> None:
         if self._cells and self._cells[-1].is_silent:
@@ -320,11 +434,14 @@ class CellWatch:
             self._end(result)
 
     def _end(self, result: Any) -> None:
-        cell = self._cells.pop()
+        cell = self._cells[-1]
+        error = getattr(result, "error_in_exec", None) or cell.shown_by_time
+        try:
+            late = self._closed(cell, error) or cell.late
+        finally:
+            self._cells.remove(cell)
         if not self._cells:
             self._timed.clear()
-        error = getattr(result, "error_in_exec", None) or cell.shown_by_time
-        late = self._close(cell, error) or cell.late
         if late is not None:
             self.shell.showtraceback((type(late), late, late.__traceback__))
             if result is not None and result.success:
@@ -333,7 +450,7 @@ class CellWatch:
             # It shows no notes of an exception.
             for line in _own_notes(error):
                 print(line, file=sys.stderr)
-        if result is not None and result.info.store_history:
+        if result is not None and result.info.store_history and cell.number is not None:
             raw = result.info.raw_cell
             if _MAGIC_LINE.match(raw):
                 self.shell.history_manager.input_hist_parsed[cell.number] = raw.rstrip("\n")
@@ -390,7 +507,24 @@ class CellWatch:
 
 
 def _first(lines: list[str]) -> str:
-    return next((line for line in lines if line.strip()), "")
+    for line in lines:  # no generator: Python drops what a signal handler raises where one ends
+        if line.strip():
+            return line
+    return ""
+
+
+def _is_users(error: BaseException) -> bool:
+    """Return whether what came out of our code is an interrupt or of a signal handler."""
+    return not isinstance(error, Exception) or came_from_outside(error)
+
+
+def _is_command(typed: list[str]) -> bool:
+    """Return whether a cell only says what is checked from here on: it needs no check itself.
+
+    Where checks cannot be opened, it is the way out.
+    """
+    lines = [line for line in typed if line.strip()]
+    return len(lines) == 1 and lines[0].startswith((f"%{MAGIC} ", "%unload_ext cudalens"))
 
 
 def _own_notes(error: BaseException) -> list[str]:

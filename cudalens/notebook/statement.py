@@ -59,6 +59,16 @@ def run(shell: Any, parts: list[CodeType], user_locals: dict[str, Any]) -> Any:
     return value
 
 
+def raising(error: BaseException, filename: str, line: int = 1) -> CodeType:
+    """Return code that raises an exception, and nothing else, in a line of a cell.
+
+    It needs no name in the cell's namespace: the exception is a constant of the code.
+    """
+    code = compile("\n" * (line - 1) + "raise 'error'", filename, "exec")
+    constants = (error if item == "error" else item for item in code.co_consts)
+    return code.replace(co_consts=tuple(constants))
+
+
 def place_in_cell(shell: Any, text: str) -> CellPlace | None:
     """Return the place of the running line magic, in whose line the cell then has ``text``.
 

@@ -197,16 +197,16 @@ class CheckSession:
             a finding of deferred guards that comes to light only here.
         """
         late = None
-        shown_error, self.shown_error = self.shown_error, None
-        error = shown_error if error is None else error
         try:
+            shown_error, self.shown_error = self.shown_error, None
+            error = shown_error if error is None else error
             if self.deferred or not self.force_eager:
                 late = self._limits.attempt("pending checks", PROCESS.settle)
             if late is not None and error is not None:
                 late = process.in_place_of(error, late)
             self._close(late or error)
         finally:
-            self._remove()  # once more: an interrupt may have come where it began
+            self.remove()  # once more: an interrupt may have come where it began
             restore_functorch(late or error)
         return late
 
@@ -222,7 +222,7 @@ class CheckSession:
         finally:
             self.checked_ops += max(0, PROCESS.checked_ops - self._checked_before)
             self.recorded_ops += self.recorder.recorded_ops if self.recorder is not None else 0
-            self._remove()
+            self.remove()
         if error is not None:
             self._limits.attempt("traceback", partial(hide_own_frames, error))
             self._limits.attempt("variables", partial(_python.forget, error))
@@ -236,7 +236,8 @@ class CheckSession:
             self._publish(report, error)
         process.note_check(self.checked_ops, self.recorded_ops, self.report)
 
-    def _remove(self) -> None:
+    def remove(self) -> None:
+        """Remove everything, without a report; harmless once it is removed."""
         for line in self.recorder.limits if self.recorder is not None else ():
             self.internal_error(line)
         with Uninterrupted():

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from traceback import extract_tb
 
 import pytest
+from IPython.core.compilerop import CachingCompiler
+from IPython.core.interactiveshell import InteractiveShell
 
 import cudalens
 from cudalens.core.report import Report
-from tests.shells import BAD, Notebook
+from tests.shells import BAD, Notebook, forget
 
 Run = Callable[[str], "Report | None"]
 
@@ -189,3 +191,20 @@ def test_unloading_leaves_the_compiler_as_it_was(notebook: Notebook) -> None:
         assert last.lineno == (2 if is_loaded else 1)
         assert not is_loaded or notebook.out.count("a = 1") == 1
         notebook.run("%unload_ext cudalens")
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_shells_are_left_as_they_were_in_any_order(notebook: Notebook, order: tuple[int]) -> None:
+    """What the extension changes is the shell's own, not that of its class."""
+    other = InteractiveShell(config=notebook.shell.config)
+    shells = [notebook.shell, other]
+    kinds = [type(CachingCompiler()), CachingCompiler.__call__]
+    try:
+        other.run_line_magic("load_ext", "cudalens")
+        for at in order:
+            shells[at].run_line_magic("unload_ext", "cudalens")
+    finally:
+        forget(other)
+    assert [type(shell.compile) for shell in shells] == [kinds[0]] * 2
+    assert CachingCompiler.__call__ is kinds[1]
+    assert all("run_ast_nodes" not in vars(shell) for shell in shells)
