@@ -209,3 +209,15 @@ class Replaced:
             if self._of(*key) is ours:
                 setattr(*key, self._before[key])
             self._ours.pop(key)
+
+
+def remove_stance(ours: Any) -> None:
+    """Take a stance of the compiler's that we have set away again, unless another was set since.
+
+    Args:
+        ours: what ``torch.compiler.set_stance`` returned.
+    """
+    if torch._dynamo.eval_frame._stance is ours.stance:
+        ours.__exit__(None, None, None)
+    # Where the program has set one for a time, it returns to ours after the block.
+    vars(ours.stance).update(vars(ours.prev))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from types import CodeType
 from typing import Any
 
 from cudalens.core.late_import import when_loaded
+from cudalens.recorder._torch import remove_stance
 
 RAN_EAGERLY = "compiled functions ran eagerly in this block; --no-force-eager keeps them compiled"
 _COMPILER = "torch._dynamo"
@@ -23,10 +23,9 @@ such as a checkpoint, runs through another one."""
 
 
 # The stance belongs to the process, and blocks of several threads may overlap: the first of them
-# sets it, the last gives it back.
+# sets it, the last takes it away again.
 _lock = threading.RLock()
 _open: list[EagerCompiler] = []
-_stance = ExitStack()
 
 
 def limit_of(codes: Iterable[CodeType]) -> tuple[str, ...]:
@@ -43,7 +42,12 @@ def limit_of(codes: Iterable[CodeType]) -> tuple[str, ...]:
 
 
 class EagerCompiler:
-    """Keep torch's compiler in the stance ``force_eager`` while open, loaded or not yet."""
+    """Keep torch's compiler in the stance ``force_eager`` while open, loaded or not yet.
+
+    A stance that the program sets meanwhile stays.
+    """
+
+    _stance: Any = None
 
     def __enter__(self) -> EagerCompiler:
         """Set the stance, or wait for the compiler to be imported."""
@@ -57,7 +61,7 @@ class EagerCompiler:
     def _set_stance(self, compiler: Any) -> Callable[[], None]:
         with _lock:
             if not _open:
-                _stance.enter_context(compiler.set_stance("force_eager"))
+                type(self)._stance = compiler.set_stance("force_eager")
             _open.append(self)
         return self._release
 
@@ -65,4 +69,5 @@ class EagerCompiler:
         with _lock:
             _open.remove(self)
             if not _open:
-                _stance.close()
+                remove_stance(type(self)._stance)
+                type(self)._stance = None

@@ -33,6 +33,10 @@ collects them, has nothing to do with it.  A signal to all of the program's proc
 for tee, which ends by itself."""
 
 
+_open: list[DeviceText] = []
+"""Those that are open, of all threads: they need not be closed in reverse order."""
+
+
 class DeviceText:
     """Copies file descriptor 2 while it is open; :meth:`text` gives the assertions among it.
 
@@ -68,10 +72,12 @@ class DeviceText:
             self.pid = int(os.read(self._ended, 32))
             """The number of its process."""
             _flush()
-            ours.callback(os.dup2, saved, STDERR)
+            ours.callback(self._put_back, saved)
+            self._saved = saved
             os.dup2(self._channel, STDERR)
             _copy_size(saved, STDERR)
             self._open = ours.pop_all()
+            _open.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -80,6 +86,17 @@ class DeviceText:
         if opened is not None:
             with opened:
                 self._drain()
+
+    def _put_back(self, saved: int) -> None:
+        """Lead the descriptor, and what a later block has kept of it, past this block's channel.
+
+        What the program itself has led elsewhere meanwhile, or closed, stays as it is.
+        """
+        with contextlib.suppress(ValueError):
+            _open.remove(self)
+        for kept in (STDERR, *(item._saved for item in _open)):
+            if _are_same(kept, self._channel):
+                os.dup2(saved, kept)
 
     def _finish(self) -> None:
         """Let tee end, and read what it has copied."""
@@ -113,6 +130,14 @@ class DeviceText:
         with os.fdopen(os.dup(self._copy), "rb") as copy:
             copy.seek(0)
             return fold(line.decode("utf-8", errors="replace") for line in copy)
+
+
+def _are_same(left: int, right: int) -> bool:
+    """Return whether two descriptors are of the same file; no where one is closed."""
+    try:
+        return os.path.samestat(os.fstat(left), os.fstat(right))
+    except OSError:
+        return False
 
 
 def _start(program: str, source: int, copy: int, lives: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -101,6 +102,43 @@ def compiled() -> list[object]:
     torch.compiler.reset()
     yield graphs
     torch.compiler.reset()
+
+
+def stance() -> str:
+    return str(torch._dynamo.eval_frame._stance.stance)
+
+
+@pytest.fixture
+def default_stance() -> Iterator[None]:
+    import torch._dynamo
+
+    yield
+    torch.compiler.set_stance("default")
+
+
+@pytest.mark.usefixtures("default_stance")
+@pytest.mark.parametrize("wanted", ["force_eager", "eager_on_recompile", "default"])
+def test_a_stance_that_the_block_sets_stays(wanted: str) -> None:
+    with EagerCompiler():
+        torch.compiler.set_stance(wanted)
+    assert stance() == wanted
+
+
+@pytest.mark.usefixtures("default_stance")
+def test_a_stance_that_is_left_after_the_block_returns_to_that_before() -> None:
+    with EagerCompiler():
+        own = torch.compiler.set_stance("eager_on_recompile")
+    assert stance() == "eager_on_recompile"
+    own.__exit__(None, None, None)
+    assert stance() == "default"
+
+
+@pytest.mark.usefixtures("default_stance")
+def test_a_stance_that_was_entered_before_can_be_left_in_the_block() -> None:
+    own = torch.compiler.set_stance("eager_on_recompile")
+    with EagerCompiler():
+        own.__exit__(None, None, None)
+    assert stance() == "default"
 
 
 CELL = """

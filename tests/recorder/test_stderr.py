@@ -173,6 +173,55 @@ def test_blocks_inside_each_other_both_read(capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr().err == f"1\n{one()}\n3\n"
 
 
+CHANGES = {
+    "led elsewhere": ("pass", "os.dup2(file.fileno(), 2)"),
+    "led back": ("os.dup2(file.fileno(), 2)", "os.dup2(saved, 2)"),
+    "led elsewhere and back": (
+        "pass",
+        "own = os.dup(2); os.dup2(file.fileno(), 2); os.dup2(own, 2)",
+    ),
+    "closed": ("pass", "os.close(2)"),
+}
+CHANGING = """
+import contextlib, tempfile
+saved, file = os.dup(2), tempfile.TemporaryFile()
+{before}
+with {block}:
+    {inside}
+try:
+    say("after")
+except OSError as error:
+    print(error.errno)
+print(os.pread(file.fileno(), 9, 0))
+"""
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_the_program_does_to_the_descriptor_inside_stays(what: str) -> None:
+    """The same is left without a block."""
+    before, inside = CHANGES[what]
+    results = []
+    for block in ("DeviceText()", "contextlib.nullcontext()"):
+        done = alone(CHANGING.format(before=before, inside=inside, block=block))
+        assert done.returncode == 0, done.stderr
+        results.append((done.stdout, done.stderr))
+    assert results[0] == results[1]
+    assert ("after" in results[0][0] + results[0][1]) is (what != "closed")
+
+
+def test_blocks_that_are_not_closed_in_reverse_order_leave_the_descriptor(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    before = os.fstat(2).st_ino
+    first, second = DeviceText().__enter__(), DeviceText().__enter__()
+    first.__exit__()
+    say(f"{one()}\n")
+    assert second.text() == one()
+    second.__exit__()
+    assert os.fstat(2).st_ino == before
+    assert capfd.readouterr().err == f"{one()}\n"
+
+
 @pytest.mark.parametrize("is_expected", [False, True])
 def test_an_assertion_that_is_known_of_is_waited_for(
     is_expected: bool, monkeypatch: pytest.MonkeyPatch
