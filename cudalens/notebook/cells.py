@@ -352,7 +352,7 @@ class CellWatch:
         if failure is not None and _is_users(failure):
             raise failure
         is_inner = any(item.session for item in self._cells)
-        if cell.options is None and not (info.silent or is_inner or _is_command(cell.typed)):
+        if cell.options is None and not (info.silent or is_inner or _is_way_out(cell.typed)):
             cell.options = self.always
         if cell.options is None:
             return
@@ -518,13 +518,10 @@ def _is_users(error: BaseException) -> bool:
     return not isinstance(error, Exception) or came_from_outside(error)
 
 
-def _is_command(typed: list[str]) -> bool:
-    """Return whether a cell only says what is checked from here on: it needs no check itself.
-
-    Where checks cannot be opened, it is the way out.
-    """
-    lines = [line for line in typed if line.strip()]
-    return len(lines) == 1 and lines[0].startswith((f"%{MAGIC} ", "%unload_ext cudalens"))
+def _is_way_out(typed: list[str]) -> bool:
+    """Return whether a cell only turns checks off, as it must where they cannot be opened."""
+    lines = [line.strip() for line in typed if line.strip()]
+    return lines in ([f"%{MAGIC} off"], ["%unload_ext cudalens"])
 
 
 def _own_notes(error: BaseException) -> list[str]:
