@@ -12,6 +12,7 @@ import torch
 
 import cudalens
 from cudalens.core.report import Report
+from cudalens.core.reported import report_beside
 
 
 def cuda(*values: Any) -> torch.Tensor:
@@ -20,7 +21,7 @@ def cuda(*values: Any) -> torch.Tensor:
 
 def reported_on(error: BaseException) -> Report | None:
     """Return the report that hangs on an exception, of ours or of torch's."""
-    return getattr(error, "report", getattr(error, "__cudalens_report__", None))
+    return getattr(error, "report", report_beside(error))
 
 
 def report_of(

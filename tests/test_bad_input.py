@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import cudalens
 from cudalens import DeviceIndexError
+from cudalens.core.reported import report_beside
 from tests.probes import Untouchable
 from tests.processes import python
 
@@ -95,4 +96,4 @@ def test_a_host_error_among_objects_that_fight_back() -> None:
     with pytest.raises(RuntimeError, match="multiplied") as caught, cudalens.check() as session:
         torch.mm(left, torch.ones(2, 3, device="cuda")), grim
     assert session.report.to_html()
-    assert caught.value.__cudalens_report__ is session.report
+    assert report_beside(caught.value) is session.report

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 import cudalens
+from cudalens.core.reported import report_beside
 from tests import report_schema
 from tests.blocks import cuda, report_of
 
@@ -156,4 +157,4 @@ def test_the_users_own_exception_inside_a_call_of_torchs_is_foreign(
     assert caught.value is error
     assert session.report is None
     assert not hasattr(error, "__notes__")
-    assert not hasattr(error, "__cudalens_report__")
+    assert report_beside(error) is None

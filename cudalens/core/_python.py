@@ -169,6 +169,12 @@ def set_on(error: BaseException, name: str, value: object) -> None:
         vars(error)[name] = value
 
 
+def notes_of(error: BaseException) -> list[Any]:
+    """Return the notes of an exception; empty where something else is in their place."""
+    notes = vars(error).get("__notes__", [])
+    return notes if isinstance(notes, list) else []
+
+
 def add_note(error: BaseException, line: str) -> None:
     """Add a note to an exception, as :func:`set_on` sets an attribute."""
     notes = getattr(error, "__notes__", [])

@@ -6,13 +6,11 @@ import ast
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
 
-ATTRIBUTE = "__api_call__"
-"""The attribute of an exception that contains the innermost API call that raised it."""
 _PLACES = (
     ("torch.Tensor", ("Tensor", "TensorBase", "_TensorBase")),
     ("torch", ("_VariableFunctionsClass", "_VariableFunctions")),
@@ -59,10 +57,15 @@ class ApiCall:
         self.args, self.kwargs = (), {}
 
 
-def api_call_of(error: BaseException) -> ApiCall | None:
-    """Return the innermost recorded API call that raised an exception."""
-    api_call = getattr(error, "__dict__", {}).get(ATTRIBUTE)
-    return api_call if isinstance(api_call, ApiCall) else None
+def _is_of_torch(func: Any) -> bool:
+    # An object of the user's may run code of his when it is asked for its name or its hash.
+    return type(func).__module__.partition(".")[0] in ("builtins", "functools", "torch")
+
+
+def function_name(func: Any) -> str:
+    """Return the name of a function, of another object the name of its class."""
+    default = type(func).__name__
+    return str(getattr(func, "__name__", default)) if _is_of_torch(func) else default
 
 
 def public_name(func: Any) -> str:
@@ -71,7 +74,9 @@ def public_name(func: Any) -> str:
         return str(func.name())
     if type(func).__name__ == "OpOverloadPacket":
         return str(func).replace(".", "::")
-    name = getattr(func, "__name__", type(func).__name__)
+    name = function_name(func)
+    if not _is_of_torch(func):
+        return f"{type(func).__module__}.{name}"
     if name in ("__get__", "__set__", "__delete__"):  # the property of a tensor
         return f"torch.Tensor.{getattr(func.__self__, '__name__', name)}"
     resolved = torch.overrides.resolve_name(func)
@@ -82,14 +87,32 @@ def public_name(func: Any) -> str:
     return f"{place or getattr(func, '__module__', None) or 'torch'}.{name}"
 
 
-class _Extremes(threading.local):
-    """Extremes that guards read of the running API call; a list while it is recorded."""
-
-    values: list[tuple[str, float, float]] | None = None
+Extreme = tuple[str, float, float]
+"""What a guard read of an argument: its name, the smallest and the largest value."""
 
 
-EXTREMES = _Extremes()
-"""Filled by the guards (argument, smallest, largest) and emptied by the recorder, by thread."""
+class CallInProgress:
+    """The API call that a thread is making, for the recorders and guards that meet on it."""
+
+    __slots__ = ("call", "extremes")
+
+    def __init__(self) -> None:
+        self.call: tuple[Any, tuple[Any, ...], Any, FrameType] | None = None
+        """Function, arguments, keyword arguments, and the frame that called the recorder."""
+        self.extremes: tuple[list[Extreme], ...] = ()
+        """A list of each recorder that is open on the thread.
+
+        A guard adds to all of them, and each recorder empties its own.
+        """
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.running = CallInProgress()
+
+
+THREAD = _OfThread()
+"""``THREAD.running`` is that of the calling thread."""
 
 
 @dataclass(frozen=True, kw_only=True)

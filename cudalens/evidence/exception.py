@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from cudalens.core.call import ApiCall, Call, api_call_of
+from cudalens.core.call import ApiCall, Call
 from cudalens.core.evidence_types import (
     DeviceFault,
     FreedGraph,
@@ -72,6 +72,7 @@ def evidence_of_error(
     device_text: Any,
     *,
     started: float,
+    raised: ApiCall | None = None,
     was_lost: bool = False,
     is_checked: bool = True,
     beside: Callable[[], Sequence[TensorFact]] = tuple,
@@ -83,6 +84,7 @@ def evidence_of_error(
     Args:
         recorder, device_text: of the block that the exception left, ``None`` without one.
         started: when the work on the report began, on the performance counter.
+        raised: the call that raised it, where a recorder saw one.
         was_lost: whether the device's context had ended before that block began.
         is_checked: whether a check was open.
         beside: where the context is gone, other tensors, after those of the line.
@@ -92,14 +94,14 @@ def evidence_of_error(
     hidden = attempt("device", lambda: lost_context.hidden_fault(facts), DeviceFault)
     is_own = lost_context.is_lost(facts)
     is_lost = hidden.hidden_error is not None or is_own
-    entries, raised = visible_entries(error), api_call_of(error)
+    entries = visible_entries(error)
 
     # The call: where it is, what it was given.
-    find = partial(failed_call, recorder, error, is_lost=is_own)
+    find = partial(failed_call, recorder, raised, is_lost=is_own)
     failed, was_handled_inside = attempt("failing op", find, lambda: (None, False), kind=tuple)
     call, trial = Call(), None
     if not was_handled_inside:
-        trial = attempt("call", lambda: trial_of_error(error, entries))
+        trial = attempt("call", lambda: trial_of_error(error, entries, raised))
         read = partial(api_call_of_stack, entries)
         call = Call(api=attempt("call", read) or raised) if trial is None else trial.call
     # What the user's line calls may be another function, around the one that the device ran.
@@ -194,7 +196,7 @@ def _way(failure: FailureContext) -> tuple[ProvenanceStep, ...]:
 
 
 def failed_call(
-    recorder: Any, error: BaseException, *, is_lost: bool
+    recorder: Any, raised: ApiCall | None, *, is_lost: bool
 ) -> tuple[ApiCall | None, bool]:
     """Return the recorded call that raised, and whether it had raised before.
 
@@ -202,7 +204,7 @@ def failed_call(
     """
     if recorder is None:
         return None, False
-    raised, fatal = api_call_of(error), recorder.fatal
+    fatal = recorder.fatal
     if is_lost and recorder.is_over and fatal is not raised:
         if fatal is None:
             return None, False  # no call of the block's ended it
@@ -254,7 +256,7 @@ def _of_autograd(
     changed, freed = None, None
     node, here = failure.call.node, failure.site.source
     if recorder is not None and MODIFIED in message:
-        write = limits.attempt("writer", lambda: find_modified(recorder.snapshot(), error))
+        write = limits.attempt("writer", lambda: find_modified(recorder.snapshot(), message, node))
         if write is not None:
             look = partial(with_tried_form, write[0], write[1], recorder.snapshot())
             changed = limits.attempt("form out of place", look, lambda: write[0])

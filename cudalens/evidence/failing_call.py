@@ -19,14 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cudalens.core import _torch
-from cudalens.core.call import ApiCall, Call, OpCall, Operand
+from cudalens.core.call import THREAD, ApiCall, Call, OpCall, Operand
 from cudalens.core.evidence_types import OddArgument, RefusedCall
 from cudalens.evidence.call_stack import parameters_of
 from cudalens.evidence.context import problem_type, table_of_positions
 from cudalens.evidence.variables import RunningLine
 from cudalens.recorder.arguments import named_arguments
 from cudalens.recorder.earlier_values import caller_of
-from cudalens.recorder.mode import RecordingMode
 from cudalens.source.files import is_torch_file, torch_path
 from cudalens.source.running_call import ABSENT, MODULE_CALLS, RunningCall, method_of
 from cudalens.source.safe_eval import is_module, is_tensor
@@ -81,17 +80,14 @@ def call_of(
 
 
 def running_api_call() -> ApiCall | None:
-    """Return the API call that is being made, as the recorder passes it on; ``None`` without."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not RecordingMode.__torch_function__.__code__:
-        frame = frame.f_back
-    caller = None if frame is None else caller_of(frame.f_back)
-    if frame is None or caller is None:
+    """Return the API call that this thread is making, ``None`` where no recorder has seen one."""
+    call = THREAD.running.call
+    if call is None:
         return None
-    func, args, kwargs = (frame.f_locals[name] for name in ("func", "args", "kwargs"))
-    return ApiCall(
-        func=func, args=args, kwargs=kwargs or {}, code=caller.f_code, lasti=caller.f_lasti
-    )
+    func, args, kwargs, frame = call
+    caller = caller_of(frame)
+    code, lasti = (None, 0) if caller is None else (caller.f_code, caller.f_lasti)
+    return ApiCall(func=func, args=args, kwargs=kwargs or {}, code=code, lasti=lasti)
 
 
 def api_call_of_stack(entries: Entries, line: RunningCall | None = None) -> ApiCall | None:

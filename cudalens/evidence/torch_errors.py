@@ -13,8 +13,8 @@ from types import FrameType, TracebackType
 from torch import Tensor
 
 from cudalens.core._python import entries_from_traceback, package_of
-from cudalens.core.call import api_call_of
-from cudalens.core.report import Report
+from cudalens.core.call import ApiCall
+from cudalens.core.reported import report_beside
 from cudalens.diagnosis.host_errors import is_known_message
 from cudalens.evidence.call_stack import without_detours
 from cudalens.source.files import is_own_file, is_user_file
@@ -68,9 +68,13 @@ def visible_entries(error: BaseException) -> Sequence[TracebackType]:
     return [entries[at] for at in outside if at < end]
 
 
-def is_torch_error(error: BaseException) -> bool:
-    """Return whether torch, or a library on top of it, raised ``error``."""
-    if isinstance(getattr(error, "__cudalens_report__", None), Report):
+def is_torch_error(error: BaseException, raised: ApiCall | None = None) -> bool:
+    """Return whether torch, or a library on top of it, raised ``error``.
+
+    Args:
+        raised: the call that raised it, where a recorder saw one.
+    """
+    if report_beside(error) is not None:
         return True  # a check inside this one knew it, and took its own frames out
     if _is_of_package(error, "torch") or str(error).startswith("CUDA error"):
         return True
@@ -87,7 +91,7 @@ def is_torch_error(error: BaseException) -> bool:
     if _is_raised_in_ours(innermost):
         return True  # of the line itself it needs nothing: torch called us for the op
     if is_user_file(innermost.tb_frame.f_code.co_filename):
-        return _is_raised_below(error, innermost)
+        return _is_raised_below(error, innermost, raised)
     if _RERAISED.match(text := _text_of(error)):
         return _is_torch_worker(text)
     return uses_torch(innermost.tb_frame) or is_known_message(text)
@@ -101,11 +105,10 @@ def _is_raised_in_ours(entry: TracebackType) -> bool:
     return is_own_file(code.co_filename) and "__tracebackhide__" in code.co_varnames
 
 
-def _is_raised_below(error: BaseException, entry: TracebackType) -> bool:
+def _is_raised_below(error: BaseException, entry: TracebackType, call: ApiCall | None) -> bool:
     """Return whether C++ code of torch's, called on the user's line, raised the error."""
     if place_of(entry).operation == _RAISE:
         return False  # a raise or assert statement of his own
-    call = api_call_of(error)
     if call is not None and (call.code, call.lasti) == (entry.tb_frame.f_code, entry.tb_lasti):
         return True  # the recorder saw the call of this very instruction raise
     is_mixed = isinstance(error, TypeError) and _lacks_tensor(entry)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from cudalens.core import _torch
 from cudalens.core._python import raise_if_outside
-from cudalens.core.call import ApiCall, Call, OpCall, api_call_of
+from cudalens.core.call import ApiCall, Call, OpCall
 from cudalens.core.report_types import Violation
 from cudalens.core.tensor_values import summarise
 from cudalens.diagnosis.candidates import Refusal, TrialResult
@@ -229,13 +229,19 @@ def quiet_torch(*, has_autograd: bool) -> Iterator[None]:
         yield
 
 
-def trial_of_error(error: BaseException, entries: Sequence[TracebackType]) -> ApiTrial | None:
-    """Return the trial of the call that raised, ``None`` where the user's line cannot be read."""
+def trial_of_error(
+    error: BaseException, entries: Sequence[TracebackType], raised: ApiCall | None
+) -> ApiTrial | None:
+    """Return the trial of the call that raised, ``None`` where the user's line cannot be read.
+
+    Args:
+        raised: the call, where a recorder saw it.
+    """
     line = line_of(entries)
     if line is None:
         return None
     learn_from_error(line, error)
-    trial = ApiTrial(call_of(entries, line, api_call_of(error)), line, has_autograd=True)
+    trial = ApiTrial(call_of(entries, line, raised), line, has_autograd=True)
     trial.is_possible = "autocast" not in str(error)
     return trial
 

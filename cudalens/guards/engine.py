@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens.core.call import EXTREMES
+from cudalens.core.call import THREAD
 from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation, format_count
 from cudalens.core.tensor_values import outside
@@ -193,9 +193,10 @@ def _lie_within(need: Within, least: int, most: int, is_exact: bool = True) -> b
     """Return whether the extremes of a tensor are good; an open recorder keeps those that are."""
     if most > need.high or (least < need.low and not need.upper_bound_only):
         return False
-    if is_exact and (read := EXTREMES.values) is not None:
+    if is_exact and (lists := THREAD.running.extremes):
         name = need.argument if need.item is None else f"{need.argument}[{need.item}]"
-        read.append((name, least, most))
+        for read in lists:
+            read.append((name, least, most))
     return True
 
 
@@ -355,7 +356,7 @@ def _lies_between(need: Between, tensor: Tensor) -> bool:
         smallest, largest = torch.tensor([smallest, largest], dtype=need.dtype).tolist()
     if not (need.low <= smallest and largest <= need.high):
         return False
-    if (read := EXTREMES.values) is not None:
+    for read in THREAD.running.extremes:
         read.append((need.argument, smallest, largest))
     return True
 

@@ -137,7 +137,7 @@ class Interceptor:
         plans, inside = plans_of(op), self._inside
         deferred = DeferredOp(op, self._checked, self.past)
         ask, acts_on, later = self._asker(op, plans), _acting(self), self._later(op, deferred)
-        ask_without_modes = partial(_torch.without_modes, ask)
+        ask_without_modes = partial(_torch.without_modes, partial(ask, are_plain=False))
         later_unseen = partial(_torch.unseen_without_wait, later)
         required_by, bits = Forms(plans).of, self._bits
         can_read, unseen = _torch.can_read_unseen, _torch.Unseen
@@ -300,11 +300,15 @@ class Interceptor:
     def _asker(self, op: Any, plans: tuple[Plan, ...]) -> Callable[..., BaseException | None]:
         last = max((item.position for plan in plans for item in plan.parameters), default=0)
 
-        def ask(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseException | None:
+        def ask(
+            args: tuple[Any, ...], kwargs: dict[str, Any], are_plain: bool = True
+        ) -> BaseException | None:
             is_whole = last < len(args) and not kwargs
             for plan in plans:
                 try:
                     values = plan.pick(args) if is_whole else plan.find(args, kwargs)
+                    if not are_plain and plan.guard.frequency != OF_USER:
+                        values = [*map(_without_subclass, values)]  # it may say what it likes
                     try:
                         violation: object = plan.check(*values)
                     except Exception as failure:
@@ -404,9 +408,12 @@ def _look_again(plan: Plan, values: Sequence[Any], failure: Exception) -> object
 
 
 def _without_subclass(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
+    """Return a tensor as one of torch's own class, whose attributes are the tensor's."""
+    kind = type(value)
+    if kind is list or kind is tuple:
         return [_without_subclass(item) for item in value]
-    return Tensor.as_subclass(value, Tensor) if isinstance(value, Tensor) else value
+    is_own = kind is Tensor or kind is Parameter or not issubclass(kind, Tensor)
+    return value if is_own else Tensor.as_subclass(value, Tensor)
 
 
 def _acting(guards: Interceptor) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:

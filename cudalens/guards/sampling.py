@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from cudalens.core.call import EXTREMES
+from cudalens.core.call import THREAD
 from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation, format_count
 from cudalens.guards._base import guard
@@ -94,13 +94,17 @@ def _rows_are_drawable(weights: Tensor, searches: bool) -> bool:
         rows = weights.tolist() if weights.dim() == 2 else [weights.tolist()]
         # NaN is in no interval.
         are_good = all(map(any, rows)) and all(0 <= item < math.inf for row in rows for item in row)
-        if are_good and (read := EXTREMES.values) is not None:
-            read.append(("self", min(map(min, rows)), max(map(max, rows))))
+        if are_good and (lists := THREAD.running.extremes):
+            extreme = ("self", min(map(min, rows)), max(map(max, rows)))
+            for read in lists:
+                read.append(extreme)
         return are_good
     low, high = torch.aminmax(weights, dim=-1)
     are_good = all_true((low >= 0) & (high > 0) & (high < math.inf))
-    if are_good and (read := EXTREMES.values) is not None:
-        read.append(("self", low.min().item(), high.max().item()))
+    if are_good and (lists := THREAD.running.extremes):
+        extreme = ("self", low.min().item(), high.max().item())
+        for read in lists:
+            read.append(extreme)
     return are_good
 
 

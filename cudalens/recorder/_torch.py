@@ -40,6 +40,18 @@ no_torch_function: Any = torch._C._disabled_torch_function_impl
 functorch_utils: Any = torch._functorch.utils
 are_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
+# What torch itself reads of a tensor or a list, whatever their classes say.  A subclass may have
+# properties and iterators of its own, which raise, or which count how often they are asked.
+_BASE: Any = torch._C.TensorBase
+on_host: Callable[[Tensor], bool] = _BASE.is_cpu.__get__
+device_of: Callable[[Tensor], torch.device] = _BASE.device.__get__
+shape_of: Callable[[Tensor], torch.Size] = _BASE.shape.__get__
+dtype_of: Callable[[Tensor], torch.dtype] = _BASE.dtype.__get__
+version_of: Callable[[Tensor], int] = _BASE._version.__get__
+base_of: Callable[[Tensor], Tensor | None] = _BASE._base.__get__
+is_view: Callable[[Tensor], bool] = _BASE._is_view
+is_of_inference: Callable[[Tensor], bool] = _BASE.is_inference
+
 _HOOK_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
 

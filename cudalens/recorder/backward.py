@@ -18,7 +18,7 @@ from torch.autograd.function import FunctionCtx
 
 from cudalens.core._python import raise_if_outside
 from cudalens.core._torch import Unseen
-from cudalens.core.call import ApiCall, NodeMark, api_call_of
+from cudalens.core.call import ApiCall, NodeMark
 from cudalens.recorder import _torch
 from cudalens.recorder.sites import Site
 
@@ -102,7 +102,8 @@ class BackwardPass:
                 if is_inside:
                     recorder.note_call(torch.autograd.backward, sys._getframe(1))
             except BaseException as error:
-                self._failed(error, outputs if is_inside else None)
+                # This frame keeps it alive.
+                _held = self._failed(error, outputs if is_inside else None)
                 raise
             finally:
                 if not is_inside:
@@ -188,22 +189,24 @@ class BackwardPass:
         nodes = list(self.marks.values())
         return _mark_of(self.marks.get(get_ident()) or (nodes[0] if len(nodes) == 1 else None))
 
-    def _failed(self, error: BaseException, outputs: Any) -> None:
-        """Note on an exception in which node it came.
+    def _failed(self, error: BaseException, outputs: Any) -> ApiCall | None:
+        """Note in which node an exception came; return its call, for its frame to keep.
 
         Args:
             outputs: of a call that no mode saw; of another, the exception goes on to the mode.
         """
+        call = None
         try:
-            call = api_call_of(error)
+            call = self._recorder.call_of(error)
             if call is None:
                 func = None if outputs is None else torch.autograd.backward
                 call = ApiCall(func=func, args=(outputs,), site=self.site, node=self.running)
-                self._recorder.attach(call, error)
+                self._recorder.attach(call, sys._getframe(1))
             elif call.node is None:
                 call.node = self.running
         except Exception as trouble:
             self._recorder.internal_error("the failing node was not noted", trouble)
+        return call
 
 
 def _mark_of(node: Any) -> NodeMark | None:

@@ -15,9 +15,17 @@ import torch
 from torch import Tensor
 
 from cudalens.core._python import raise_if_outside
-from cudalens.core.call import public_name
+from cudalens.core.call import function_name, public_name
+from cudalens.recorder._torch import (
+    base_of,
+    dtype_of,
+    is_of_inference,
+    is_view,
+    shape_of,
+    version_of,
+)
 from cudalens.recorder.sites import RawSite
-from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
+from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, is_tensor, tensors_in
 
 
 def names(text: str) -> frozenset[str]:
@@ -111,7 +119,7 @@ class Api:
 
     def __init__(self, func: Any) -> None:
         self.func = func
-        kind, name = type(func).__name__, str(getattr(func, "__name__", type(func).__name__))
+        kind, name = type(func).__name__, function_name(func)
         is_getter = name == "__get__"
         is_setter = name in ("__set__", "__delete__")
         if is_getter or is_setter:
@@ -134,7 +142,7 @@ class Api:
             )
             or (is_setter and name == "data")
         )
-        self.is_backward = func in BACKWARD
+        self.is_backward = any(func is item for item in BACKWARD)
         """True if it runs a backward pass."""
         self.value_at: int = _VALUE_AT.get(name, 0)
         """The place among the arguments of what it writes to some elements; 0 for others."""
@@ -273,6 +281,15 @@ class Recorded(NamedTuple):
 _NUMBERS = (int, float, bool)
 
 
+def versions_of(tensors: Sequence[Tensor]) -> list[int] | None:
+    """Return the versions of tensors; ``None`` where one is of inference mode and has none."""
+    try:
+        return [*map(version_of, tensors)]
+    except RuntimeError as error:
+        raise_if_outside(error)
+        return None
+
+
 def writes_of(
     api: Api, tensors: Sequence[Tensor], versions: Sequence[int] | None
 ) -> tuple[Write, ...]:
@@ -285,10 +302,11 @@ def writes_of(
         return (Write(ref(tensors[0])),) if api.is_in_place else ()
     writes = []
     for tensor, before in zip(tensors, versions, strict=True):
-        if tensor._version != before:
-            base = tensor._base if tensor._is_view() else None
+        after = version_of(tensor)
+        if after != before:
+            base = base_of(tensor) if is_view(tensor) else None
             shown = None if base is None else ref(base)
-            writes.append(Write(ref(tensor), before, tensor._version, shown))
+            writes.append(Write(ref(tensor), before, after, shown))
     return tuple(writes)
 
 
@@ -299,17 +317,17 @@ def operand_of(
     value = args[api.value_at] if api.value_at < len(args) else None
     if api.adds or any(args[api.value_at + 1 :]) or kwargs:  # what was there is not replaced
         return None
-    return ref(value) if isinstance(value, Tensor) else value if type(value) in _NUMBERS else None
+    return ref(value) if is_tensor(value) else value if type(value) in _NUMBERS else None
 
 
 def shows_argument(
     api: Api, args: tuple[Any, ...], kwargs: Any, result: Any, tensors: Sequence[Tensor]
 ) -> bool:
     """Return whether a result of a function that makes views shows the memory of the argument."""
-    if len(tensors) != 1 or not isinstance(result, Tensor):
+    if len(tensors) != 1 or not is_tensor(result):
         return len(tensors) == 1
     # In inference mode torch does not say.
-    return result is tensors[0] or result._is_view() or result.is_inference()
+    return result is tensors[0] or is_view(result) or is_of_inference(result)
 
 
 def describe_results(result: Any) -> tuple[tuple[Ref, ...], tuple[Any, ...], tuple[Any, ...]]:
@@ -324,7 +342,7 @@ def describe_results(result: Any) -> tuple[tuple[Ref, ...], tuple[Any, ...], tup
 def meta_of(tensor: Tensor) -> tuple[Any, Any]:
     """Return shape and dtype, ``None`` for a tensor that does not say its shape."""
     try:
-        return tensor.shape, tensor.dtype
+        return shape_of(tensor), dtype_of(tensor)
     except Exception as trouble:  # nested tensors have no shape, and a subclass may refuse it
         raise_if_outside(trouble)
         return None, None

@@ -58,11 +58,11 @@ class EarlierValues:
 
 def caller_of(frame: FrameType | None) -> FrameType | None:
     """Return the frame that made a call, given that which called the mode."""
-    while frame is not None and frame.f_code.co_filename == _MODE:
-        frame = frame.f_back  # of another recorder
-    if frame is None or frame.f_code.co_filename != _DETOUR or frame.f_back is None:
-        return frame
-    return frame.f_back.f_back  # a function written in Python asks its modes
+    while frame is not None and frame.f_code.co_filename in _PASSING:
+        if frame.f_code.co_filename == _DETOUR:
+            frame = frame.f_back  # a function written in Python asks its modes
+        frame = None if frame is None else frame.f_back
+    return frame
 
 
 def _place(

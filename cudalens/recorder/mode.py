@@ -9,9 +9,9 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import CodeType, FrameType
+from types import FrameType, TracebackType
 from typing import Any, Self
-from weakref import WeakSet, ref
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import Tensor
@@ -19,16 +19,18 @@ from torch.nn import Parameter
 
 from cudalens.core._python import raise_if_outside
 from cudalens.core._torch import Unseen, is_accelerator, is_plain
-from cudalens.core.call import ATTRIBUTE, EXTREMES, ApiCall, NodeMark, api_call_of
+from cudalens.core.call import THREAD, ApiCall, Extreme, NodeMark
 from cudalens.core.errors import DeviceAssertError
 from cudalens.core.limits import Limits
 from cudalens.recorder import _torch
+from cudalens.recorder._torch import device_of, on_host
 from cudalens.recorder.backward import BackwardPass
 from cudalens.recorder.calls import (
     Api,
     Apis,
     Write,
     describe_results,
+    versions_of,
     writes_of,
 )
 from cudalens.recorder.dataloader import Batches
@@ -82,7 +84,11 @@ class RecordingMode(_torch.RemovableMode):
         self.passes: list[BackwardPass] = []
         """The backward passes that run, the innermost last."""
         self._batches = Batches()
-        self._live: WeakSet[ApiCall] = WeakSet()
+        self._failed_calls: WeakValueDictionary[int, ApiCall] = WeakValueDictionary()
+        """Calls that raised, by the number of a frame of ours in the traceback.
+
+        The frame alone keeps the call alive: it ends with the exception, which has nothing of ours.
+        """
         self.devices: set[torch.device] = set()
         """The devices that calls were seen on."""
         self.is_synchronous = sync
@@ -90,8 +96,9 @@ class RecordingMode(_torch.RemovableMode):
         self.watch = watch
         self._is_fatal, self._on_device_end = is_fatal, on_device_end
         self._seen = EarlierValues()
-        self._read: list[tuple[str, float, float]] = []
+        self._read: list[Extreme] = []
         """Values that guards read in the running call."""
+        self._opened_on = THREAD.running
 
     @property
     def watch_node(self) -> Callable[..., BaseException | None] | None:
@@ -105,9 +112,8 @@ class RecordingMode(_torch.RemovableMode):
             _torch.add_hooks(self.sites.enter_module, self.sites.enter_step)
             REPLACED.install(self)
             here().append(self)
-            if EXTREMES.values is None:
-                EXTREMES.values = []
-            self._read = EXTREMES.values
+            self._opened_on = THREAD.running
+            self._opened_on.extremes += (self._read,)
             self.install()
             return self
         except BaseException:
@@ -128,79 +134,99 @@ class RecordingMode(_torch.RemovableMode):
             _torch.remove_hooks(self.sites.enter_module, self.sites.enter_step)
             REPLACED.remove(self)
             forget(self)
-            if not here():
-                EXTREMES.values = None
-            for call in list(self._live):
-                call.release()
+            others = (item for item in self._opened_on.extremes if item is not self._read)
+            self._opened_on.extremes = tuple(others)
+            for call in (*self._failed_calls.values(), self.fatal):
+                if call is not None:
+                    call.release()
 
     # --- recording -------------------------------------------------------------------------------
 
-    def __torch_function__(
+    def __torch_function__(  # noqa: PLR0912  each call of the user's passes here: no calls of ours
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         __tracebackhide__ = True
         # Bound before anything can raise: a traceback that stays keeps this frame.
         tensors: Any = None
-        versions = result = value = None
+        versions: list[int] | None = _UNWRITTEN
+        hides: object = False
+        api = device = result = value = found = running = outer = None
         is_called = False
+        frame = _getframe(1)
         try:
-            api = self._apis[func]
-            if api.is_quiet:
+            try:  # what fails here is ours: the call is made as if nobody had looked
+                api = self._apis[func]
+                if not api.is_quiet:
+                    if api.forgets:
+                        kwargs = _torch.forgotten_keywords(func, frame) | (kwargs or {})
+                    # Other modes and subclasses must not see the calls of the recorder itself.
+                    hides = api.is_special or (types and types != _PLAIN) or _has_modes_below()
+                    tensors = []
+                    for value in (*args, *kwargs.values()) if kwargs else args:
+                        kind = type(value)
+                        if kind is Tensor or kind is Parameter:
+                            tensors.append(value)
+                        elif kind not in NO_TENSORS:
+                            found = tensors_in((value,))
+                            tensors += found
+                            hides = hides or not _TENSORS.issuperset(map(type, found))
+                    may_write = api.may_write or (kwargs and "out" in kwargs)
+                    if hides:
+                        with Unseen():
+                            device = _device_of(tensors)
+                            if may_write:
+                                versions = versions_of(tensors)
+                    else:
+                        if tensors and not tensors[0].is_cpu:
+                            device = tensors[0].device
+                        if may_write:
+                            versions = versions_of(tensors)
+            except Exception as trouble:
+                self.internal_error("a call was not recorded", trouble)
+                api = None
+            if api is None or api.is_quiet:
                 is_called = True
                 return func(*args, **kwargs) if kwargs else func(*args)
-            if api.forgets:
-                kwargs = _torch.forgotten_keywords(func, _getframe(1)) | (kwargs or {})
-            tensors = []
-            for value in (*args, *kwargs.values()) if kwargs else args:
-                kind = value.__class__
-                if kind is Tensor or kind is Parameter:
-                    tensors.append(value)
-                elif kind not in NO_TENSORS:
-                    tensors += tensors_in((value,))
-            may_write = api.may_write or (kwargs and "out" in kwargs)
-            # Other modes and subclasses must not see the calls of the recorder itself.
-            if api.is_special or (types and types != _PLAIN) or _has_modes_below():
-                with Unseen():
-                    versions = _versions_of(tensors) if may_write else _UNWRITTEN
-                    self._wait_for_one(tensors)
-                is_called, number = True, _next()
-                result = func(*args, **kwargs) if kwargs else func(*args)
-                with Unseen():
-                    self._wait_after(tensors, result)
-                    self._note(api, args, kwargs, tensors, versions, number, result, _getframe(1))
-                return result
-            versions = _versions_of(tensors) if may_write else _UNWRITTEN
-            if tensors and not tensors[0].is_cpu:
-                self._wait(tensors[0])  # for what Triton, CuPy or a graph launched
+            if device is not None:
+                self._wait(device)  # for what Triton, CuPy or a graph launched
+            # Only a backward pass brings the mode to another thread.
+            running = THREAD.running if self.passes else self._opened_on
+            outer, running.call = running.call, (func, args, kwargs, frame)
             is_called, number = True, _next()
             result = func(*args, **kwargs) if kwargs else func(*args)
-            if result.__class__ not in _TENSORS or not result.is_cpu:
-                self._wait_after(tensors, result)
-            self._note(api, args, kwargs, tensors, versions, number, result, _getframe(1))
+            if hides or type(result) is not Tensor or not result.is_cpu:
+                with Unseen():
+                    self._wait_after(tensors, result)
+                    self._note(api, args, kwargs, tensors, versions, number, result, frame)
+            else:
+                self._note(api, args, kwargs, tensors, versions, number, result, frame)
+            running.call = outer
             return result
         except BaseException as error:
+            if running is not None:
+                running.call = outer
             if is_called:
-                self._failed(func, args, kwargs, error)
+                # This frame keeps it alive.
+                _held = self._failed(func, args, kwargs, error, frame)
             else:  # what Triton, CuPy or a CUDA graph launched before has failed
                 self.note_end(error, None)
-            args, kwargs, tensors, result, value = (), None, None, None, None
+            args, kwargs, tensors, result, value, found = (), None, None, None, None, None
+            running = outer = frame = None  # type: ignore[assignment]
             raise
 
     def _wait_after(self, tensors: list[Tensor], result: Any) -> None:
         """Wait for the device of a call that came back, if it launched something."""
-        if result.__class__ in _ANSWERS:
+        if type(result) in _ANSWERS:
             return  # a number: the host has waited
-        self._wait_for_one((*tensors_in((result,)), *tensors))
+        try:
+            device = _device_of((*tensors_in((result,)), *tensors))
+        except Exception as trouble:
+            self.internal_error("a call was not waited for", trouble)
+        else:
+            if device is not None:
+                self._wait(device)
 
-    def _wait_for_one(self, tensors: Sequence[Tensor]) -> None:
-        """Wait for the device of the first tensor that is on one."""
-        for item in tensors:
-            if not item.is_cpu and is_plain(item):
-                self._wait(item)
-                return
-
-    def _wait(self, tensor: Tensor) -> None:
-        device = tensor.device
+    def _wait(self, device: torch.device) -> None:
         if is_accelerator(device):
             self.devices.add(device)
             if self.is_synchronous:
@@ -237,7 +263,7 @@ class RecordingMode(_torch.RemovableMode):
                 written = writes_of(api, tensors, versions)
             output: Any
             shape: Any
-            kind = result.__class__
+            kind = type(result)
             if kind is Tensor or kind is Parameter:
                 output, dtype = ref(result), result.dtype
                 try:
@@ -315,31 +341,44 @@ class RecordingMode(_torch.RemovableMode):
         Asked while the call is being made, as ``{"calls": 41, "min": 0, "max": 9}``; ``None``
         where it is the first.
         """
-        frame: FrameType | None = _getframe(1)
-        while frame is not None and frame.f_code is not _HANDLER:
-            frame = frame.f_back
-        if frame is None or frame.f_back is None:
+        call = THREAD.running.call
+        if call is None:
             return None
-        caller = caller_of(frame.f_back)
-        return self._seen.find(caller, self.sites.of(frame), argument)
+        caller = caller_of(call[3])
+        return self._seen.find(caller, self.sites.of(call[3]), argument)
 
     # --- failures --------------------------------------------------------------------------------
 
-    def _failed(self, func: Any, args: tuple[Any, ...], kwargs: Any, error: BaseException) -> None:
-        """Hang the call on the exception that it raised, unless an inner call is there."""
+    def call_of(self, error: BaseException | None) -> ApiCall | None:
+        """Return the innermost API call that raised an exception, where this recorder saw it."""
+        return None if error is None else self._call_in(error.__traceback__)
+
+    def _call_in(self, traceback: TracebackType | None) -> ApiCall | None:
+        innermost = None
+        while traceback is not None:
+            innermost = self._failed_calls.get(id(traceback.tb_frame), innermost)
+            traceback = traceback.tb_next
+        return innermost
+
+    def _failed(
+        self, func: Any, args: tuple[Any, ...], kwargs: Any, error: BaseException, frame: FrameType
+    ) -> ApiCall | None:
+        """Return the call that raised an exception, for its frame to keep, unless an inner did."""
+        call = None
         try:
             if not isinstance(error, Exception):
-                return
-            call = api_call_of(error)
+                return None
+            traceback = error.__traceback__
+            call = None if traceback is None else self._call_in(traceback.tb_next)
             if call is None:
                 call = ApiCall(func=None)
-                self.attach(call, error)
+                self.attach(call, _getframe(1))
             if call.func is None:
-                frame = caller_of(_getframe(2))
+                caller = caller_of(frame)
                 call.func, call.args, call.kwargs = func, args, kwargs or {}
-                call.code, call.lasti = (frame.f_code, frame.f_lasti) if frame else (None, 0)
+                call.code, call.lasti = (caller.f_code, caller.f_lasti) if caller else (None, 0)
                 self.recorded_ops += 1
-                site = self.sites.of(frame)
+                site = self.sites.of(caller)
                 if self.passes:
                     site = self._of_worker(site, 0, 0)[0]
                 if call.node is None and (node := _torch.current_node()) is not None:
@@ -350,11 +389,15 @@ class RecordingMode(_torch.RemovableMode):
             self.internal_error("the failing call was not recorded", trouble)
         finally:
             self._read.clear()
+        return call
 
-    def attach(self, call: ApiCall, error: BaseException) -> None:
-        """Let an exception carry a call, until the recorder is closed."""
-        error.__dict__[ATTRIBUTE] = call  # a class may forbid attributes
-        self._live.add(call)
+    def attach(self, call: ApiCall, frame: FrameType) -> None:
+        """Find a call again by the traceback of what it raised.
+
+        Args:
+            frame: in that traceback, of a function that keeps the call in a variable.
+        """
+        self._failed_calls[id(frame)] = call
 
     def note_end(self, error: BaseException, call: ApiCall | None) -> None:
         """Keep what ended the device's context; every later call fails only because of it."""
@@ -363,8 +406,6 @@ class RecordingMode(_torch.RemovableMode):
                 return
             if not self.is_over:
                 self.is_over, self.fatal = True, call
-                if call is not None:
-                    self._live.add(call)
             if self._on_device_end is not None:
                 self._on_device_end(error)
         except Exception as trouble:
@@ -381,13 +422,9 @@ class RecordingMode(_torch.RemovableMode):
         self._batches.clear()
 
 
-def _versions_of(tensors: list[Tensor]) -> list[int] | None:
-    """Return the versions of tensors; ``None`` where one is of inference mode and has none."""
-    try:
-        return [tensor._version for tensor in tensors]
-    except RuntimeError as error:
-        raise_if_outside(error)
-        return None
-
-
-_HANDLER: CodeType = RecordingMode.__torch_function__.__code__
+def _device_of(tensors: Sequence[Tensor]) -> torch.device | None:
+    """Return the device of the first tensor that is on one, ``None`` without."""
+    for item in tensors:
+        if not on_host(item) and is_plain(item):
+            return device_of(item)
+    return None

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any, Final
 
-from cudalens.core.call import api_call_of
+from cudalens.core.call import NodeMark
 from cudalens.core.evidence_types import InPlaceChange
 from cudalens.core.report_types import ProvenanceStep
 from cudalens.recorder.calls import Recorded
@@ -19,21 +19,21 @@ _COMPLAINT: Final = re.compile(r"modified by an inplace operation: .* is at vers
 
 
 def find_modified(
-    snapshot: Snapshot, error: BaseException
+    snapshot: Snapshot, message: str, node: NodeMark | None
 ) -> tuple[InPlaceChange, Recorded] | None:
     """Return the last write to the tensor that autograd complains of.
 
     It is one that the forward call of the failing node read or made.
 
     Args:
-        error: "… has been modified by an inplace operation: … is at version 3; …".
+        message: "… has been modified by an inplace operation: … is at version 3; …".
+        node: the one that complains.
 
     Returns:
         the write and its call; ``None`` unless the writes of one line, since the forward call, led
         to the version of the message.
     """
-    match, call = _COMPLAINT.search(str(error)), api_call_of(error)
-    node = None if call is None else call.node
+    match = _COMPLAINT.search(message)
     saver = None if node is None else snapshot.forward_call(node.sequence_nr)
     if match is None or saver is None:
         return None

@@ -24,20 +24,27 @@ def is_ref(value: object) -> TypeGuard[Ref]:
     return type(value) is ref
 
 
+def is_tensor(value: object) -> TypeGuard[Tensor]:
+    """Return whether a value is a tensor by its type; what it says of its class is not asked."""
+    return issubclass(type(value), Tensor)
+
+
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:
     """Return the tensors among arguments or results, and in lists and tuples among them."""
     tensors: list[Tensor] = []
     for value in values:
-        if isinstance(value, Tensor):
+        kind = type(value)
+        if issubclass(kind, Tensor):
             tensors.append(value)
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                if isinstance(item, Tensor):
+        elif issubclass(kind, (list, tuple)):
+            items = list.__iter__(value) if issubclass(kind, list) else tuple.__iter__(value)
+            for item in items:
+                if issubclass(type(item), Tensor):
                     tensors.append(item)
                 elif type(item) in (list, tuple):
-                    tensors += [part for part in item[:_MAX_LISTED] if isinstance(part, Tensor)]
-        elif type(value) is dict:
-            tensors += [item for item in value.values() if isinstance(item, Tensor)]
+                    tensors += [part for part in item[:_MAX_LISTED] if is_tensor(part)]
+        elif kind is dict:
+            tensors += [item for item in value.values() if is_tensor(item)]
     return tensors
 
 
@@ -45,10 +52,12 @@ def tensor_values(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors among the arguments, elements of lists as ``indices[1]``."""
     tensors: dict[str, Tensor] = {}
     for name, value in arguments.items():
-        if isinstance(value, Tensor):
+        kind = type(value)
+        if issubclass(kind, Tensor):
             tensors[name] = value
-        elif isinstance(value, (list, tuple)):
-            for position, item in enumerate(value):
-                if isinstance(item, Tensor):
+        elif issubclass(kind, (list, tuple)):
+            items = list.__iter__(value) if issubclass(kind, list) else tuple.__iter__(value)
+            for position, item in enumerate(items):
+                if is_tensor(item):
                     tensors[f"{name}[{position}]"] = item
     return tensors

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from cudalens.core._python import (
-    add_note,
     entries_from_traceback,
     raise_if_outside,
-    set_on,
 )
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.core.limits import Limits
 from cudalens.core.report import Report
+from cudalens.core.reported import attach, report_beside
 from cudalens.core.text_files import expanded
 from cudalens.diagnosis.diagnose import bare_report_of_error, diagnose, format_message, format_note
 from cudalens.evidence import exception, lost_context
@@ -48,10 +47,11 @@ def explained(
         ``None`` when the exception is none of torch's business.  When an earlier failure ended the
         device's context, the report of that one.
     """
-    if not isinstance(error, Exception) or not is_torch_error(error):
+    raised = None if recorder is None else recorder.call_of(error)
+    if not isinstance(error, Exception) or not is_torch_error(error, raised):
         return None
-    own_report = getattr(error, "__cudalens_report__", None)
-    if isinstance(own_report, Report):
+    own_report = report_beside(error)
+    if own_report is not None:
         return own_report  # a session inside this one has reported it
     is_lost = limits.attempt("earlier failure", lambda: lost_context.is_lost(error_facts(error)))
     if is_lost and (earlier := lost_context.end()) is not None:
@@ -63,7 +63,7 @@ def explained(
         used = None if was_lost else recorder
         return diagnose(
             *exception.evidence_of_error(
-                error, used, device_text, started=started, was_lost=was_lost
+                error, used, device_text, started=started, raised=raised, was_lost=was_lost
             )
         )
 
@@ -82,7 +82,10 @@ def explained_early(
     error.__traceback__ = with_callers(trace)
     try:
         started = time.perf_counter()
-        evidence, _ = exception.evidence_of_error(error, recorder, device_text, started=started)
+        raised = None if recorder is None else recorder.call_of(error)
+        evidence, _ = exception.evidence_of_error(
+            error, recorder, device_text, started=started, raised=raised
+        )
         return diagnose(evidence)
     except Exception as failure:
         raise_if_outside(failure)
@@ -105,7 +108,7 @@ def wraps_finding(error: BaseException, finding: Report) -> bool:
     """
     if not leads_to(finding, error, "__cause__") or not is_torch_error(error):
         return False
-    if not hasattr(error, "__cudalens_report__"):
+    if report_beside(error) is None:
         attached(error, finding, note_line(finding, Limits()))
     return True
 
@@ -193,7 +196,6 @@ def write_files(
 
 
 def attached(error: BaseException, report: Report, line: str) -> Report:
-    """Note ``line`` on an exception, hang the report on it, and return the report."""
-    add_note(error, line)
-    set_on(error, "__cudalens_report__", report)
+    """Note ``line`` on an exception, keep the report beside it, and return the report."""
+    attach(error, report, line)
     return report

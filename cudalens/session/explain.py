@@ -19,6 +19,7 @@ from cudalens.core.evidence_types import FittingCall
 from cudalens.core.limits import Limits
 from cudalens.core.report import Report
 from cudalens.core.report_types import Expression, OpName, TensorFact
+from cudalens.core.reported import report_beside
 from cudalens.diagnosis.assert_meanings import meaning_of
 from cudalens.diagnosis.diagnose import diagnose
 from cudalens.diagnosis.fitting_call import Objects, fitting_calls
@@ -47,7 +48,7 @@ def explain(
     Returns:
         ``None`` when there is no exception, or it is none of torch's.
     """
-    own_report = getattr(error, "__cudalens_report__", None) or getattr(error, "report", None)
+    own_report = report_beside(error) or getattr(error, "report", None)
     if isinstance(own_report, Report):
         return own_report
     if error is None or not is_torch_error(error):

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from cudalens.core import _python
-from cudalens.core._python import Uninterrupted, set_on
+from cudalens.core._python import Uninterrupted
 from cudalens.core._torch import restore_functorch, suppress_pinned_errors
 from cudalens.core.errors import DeviceAssertError, NonFiniteError, SilentFindingWarning
 from cudalens.core.limits import Limits
 from cudalens.core.report import Report
+from cudalens.core.reported import replace_report, report_beside
 from cudalens.core.text_files import expanded
 from cudalens.diagnosis.diagnose import format_message, format_sentence
 from cudalens.evidence import lost_context
@@ -317,7 +318,7 @@ class CheckSession:
 
     def _of_ranks(self, error: BaseException | None) -> Report | None:
         """Return what the processes that the block started have reported, as one report."""
-        if self._ranks is None or hasattr(error, "__cudalens_report__"):
+        if self._ranks is None or report_beside(error) is not None:
             return None
         results = self._limits.attempt("ranks", self._ranks.results, tuple)
         report = self._limits.attempt("ranks", lambda: combined(results))
@@ -377,13 +378,13 @@ class CheckSession:
         self.report = PROCESS.last = report
         if not (self.is_reminder or report.ranks):  # another process's device is not this one's
             self._limits.attempt("memory", partial(lost_context.remember, report))
-        own_report = getattr(error, "__cudalens_report__", None)
+        own_report = None if error is None else report_beside(error)
         if self.swallowed and own_report is not self.findings[0]:
             return  # the exception is another matter, and has a report of its own
         if isinstance(error, (DeviceAssertError, NonFiniteError)):
             error.report = self.report
         elif error is not None and own_report is not None:
-            set_on(error, "__cudalens_report__", report)
+            replace_report(error, report)
 
     def _late(self, raised: BaseException | None) -> BaseException | None:
         """Wait for the device: a fault of this block must not be blamed on the next."""

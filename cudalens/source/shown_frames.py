@@ -12,6 +12,7 @@ from itertools import groupby
 from types import TracebackType
 
 from cudalens.core._python import entries_from_traceback, linked, set_on
+from cudalens.core.reported import report_beside
 from cudalens.source.files import is_machinery, is_own_file, is_top, torch_path
 
 _DISPATCH = ("_ops.py", "overrides.py")
@@ -50,7 +51,7 @@ def without_torch(trace: TracebackType | None) -> TracebackType | None:
 
 def is_reported(error: BaseException, report: object) -> bool:
     """Return whether a report is that of an exception, or one that also says what became of it."""
-    reports = [getattr(error, name, None) for name in ("report", "__cudalens_report__")]
+    reports = [getattr(error, "report", None), report_beside(error)]
     offenders = getattr(report, "offenders", None)
     return report is not None and any(
         item is report or (offenders is not None and getattr(item, "offenders", None) is offenders)

@@ -255,7 +255,8 @@ def modified(body: str, **names: Any) -> Any:
         with Recorder() as recorder, pytest.raises(RuntimeError, match="inplace") as caught:
             run().sum().backward()
         assert recorder.limits == []
-        change = find_modified(recorder.snapshot(), caught.value)
+        call = recorder.call_of(caught.value)
+        change = find_modified(recorder.snapshot(), str(caught.value), call and call.node)
         return None if change is None else change[0]
 
     return call(body, complain, **names)

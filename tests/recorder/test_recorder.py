@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import cudalens.recorder.mode
 from cudalens import simulate
-from cudalens.core.call import ApiCall, api_call_of
+from cudalens.core.call import ApiCall
 from cudalens.recorder import Recorder, _torch
 from cudalens.recorder.sites import entries_of, phase_of
 from tests.probes import SeenFunctions, SeenOps
@@ -216,14 +216,14 @@ def test_no_tensor_lives_longer() -> None:
 
 def test_a_failure_keeps_its_arguments_until_the_recorder_is_closed() -> None:
     """The exception carries the live call; neither its traceback nor anything else keeps more."""
-    with Recorder():
+    with Recorder() as recorder:
         left = torch.ones(2, 3)
         reference = weakref.ref(left)
         try:
             left @ left
         except RuntimeError as error:
             kept = error
-        call = api_call_of(kept)
+        call = recorder.call_of(kept)
         assert call is not None and call.args[0] is left
         del left
     gc.collect()
@@ -495,17 +495,17 @@ def failing(recorder: Recorder, run: Callable[[], object]) -> ApiCall:
     """Run inside the recorder what raises, and give the call that raised."""
     with recorder, pytest.raises(RuntimeError) as caught:
         run()
-    call = api_call_of(caught.value)
+    call = recorder.call_of(caught.value)
     assert call is not None
     return call
 
 
 def test_the_failing_op_is_kept_with_its_arguments() -> None:
     left, right = torch.ones(2, 3), torch.ones(2, 3)
-    with Recorder():
+    with Recorder() as recorder:
         with pytest.raises(RuntimeError) as caught:
             left @ right  # failing-product
-        call = api_call_of(caught.value)
+        call = recorder.call_of(caught.value)
         assert call is not None and (call.args[0] is left, call.args[1] is right) == (True, True)
     assert (call.name, phase_of(call.site)) == ("torch.Tensor.matmul", "forward")
     assert entries_of(call.site)[-1].lineno == line_of("failing-product")
@@ -524,8 +524,9 @@ def test_a_check_inside_a_check_knows_the_exception_too() -> None:
             torch.ones(2) + torch.ones(3)
         with pytest.raises(ClosedError) as closed:
             torch.ones(2).apply_(lambda value: throw(ClosedError("of the user")))
-    assert api_call_of(caught.value).name == "torch.Tensor.add"
-    assert api_call_of(closed.value).name == "torch.Tensor.apply_"
+    for recorder in (inner, outer):
+        assert recorder.call_of(caught.value).name == "torch.Tensor.add"
+        assert recorder.call_of(closed.value).name == "torch.Tensor.apply_"
     assert inner.limits == outer.limits == []
 
 

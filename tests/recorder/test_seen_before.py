@@ -106,3 +106,23 @@ def test_without_a_recorder_nothing_is_known() -> None:
 def test_the_ring_may_have_lost_the_calls() -> None:
     batches = [cuda(at % 10) for at in range(30)]
     assert seen(lambda: look_up(*batches, cuda(10)), max_ops=4) == (30, 0, 9)
+
+
+def test_a_check_inside_a_check_has_seen_them_too() -> None:
+    with cudalens.check():
+        assert seen(lambda: look_up(cuda(1, 5), cuda(2, 7), cuda(10))) == (2, 1, 7)
+
+
+def test_the_check_around_it_has_seen_what_was_called_inside() -> None:
+    table = TABLE.to("cuda")
+
+    def look(*ids: int) -> None:
+        F.embedding(cuda(*ids), table)
+
+    def code() -> None:
+        for number in (1, 4):
+            with cudalens.check():
+                look(number)
+        look(10)
+
+    assert seen(code) == (2, 1, 4)

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import cudalens
 from cudalens.core.report import RankResult, Report
+from cudalens.core.reported import report_beside
 from cudalens.session.ranks import combined, reason
 from tests.processes import python
 
@@ -65,7 +66,7 @@ def test_one_report_says_which_processes_met_what() -> None:
     assert type(error) is ProcessRaisedException
     assert "terminated with the following error" in str(error)
     assert error.error_index in (0, 2)
-    assert error.__cudalens_report__ is report
+    assert report_beside(error) is report
     assert any(report.headline in note for note in error.__notes__)
     # Another process's device says nothing about this one's.
     assert cudalens.last_report() is report
@@ -123,7 +124,7 @@ def test_what_ends_a_process_is_reported_where_it_is_ours(
 ) -> None:
     session, error = failed(target=target, says=says, deferred=is_deferred)
     report = session.report
-    assert hasattr(error, "__cudalens_report__") is (report is not None)
+    assert (report_beside(error) is not None) is (report is not None)
     assert (report and report.kind) == kind
     if report is not None:
         assert report.deferred is is_deferred

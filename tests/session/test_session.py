@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 import cudalens
 from cudalens import DeviceAssertError, DeviceIndexError, DeviceValueError, Report, guards, simulate
 from cudalens.core.report_types import Violation
+from cudalens.core.reported import report_beside
 from cudalens.evidence import finding
 from cudalens.guards.process import PROCESS
 from cudalens.recorder import Recorder
@@ -388,7 +389,7 @@ def test_an_error_behind_a_swallowed_finding(
     assert type(error) is kind
     explanation, notes = session.report.explanation, getattr(error, "__notes__", [])
     assert told.format(kind.__name__) in explanation
-    own = getattr(error, "__cudalens_report__", None)
+    own = report_beside(error)
     assert (own is None, notes == []) == (note is None, note is None)
     assert note is None or (notes[0].startswith(note) and len(notes) == 1)
     assert ("more in this " in explanation) is is_listed
@@ -413,13 +414,13 @@ def test_a_fault_of_the_device_behind_a_swallowed_finding_is_remembered(
         torch.cuda.synchronize()
 
     error, session = error_behind(run)
-    assert error.__cudalens_report__.headline_schema in session.report.explanation
+    assert report_beside(error).headline_schema in session.report.explanation
     assert session.report.context_usable is False
     with pytest.raises(RuntimeError) as caught, cudalens.check() as again:
         torch.cuda.synchronize()
     assert again.is_reminder
-    assert caught.value.__cudalens_report__ is again.report
-    assert again.report.headline_schema == error.__cudalens_report__.headline_schema
+    assert report_beside(caught.value) is again.report
+    assert again.report.headline_schema == report_beside(error).headline_schema
 
 
 def test_a_fault_that_nobody_raised_is_listed_and_not_said_to_be_raised(

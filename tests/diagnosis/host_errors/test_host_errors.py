@@ -14,6 +14,7 @@ import pytest
 
 from cudalens import simulate
 from cudalens.core.report import ErrorFacts, Evidence
+from cudalens.core.reported import report_beside
 from cudalens.diagnosis import host_errors
 from cudalens.diagnosis.host_errors import advice
 from tests.diagnosis.host_errors import test_cuda_errors
@@ -168,7 +169,7 @@ def test_the_exception_passes_unchanged() -> None:
         f"In [{outcome.shown.source.cell}] line 4: a @ a · a has shape (2, 3): transpose it, "  # type: ignore[union-attr]
         "one of several changes that work"
     ]
-    assert outcome.error.__cudalens_report__ is not None  # type: ignore[union-attr]
+    assert report_beside(outcome.error) is not None  # type: ignore[union-attr]
     # Either a may be transposed: without their code the two changes read the same.
     assert len(outcome.shown.hints) == 1
 
