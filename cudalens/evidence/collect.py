@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from cudalens.core import _torch
 from cudalens.core.call import Call
 from cudalens.core.evidence_types import CallContext, OwnerModule
 from cudalens.core.limits import Limits
@@ -33,6 +34,7 @@ from cudalens.core.report_types import (
     Timing,
     Violation,
 )
+from cudalens.core.tensor_values import outside
 from cudalens.evidence import autograd_graph, context
 from cudalens.evidence.call_stack import locate, parameter_names
 from cudalens.evidence.module_names import module_names, owner_modules
@@ -247,13 +249,27 @@ def provenance_of(failure: FailureContext, bad: Any) -> Provenance:
     is_bad = breaks(violation)
     if violation.is_nonfinite:
         is_bad, positions = has_infinity, []
-    look = partial(recorder.provenance, bad, is_bad, positions)
+    mask = failure.limits.attempt("bad values", partial(_bad_places, violation, bad))
+    look = partial(recorder.provenance, bad, is_bad, positions, mask)
     provenance = failure.limits.attempt("provenance", look, Provenance)
     if positions and violation.offenders.first[0].value == "nan":
         provenance.steps = [_of_nan(item) for item in provenance.steps]
     if provenance.is_open:
         failure.limits.add(recorder.beyond_ring("the op that made the bad values, or wrote them,"))
     return provenance
+
+
+def _bad_places(violation: Violation, tensor: Tensor) -> Tensor | None:
+    """Return which elements are outside the bound, as bool[shape of the tensor]."""
+    low, high = violation.bounds.min, violation.bounds.max
+    if violation.is_nonfinite or low is None or high is None or not _torch.is_plain(tensor):
+        return None
+    with _torch.plain_torch(), _torch.no_dispatch_modes():
+        bad = outside(tensor.detach(), float(low), float(high))
+        for value in violation.bounds.also_allowed:
+            bad &= tensor != value
+        # A bound on sums or rows says nothing of single elements.
+        return bad if int(bad.count_nonzero()) == violation.offenders.count else None
 
 
 def has_infinity(tensor: Tensor) -> bool:

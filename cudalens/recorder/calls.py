@@ -83,6 +83,8 @@ _COMPILED = ("method_descriptor", "builtin_function_or_method", "wrapper_descrip
 _ADDS = ("index_add_", "scatter_add_", "index_reduce_", "scatter_reduce_")
 BACKWARD = (Tensor.backward, torch.autograd.grad, torch.autograd.backward)
 """Functions that run a backward pass."""
+_CHOOSING = ("where", "masked_fill")
+"""Functions whose result has elements of a tensor, unchanged, and numbers in place of others."""
 _UNINITIALISED = ("empty", "resize_", "new_empty", "set_", "record_stream")
 FROM_PYTHON = ("tensor", "as_tensor", "asarray", "from_numpy", "scalar_tensor")
 """Functions that make a tensor of numbers of Python's."""
@@ -161,8 +163,12 @@ class Api:
         """Reader of the extra note of a call, or ``None``: see the functions."""
         if self.is_view:
             self.extra_of = shows_argument
+        elif name == "__setitem__":
+            self.extra_of = keyed_write_of
         elif self.value_at:
             self.extra_of = operand_of
+        elif name in _CHOOSING:
+            self.extra_of = numbers_of
 
     @property
     def name(self) -> str:
@@ -248,7 +254,19 @@ class Recorded(NamedTuple):
     @property
     def operand(self) -> Any:
         """Of a call that writes to some elements what it writes, a number or a reference."""
-        return None if self.api.is_view else self.extra
+        if self.api.is_view:
+            return None
+        return self.extra.operand if type(self.extra) is KeyedWrite else self.extra
+
+    @property
+    def key(self) -> Any:
+        """Of ``x[key] = value`` the key, tensors in it as references; ``None`` if unknown."""
+        return self.extra.key if type(self.extra) is KeyedWrite else None
+
+    @property
+    def numbers(self) -> tuple[Any, ...] | None:
+        """Of a function that chooses between values the numbers of Python's that it was given."""
+        return self.extra if self.api.extra_of is numbers_of else None
 
     @property
     def is_alias(self) -> bool:
@@ -318,6 +336,42 @@ def operand_of(
     if api.adds or any(args[api.value_at + 1 :]) or kwargs:  # what was there is not replaced
         return None
     return ref(value) if is_tensor(value) else value if type(value) in _NUMBERS else None
+
+
+class KeyedWrite(NamedTuple):
+    """What ``x[key] = value`` was given."""
+
+    operand: Any
+    key: Any
+
+
+def keyed_write_of(
+    api: Api, args: tuple[Any, ...], kwargs: Any, result: Any, tensors: Sequence[Tensor]
+) -> Any:
+    """Return what was written, and to which elements: a tensor in the key as a reference."""
+    operand = operand_of(api, args, kwargs, result, tensors)
+    if operand is None or len(args) < 3:
+        return operand
+    parts = args[1] if type(args[1]) is tuple else (args[1],)
+    for part in parts:
+        kind = type(part)
+        is_known = kind is int or kind is Tensor or part is None or part is ...
+        if kind is slice:
+            is_known = all(
+                it is None or type(it) is int for it in (part.start, part.stop, part.step)
+            )
+        if not is_known:
+            return operand
+    return KeyedWrite(operand, tuple(ref(it) if type(it) is Tensor else it for it in parts))
+
+
+def numbers_of(
+    api: Api, args: tuple[Any, ...], kwargs: Any, result: Any, tensors: Sequence[Tensor]
+) -> tuple[Any, ...] | None:
+    """Return the numbers among the arguments, ``None`` where some may be hidden."""
+    if kwargs:
+        return None
+    return tuple(item for item in args if type(item) in _NUMBERS)
 
 
 def shows_argument(

@@ -16,7 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate, default_convert
 
 from cudalens.core._python import raise_if_outside
 from cudalens.source.stack import namespaces, stack_of
@@ -44,6 +44,10 @@ class Batch:
     dataset: ref[Any] | None
     sampler: ref[Any] | None
     iterator: ref[Any]
+    is_stacked: bool = False
+    """True if row 3 is the fourth item: torch or transformers made the batch of its items."""
+    is_collated_here: bool = False
+    """True if a function of the user's made it in this process: its calls are recorded."""
     at: int = 0
     """Which of the tensors was asked about."""
 
@@ -81,6 +85,9 @@ class Batches:
                 dataset=_reference(iterator._dataset),
                 sampler=_reference(iterator._index_sampler),
                 iterator=ref(iterator),
+                is_stacked=_keeps_rows(iterator._collate_fn),
+                is_collated_here=getattr(iterator, "_num_workers", 0) == 0
+                and iterator._collate_fn not in _OF_TORCH,
             )
         )
 
@@ -95,6 +102,22 @@ class Batches:
     def clear(self) -> None:
         """Forget them."""
         self._batches.clear()
+
+
+_OF_TORCH = (default_collate, default_convert)
+
+
+def _keeps_rows(collate: Any) -> bool:
+    """Return whether a function is known to make one row of each item, in their order.
+
+    One of the user's may sort, drop, transpose or concatenate them.
+    """
+    if collate in _OF_TORCH:
+        return True
+    kind = collate if hasattr(collate, "__code__") else type(collate)
+    name = getattr(kind, "__name__", "")
+    module = getattr(kind, "__module__", "")
+    return module == "transformers.data.data_collator" and "Flattening" not in name
 
 
 def _reference(value: Any) -> ref[Any] | None:
@@ -128,21 +151,23 @@ def _tensors(data: Any) -> list[tuple[int | str | None, Tensor]]:
 # --- reading, after a failure --------------------------------------------------------------------
 
 
-def describe(batch: Batch, row: int | None) -> str:
+def describe(batch: Batch, row: int | None, item: int | None) -> str:
     """Say where a batch came from: ``batch 4 of loader, row 17 = dataset[145]``.
 
     Args:
-        row: the row at fault within the batch, when it is known.
+        row: the row at fault within the batch, where the rows are items.
+        item: the item of the dataset, where that is proven.
     """
     name = _name_of(lambda value: _is_loader_of(batch, value)) or "a DataLoader"
     text = f"batch {batch.number} of {name}"
-    if row is None:
+    if row is not None:
+        text += f", row {row}"
+    if item is None:
         return text
-    text += f", row {row}"
-    if batch.indices is None or row >= len(batch.indices):
-        return text
-    index, (_, named) = batch.indices[row], dataset_of(batch)
-    return f"{text} = {named}[{index}]" if named else f"{text} (dataset item {index})"
+    _, named = dataset_of(batch)
+    if not named:
+        return f"{text} (dataset item {item})"
+    return f"{text} = {named}[{item}]" if row is not None else f"{text}, {named}[{item}]"
 
 
 def dataset_of(batch: Batch) -> tuple[object, str | None]:

@@ -9,6 +9,7 @@ cannot be judged.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -26,7 +27,10 @@ from cudalens.recorder.history import Snapshot
 from cudalens.recorder.tensor_refs import Ref, is_ref
 
 _MAX_STEPS = 24
+_MAX_LISTED = 20
 _MAX_CALLS = 1000
+_MAX_PLACES = 1 << 20
+"""Up to this many bad elements are followed; up to four times as many elements have a key."""
 IsBad = Callable[[Tensor], bool]
 Position = tuple[int, ...]
 
@@ -34,10 +38,12 @@ _CHOOSING = names(
     "__getitem__ index_select gather take take_along_dim masked_select repeat_interleave"
 )
 """Functions whose other tensors choose among the values of the first."""
-_SAME_PLACE = CONVERSIONS | names("clone reshape flatten")
+_SAME_PLACE = CONVERSIONS | names("clone pin_memory reshape flatten")
 """Functions, besides torch's pointwise ones, that take each element from the same place."""
 _SAME_VALUE = _SAME_PLACE | _CHOOSING
-_SAME_VALUE |= names("cat concat stack flip roll repeat sort embedding hstack vstack where")
+_SAME_VALUE |= names(
+    "cat concat stack flip roll repeat sort embedding hstack vstack where masked_fill pad_sequence"
+)
 """Functions whose result has elements of their inputs, unchanged unless their dtype is."""
 _IN_ORDER = names(
     "view view_as reshape reshape_as flatten ravel unsqueeze squeeze detach data alias contiguous"
@@ -76,9 +82,19 @@ class _Marked(NamedTuple):
     """Their places in the tensor, or those of the rows that hold them."""
     values: Tensor | None = None
     """Their values on the host; ``None`` where a call has computed others of them."""
+    bad: tuple[Tensor, Tensor] | None = None
+    """Flat places and values of all its bad elements, on the host, where they are known."""
     state: str = "unknown"
     """``bad`` if it is proven to have had them, ``good`` if none of them, ``other`` if it had bad
     values, perhaps others, and ``unknown`` for a tensor that is dead or was written to since."""
+
+    def relisted(self, shape: Position) -> _Marked:
+        """Return it with the first few of its bad elements listed, where none is."""
+        if self.positions or self.bad is None or not len(self.bad[0]):
+            return self
+        places, values = (item[:_MAX_LISTED] for item in self.bad)
+        positions = [unravel(int(place), shape) for place in places]
+        return self._replace(origins=((),) * len(positions), positions=positions, values=values)
 
 
 class ProvenanceWalk:
@@ -87,10 +103,16 @@ class ProvenanceWalk:
     Args:
         is_bad: returns whether a tensor has a bad value; called with living tensors only.
         positions: of its bad elements, as far as they are listed.
+        mask: bool[shape of the tensor], true at all its bad elements, where it is known.
     """
 
     def __init__(
-        self, tensor: Tensor, snapshot: Snapshot, is_bad: IsBad, positions: Sequence[Position]
+        self,
+        tensor: Tensor,
+        snapshot: Snapshot,
+        is_bad: IsBad,
+        positions: Sequence[Position],
+        mask: Tensor | None = None,
     ) -> None:
         self.provenance = Provenance()
         self._snapshot = snapshot
@@ -100,11 +122,20 @@ class ProvenanceWalk:
         self._is_of_integers = not (tensor.is_floating_point() or tensor.is_complex())
         """Floats that integers were made of have no bound."""
         self._at = _Marked(ref(tensor), tuple(positions))
+        self._pending: list[tuple[_Marked, int]] = []
+        """Other tensors that bad elements were copied from, each as it was before a call."""
+        self._passed: list[tuple[Any, int]] = []
+        """The batches that were named."""
+        self._is_over = False
         self._before: int | None = None
         """The current tensor has them right before this call; ``None`` for now."""
         if positions and all(len(item) == tensor.dim() for item in positions):
             values = _values_at(tensor, positions)
-            self._at = self._at._replace(positions=positions, values=values)
+            bad = None
+            if mask is not None and mask.shape == tensor.shape:
+                places = mask.reshape(-1).nonzero().squeeze(1)[:_MAX_PLACES]
+                bad = places.cpu(), tensor.detach().reshape(-1)[places].cpu()
+            self._at = self._at._replace(positions=positions, values=values, bad=bad)
         if self._is_bad(tensor):
             self._at = self._at._replace(state="bad")
 
@@ -125,40 +156,170 @@ class ProvenanceWalk:
         return living._version <= max((write.after for _, write in writes), default=0)
 
     def _steps(self) -> Iterator[ProvenanceStep]:
-        snapshot = self._snapshot
+        yield from self._way()
+        while self._pending:
+            self._at, self._before = self._pending.pop(0)
+            yield from self._way()
+
+    def _way(self) -> Iterator[ProvenanceStep]:
+        """Yield the steps from one tensor back, and note what else is to be followed."""
+        self._is_over = False
         for _ in range(_MAX_CALLS):
-            call = snapshot.newest(self._at.tensor, self._before)
-            batch = snapshot.batches.find(self._at.tensor)
-            if batch is not None and (call is None or call.seq <= batch.seq):
+            call = self._snapshot.newest(self._at.tensor, self._before)
+            if (batch := self._batch_before(call)) is not None:
                 yield self._from_loader(batch)
+                self._before, self._is_over = batch.seq + 1, not batch.is_collated_here
+            elif call is None:
+                self._is_over = not self._go_to_base()
+            elif (numbers := self._places_of(call)) is not None:
+                yield from self._keyed_write(call, numbers)
+            elif self._ends_at(call):
                 return
-            if call is None and self._go_to_base():
-                continue
-            if call is None or self._ends_at(call):
-                return
-            if _returned(call, self._at.tensor) or (call.is_alias and call.inputs):
+            elif _returned(call, self._at.tensor) or (call.is_alias and call.inputs):
                 self._look_through(call)
-                continue
-            written: Any
-            source, is_first, note = None, False, None
-            if call.written and call.api.value_at:
-                written = call.operand() if is_ref(call.operand) else torch.tensor(call.operand)
-                if not self._contains_some(written):
-                    if self._at.state != "bad" and self._at.values is None:
-                        return  # good values, where it is not known which were bad
-                    self._before = call.seq
-                    continue
-                note = f"{WRITES} {written.item()}" if written.dim() == 0 else None
+            elif (passed := self._passed_on(call)) is not None:
+                self._at, self._before = passed, call.seq
+            elif call.written and call.api.value_at:
+                yield from self._write(call)
             else:
-                source, is_first = self._source_of(call)
-            if is_first and self._at.state == "bad":
-                note = FIRST_BAD
-            yield describe_step(call, snapshot, note)
-            if source is None:
+                yield from self._making(call)
+            if self._is_over:
                 return
-            if call.api.stem == "clone" and source.state == "unknown":  # it had the same values
+
+    def _making(self, call: Recorded) -> Iterator[ProvenanceStep]:
+        """Yield the step of a call that made all elements of the tensor."""
+        source, is_first = self._source_of(call)
+        is_proven = is_first and self._at.state == "bad"
+        count = len(self._at.bad[0]) if is_proven and self._at.bad is not None else None
+        yield describe_step(call, self._snapshot, FIRST_BAD if is_proven else None, count)
+        self._is_over = source is None
+        if source is not None:
+            has_same = call.api.stem in _SAME_PLACE and source.values is not None
+            if has_same and source.state == "unknown":
                 source = source._replace(state=self._at.state)
             self._at, self._before = source, call.seq
+
+    def _batch_before(self, call: Recorded | None) -> Batch | None:
+        """Return the loader's batch that the tensor came in, after the call that made it."""
+        batch = self._snapshot.batches.find(self._at.tensor)
+        if batch is None or (call is not None and call.seq > batch.seq):
+            return None
+        key = batch.iterator, batch.number
+        if key in self._passed:
+            return None
+        self._passed.append(key)
+        return batch
+
+    # --- writes to some elements -----------------------------------------------------------------
+
+    def _keyed_write(self, call: Recorded, numbers: Tensor) -> Iterator[ProvenanceStep]:
+        """Yield the step of a write of which the places are known, if it made bad elements."""
+        if count := self._leave_to(call, numbers):
+            yield describe_step(call, self._snapshot, _what_it_writes(call.operand), count)
+        self._before = call.seq
+        self._is_over = self._at.bad is not None and not len(self._at.bad[0])
+
+    def _write(self, call: Recorded) -> Iterator[ProvenanceStep]:
+        """Yield the step of a write of which the places are not known, if it wrote bad values."""
+        operand = call.operand
+        written: Any = operand() if is_ref(operand) else torch.tensor(operand)
+        self._before = call.seq
+        if self._contains_some(written):
+            note = f"{WRITES} {written.item()}" if written.dim() == 0 else None
+            yield describe_step(call, self._snapshot, note)
+            self._is_over = not self._leave_out(written)
+        elif self._at.state != "bad" and self._at.values is None:
+            self._is_over = True  # good values, where it is not known which were bad
+
+    def _places_of(self, call: Recorded) -> Tensor | None:
+        """Return the flat places that ``x[key] = value`` wrote, numbered as those of the value.
+
+        All others are -1.  ``None`` where they are not known, or another call is meant.
+        """
+        is_of_tensor = len(call.written) == 1 and call.written[0].tensor is self._at.tensor
+        if call.key is None or self._at.bad is None or not is_of_tensor:
+            return None
+        shape, key = self._snapshot.meta_of(self._at.tensor)[0], []
+        if shape is None or math.prod(shape) > 4 * _MAX_PLACES:
+            return None
+        for part in call.key:
+            living: Any = part() if is_ref(part) else part
+            if is_ref(part):
+                is_kept = living is not None and self._snapshot.is_untouched(part, call.seq)
+                if not is_kept or living.device.type == "meta":
+                    return None
+                living = living.detach().cpu()
+            key.append(living)
+        numbers = torch.full(shape, -1, dtype=torch.int64)
+        source = self._snapshot.meta_of(call.operand)[0] if is_ref(call.operand) else ()
+        if source is None:
+            return None
+        numbers[tuple(key)] = torch.arange(math.prod(source)).reshape(tuple(source))
+        return numbers.reshape(-1)
+
+    def _leave_to(self, call: Recorded, numbers: Tensor) -> int:
+        """Go on with the bad elements that a write did not make; return how many it made.
+
+        Those that were copied from another tensor are followed there later.
+        """
+        assert self._at.bad is not None
+        places, values = self._at.bad
+        of_source = numbers[places]
+        is_hit = of_source >= 0
+        operand, shape = call.operand, self._snapshot.meta_of(self._at.tensor)[0]
+        if not is_hit.any():
+            return 0
+        listed = self._at.positions or ()
+        hits = [int(numbers[ravel(item, shape)]) for item in listed]
+        if is_ref(operand):
+            source_shape, dtype = self._snapshot.meta_of(operand)
+            if dtype == values.dtype:
+                chosen = [at for at, number in enumerate(hits) if number >= 0]
+                copied = of_source[is_hit], values[is_hit]
+                marked = _Marked(
+                    operand,
+                    tuple(self._at.origins[at] for at in chosen),
+                    [unravel(hits[at], tuple(source_shape)) for at in chosen],
+                    self._at.values[chosen] if self._at.values is not None else None,
+                    copied,
+                    self._at.state,
+                )
+                self._pending.append((marked.relisted(tuple(source_shape)), call.seq))
+        rest = [at for at, number in enumerate(hits) if number < 0]
+        self._at = self._at._replace(
+            origins=tuple(self._at.origins[at] for at in rest),
+            positions=[listed[at] for at in rest],
+            values=self._at.values[rest] if self._at.values is not None else None,
+            bad=(places[~is_hit], values[~is_hit]),
+        ).relisted(tuple(shape))
+        return int(is_hit.count_nonzero())
+
+    def _leave_out(self, written: Tensor) -> bool:
+        """Go on with the bad values that a write did not make; return whether any are left."""
+        values, places = self._at.values, self._at.positions
+        if values is None:
+            return False
+        rest = [at for at, value in enumerate(values) if not _contains(written, value)]
+        self._at = self._at._replace(
+            origins=tuple(self._at.origins[at] for at in rest),
+            positions=None if places is None else [places[at] for at in rest],
+            values=values[rest],
+            bad=None,
+        )
+        return bool(rest)
+
+    def _passed_on(self, call: Recorded) -> _Marked | None:
+        """Return the one tensor that a choice like ``where`` took the bad values from."""
+        numbers, values = call.numbers, self._at.values
+        if numbers is None or values is None or call.written:
+            return None
+        inputs = {id(item): item for item in self._value_inputs(call)}
+        if len(inputs) != 1 or set(numbers) & set(values.tolist()):
+            return None
+        (marked,) = (self._marked_in(call, item) for item in inputs.values())
+        if marked.values is None or marked.state not in ("bad", "unknown"):
+            return None
+        return marked._replace(state=self._at.state)
 
     def _ends_at(self, call: Recorded) -> bool:
         """Return whether it is not known what a call wrote, or that to which elements."""
@@ -190,18 +351,23 @@ class ProvenanceWalk:
             self._before = call.seq
             return
         base, meta_of = call.inputs[0], self._snapshot.meta_of
-        (shape, dtype), (old, old_dtype) = meta_of(base), meta_of(call.outputs[0])
-        positions, values = self._at.positions, self._at.values
+        (shape, dtype), (old, old_dtype) = meta_of(base), meta_of(self._at.tensor)
+        positions, values, bad = self._at.positions, self._at.values, self._at.bad
+        is_in_order = call.api.stem in _IN_ORDER and dtype == old_dtype
+        if not is_in_order or shape is None or old is None or math.prod(shape) != math.prod(old):
+            bad = None
         if dtype != old_dtype:  # it reads the memory in another way
             positions = values = None
-        elif call.api.stem in _IN_ORDER:
+        elif is_in_order:
             positions = _reshaped(positions, old, shape)
+        elif (found := _in_memory(positions, self._at.tensor(), base())) is not None:
+            positions = found
         elif positions is not None:
             # A size that no other dimension has is still that of the rows.
             has_rows = shape and old and shape[0] == old[0] and shape[0] not in shape[1:]
             is_known = has_rows and call.api.stem != "as_strided"
             positions = [item[:1] for item in positions] if is_known else None
-        self._at = self._at._replace(tensor=base, positions=positions, values=values)
+        self._at = self._at._replace(tensor=base, positions=positions, values=values, bad=bad)
 
     def _go_to_base(self) -> bool:
         """Go on with the base of a view that only torch knows, as that of labels in ``one_hot``.
@@ -212,7 +378,7 @@ class ProvenanceWalk:
         base = None if living is None else base_of(living)
         if living is not None and base is not None and base.numel() == living.numel():
             positions = _reshaped(self._at.positions, living.shape, base.shape)
-            self._at = self._at._replace(tensor=ref(base), positions=positions)
+            self._at = self._at._replace(tensor=ref(base), positions=positions, bad=None)
             return True
         self.provenance.is_open = True
         if living is not None and self._snapshot.is_untouched(self._at.tensor, 0):
@@ -259,7 +425,9 @@ class ProvenanceWalk:
         return [
             item
             for item, its in dtypes
-            if its is None or its.is_floating_point == dtype.is_floating_point
+            if its is None
+            or (its.is_floating_point, its == torch.bool)
+            == (dtype.is_floating_point, dtype == torch.bool)
         ]
 
     def _positions_in(self, call: Recorded, tensor: Ref) -> Sequence[Position] | None:
@@ -275,9 +443,16 @@ class ProvenanceWalk:
         """Return what is known of the bad elements in an input, as it was before a call."""
         snapshot, origins = self._snapshot, self._at.origins
         living, dtype = tensor(), snapshot.meta_of(tensor)[1]
-        is_same = call.api.stem in _SAME_VALUE and dtype == snapshot.meta_of(self._at.tensor)[1]
+        (own_shape, own_dtype), shape = (
+            snapshot.meta_of(self._at.tensor),
+            snapshot.meta_of(tensor)[0],
+        )
+        is_same = call.api.stem in _SAME_VALUE and dtype == own_dtype
         positions, values = self._positions_in(call, tensor), self._at.values if is_same else None
-        marked = _Marked(tensor, origins, positions, values)
+        is_in_place = call.api.stem in _SAME_PLACE or call.numbers is not None
+        is_whole = is_same and is_in_place and shape is not None and own_shape is not None
+        bad = self._at.bad if is_whole and math.prod(shape) == math.prod(own_shape) else None
+        marked = _Marked(tensor, origins, positions, values, bad)
         has_no_bound = self._is_of_integers and dtype is not None and dtype.is_floating_point
         if living is None or has_no_bound or not snapshot.is_untouched(tensor, call.seq):
             return marked
@@ -286,9 +461,10 @@ class ProvenanceWalk:
         if positions and len(positions[0]) == living.dim():
             own: Any = _values_at(living, positions)
             matches = map(self._is_bad, own) if values is None else map(_contains, own, values)
-            bad = [at for at, is_match in enumerate(matches) if is_match]
-            places, state = [positions[at] for at in bad], "bad" if bad else "good"
-            return _Marked(tensor, tuple(origins[at] for at in bad), places, own[bad], state)
+            listed = [at for at, is_match in enumerate(matches) if is_match]
+            places, state = [positions[at] for at in listed], "bad" if listed else "good"
+            kept = tuple(origins[at] for at in listed)
+            return _Marked(tensor, kept, places, own[listed], marked.bad, state)
         if values is None:
             return marked._replace(state="other")
         held = [_contains(living, value) for value in values]
@@ -300,6 +476,8 @@ class ProvenanceWalk:
     def _from_loader(self, batch: Batch) -> ProvenanceStep:
         """Name the batch, and the dataset's row of each element whose row is known."""
         self.provenance.batch = batch
+        if not batch.is_stacked:
+            return ProvenanceStep(note=describe(batch, None, None))
         rows = [item[0] for item in self._at.positions or () if item]
         indices = batch.indices or ()
         self.provenance.samples = {
@@ -307,12 +485,45 @@ class ProvenanceWalk:
             for origin, row in zip(self._at.origins, rows, strict=False)
             if row < len(indices)
         }
-        return ProvenanceStep(note=describe(batch, rows[0] if rows else None))
+        item = indices[rows[0]] if rows and rows[0] < len(indices) else None
+        return ProvenanceStep(note=describe(batch, rows[0] if rows else None, item))
 
 
-def describe_step(call: Recorded, snapshot: Snapshot, note: str | None = None) -> ProvenanceStep:
-    """Describe a call as one step of a tensor's provenance."""
-    return ProvenanceStep(op=call.name, source=snapshot.reader.line(call.site), note=note)
+def describe_step(
+    call: Recorded, snapshot: Snapshot, note: str | None = None, count: int | None = None
+) -> ProvenanceStep:
+    """Describe a call as one step of a tensor's provenance.
+
+    Args:
+        count: of the bad values that it made.
+    """
+    line = snapshot.reader.line(call.site)
+    return ProvenanceStep(op=call.name, source=line, note=note, count=count)
+
+
+def _what_it_writes(operand: Any) -> str | None:
+    """Return the note of a write of one number."""
+    if not is_ref(operand):
+        return f"{WRITES} {operand}"
+    living = operand()
+    return f"{WRITES} {living.item()}" if living is not None and living.dim() == 0 else None
+
+
+def _in_memory(
+    positions: Sequence[Position] | None, view: Tensor | None, base: Tensor | None
+) -> list[Position] | None:
+    """Return the positions in a tensor of elements that a living view of it shows."""
+    if not positions or view is None or base is None or not base.is_contiguous():
+        return None
+    is_dense = view.layout == base.layout == torch.strided and len(positions[0]) == view.dim()
+    if not is_dense or base.untyped_storage()._cdata != view.untyped_storage()._cdata:
+        return None
+    start = view.storage_offset() - base.storage_offset()
+    steps = view.stride()
+    places = [start + sum(map(operator.mul, item, steps)) for item in positions]
+    if not all(0 <= place < base.numel() for place in places):
+        return None
+    return [unravel(place, tuple(base.shape)) for place in places]
 
 
 def _reshaped(

@@ -38,16 +38,21 @@ class Recorder(RecordingMode):
         return self.snapshot().history(limit)
 
     def provenance(
-        self, tensor: Tensor, is_bad: IsBad, positions: Sequence[Position] = ()
+        self,
+        tensor: Tensor,
+        is_bad: IsBad,
+        positions: Sequence[Position] = (),
+        mask: Tensor | None = None,
     ) -> Provenance:
         """Follow a bad tensor back to the call that made it bad, or to where the data entered.
 
         Args:
             is_bad: returns whether a tensor has a bad value; called with living tensors only.
             positions: of its bad elements, as far as they are listed.
+            mask: bool[shape of the tensor], true at all bad elements, where it is known.
         """
         with no_dispatch_modes(), plain_torch():
-            return ProvenanceWalk(tensor, self.snapshot(), is_bad, positions).run()
+            return ProvenanceWalk(tensor, self.snapshot(), is_bad, positions, mask).run()
 
     def beyond_ring(self, what: str) -> str | None:
         """Say that something was not found in the ring, where older calls were dropped from it."""

@@ -131,7 +131,7 @@ WAYS = {
     ),
     "a bad number that an unknown mask writes is told, and that it arrived is not claimed": (
         "labels = torch.arange(12)\nlabels[labels == 0] = 12\nreturn labels",
-        [("__setitem__", 2, "it writes 12")],
+        [("__setitem__", 2, "it writes 12"), ("arange", 1, FIRST_BAD)],
     ),
     "a good number that an unknown mask writes": (
         "labels = torch.arange(12)\nlabels[labels == 0] = 2\nreturn labels",
@@ -204,6 +204,55 @@ WAYS = {
 def test_the_way_of_bad_values(way: str) -> None:
     body, steps = WAYS[way]
     assert trace(body) == steps
+
+
+CLASSES = "mask = torch.arange(36).reshape(6, 6) % 5\n"
+WRITERS = {
+    "each element by its own line": (
+        "labels = torch.arange(6)\nlabels[1] = 10\nlabels[4] = 20\nreturn labels",
+        [(3, "it writes 20", 1), (2, "it writes 10", 1)],
+    ),
+    "one number by two lines, the later one over the earlier": (
+        f"{CLASSES}mask[:2] = 255\nmask[:, :2] = 255\nreturn mask.clone()",
+        [(4, None, None), (3, "it writes 255", 12), (2, "it writes 255", 8)],
+    ),
+    "what a later line wrote over is nobody's": (
+        "labels = torch.arange(6)\nlabels[1] = 10\nlabels[1:5] = 20\nreturn labels",
+        [(3, "it writes 20", 4)],
+    ),
+    "the rest was there before": (
+        "labels = torch.arange(12)\nlabels[1] = 10\nreturn labels",
+        [(2, "it writes 10", 1), (1, FIRST_BAD, 2)],
+    ),
+    "a copy from another tensor, which is gone": (
+        "labels = torch.tensor([1, 12, 2])\nids = torch.zeros_like(labels)\n"
+        "ids[1:] = labels[:-1].clone()\nids.masked_fill_(ids == -100, 0)\nreturn ids",
+        [(3, None, 1), (3, None, None), (1, FIRST_BAD, None)],
+    ),
+    "the part of a choice that nothing replaced": (
+        "ids = torch.tensor([1, 12, -100])\nids = torch.where(ids == -100, 0, ids)\n"
+        "ids = ids.masked_fill(ids == -1, 3)\nreturn ids",
+        [(1, FIRST_BAD, 1)],
+    ),
+    "the number that a choice puts in is its own": (
+        "ids = torch.tensor([1, 2, -100])\nids = torch.where(ids == -100, 12, ids)\nreturn ids",
+        [(2, None, None), (1, None, None)],
+    ),
+}
+
+
+@pytest.mark.parametrize("how", WRITERS)
+def test_every_line_that_wrote_bad_values_is_named_with_how_many(how: str) -> None:
+    body, wanted = WRITERS[how]
+
+    def follow(run: Callable[[], torch.Tensor]) -> Any:
+        with Recorder() as recorder:
+            made = run()
+            mask = (made < 0) | (made > 9)
+            places = [tuple(place) for place in mask.nonzero().tolist()]
+            return recorder.provenance(made, is_bad, places, mask).steps
+
+    assert [(it.source.line - 1, it.note, it.count) for it in call(body, follow)] == wanted
 
 
 GOOD_WRITES = [
@@ -404,7 +453,7 @@ BLAMED = {
         MARKED.format("torch.where(shifted == 256, 0, shifted)"), [2]),
     "the same element was bad before": (MARKED.format("shifted"), [1]),
     "a look-up loses the place, and who is to blame": (LOOKED_UP.format(0), []),
-    "a column loses the place, and another column was bad before": (COLUMNS, []),
+    "a column keeps the place, and another column was bad before": (COLUMNS, [2]),
     "a concatenation tells by the value": (JOINED.format(11), [2]),
     "of two bad inputs that share a value none is chosen": (SHARED, []),
     "of two equal bad inputs none is chosen": (JOINED.format(12), []),
