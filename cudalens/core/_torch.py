@@ -469,6 +469,24 @@ def same_tensor(left: object, right: object) -> bool:
         return False
 
 
+def row_of(part: object, whole: object) -> int | None:
+    """Return ``i`` where ``part`` is ``whole[i]``, the same elements in memory, else ``None``."""
+    if not (isinstance(part, Tensor) and isinstance(whole, Tensor)):
+        return None
+    if part.dtype != whole.dtype or part.shape != whole.shape[1:] or part.numel() == 0:
+        return None
+    try:
+        offset = int(part.storage_offset()) - int(whole.storage_offset())
+        step = whole.stride()[:1]
+        is_inside = part.stride() == whole.stride()[1:] and shares_storage(part, whole)
+    except (RuntimeError, NotImplementedError):  # sparse and functional tensors have no storage
+        return None
+    if not is_inside or step in ((), (0,)):
+        return None
+    row, rest = divmod(offset, step[0])
+    return row if rest == 0 and 0 <= row < len(whole) else None
+
+
 def shares_storage(left: Tensor, right: Tensor) -> bool:
     """Return whether two tensors have one storage."""
     try:

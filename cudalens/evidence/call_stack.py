@@ -28,9 +28,17 @@ from cudalens.source.files import (
 )
 from cudalens.source.locate import CallSite
 from cudalens.source.locate import locate as locate_call
-from cudalens.source.running_call import RunningCall
+from cudalens.source.running_call import MODULE_CALLS, RunningCall, code_of
 from cudalens.source.running_node import line_text, mentioned
-from cudalens.source.stack import Entry, StackEntry, frame_of, line_of, namespaces, stack_of
+from cudalens.source.stack import (
+    Entry,
+    StackEntry,
+    frame_of,
+    line_of,
+    namespaces,
+    place_of,
+    stack_of,
+)
 
 _SENT_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
 _MAX_MODULES = 64
@@ -88,7 +96,7 @@ def locate(
     frames: Sequence[Entry], values: Mapping[str, Tensor], call: RunningCall | None = None
 ) -> CallSite:
     """Find the user's line, their expressions for the tensors, the API and the module."""
-    site = locate_call(frames, values, _torch.same_tensor, call)
+    site = locate_call(frames, values, _torch.same_tensor, call, _torch.row_of)
     return replace(
         site, limits=(*site.limits, *eager.limit_of([_code_of(item) for item in frames]))
     )
@@ -108,21 +116,42 @@ _MAKING = frozenset({"__init__", "load_state_dict", "from_pretrained"})
 
 
 def phase_of(entries: Sequence[Entry], *, in_backward: bool) -> Phase:
-    """Return the phase: autograd's backward, an optimizer's step, or forward.
+    """Return the phase: autograd's backward, an optimizer's step, or forward; the innermost counts.
 
-    What is being made or loaded belongs to none of them.
+    What is being made or loaded belongs to none of them.  A function that an optimizer's step is
+    given, and calls, is none of the step's own work.
     """
     if in_backward:
         return "backward"
-    for code in map(_code_of, reversed(entries)):
+    inner: list[CodeType] = []
+    for entry in reversed(entries):
+        code = _code_of(entry)
         file, name = torch_path(code.co_filename), code.co_name
         if file and (name in _MAKING or file.startswith("utils/data/")):
             return "unknown"
         if file == "autograd/__init__.py":
             return "backward"
+        if file == "nn/modules/module.py" and name in MODULE_CALLS:
+            return "forward"
         if file.startswith("optim/"):
-            return "optimizer"
+            return "forward" if _is_closures(inner, entry) else "optimizer"
+        inner.append(code)
     return "forward"
+
+
+def _is_closures(inner: Sequence[CodeType], step: Entry) -> bool:
+    """Return whether the code below a function of ``torch.optim`` is of a closure it was given."""
+    if torch_path(_code_of(step).co_filename) != "optim/optimizer.py":
+        # A step of torch's calls nobody else's code than the closure's.
+        return any(not torch_path(code.co_filename) and not _is_ours(code) for code in inner)
+    frame = place_of(step).frame
+    variables = {} if frame is None else frame.f_locals
+    given = (*variables.get("args", ())[1:], *variables.get("kwargs", {}).values())
+    return any(code_of(item) in inner for item in given if callable(item))
+
+
+def _is_ours(code: CodeType) -> bool:
+    return is_own_file(code.co_filename) or code.co_filename in PASSING_FILES
 
 
 def with_callers(trace: TracebackType | None) -> TracebackType | None:

@@ -7,11 +7,11 @@ pass.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
-from inspect import CO_OPTIMIZED
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, Final, NamedTuple, TypeAlias
 from weakref import ref
 
@@ -24,6 +24,7 @@ from cudalens.source.module_path import paths_below
 from cudalens.source.stack import StackEntry, line_of, place_of
 
 _OTHER, _USER, _NOTED = range(3)
+_OPTIMIZED: Final = inspect.CO_OPTIMIZED
 _NOTED_FILES: Final = ("nn/modules/module.py", "optim/optimizer.py")
 _BACKWARD: Final = str(Path(__file__).with_name("backward.py"))
 
@@ -31,13 +32,17 @@ _BACKWARD: Final = str(Path(__file__).with_name("backward.py"))
 class Site:
     """A place that many calls share: a module's call, an optimizer's step, a backward pass."""
 
-    __slots__ = ("code", "is_brief", "lasti", "module", "outer", "phase")
+    __slots__ = ("closure", "code", "is_brief", "lasti", "methods", "module", "outer", "phase")
 
     def __init__(self, phase: Phase, base: RawSite, module: nn.Module | None = None) -> None:
         self.phase = phase
         # What optimizers read says nothing of where a bad value came from.
         self.is_brief = phase == "optimizer" and module is None
         self.module = None if module is None else ref(module)
+        self.closure: Site | None = None
+        """Of a step that was given a function to call: the place of what that function does."""
+        self.methods: frozenset[CodeType] = frozenset()
+        """Of such a step: the optimizer's own functions."""
         self.code: CodeType | None
         """The user's deepest line that led here."""
         self.outer: Site | None
@@ -74,7 +79,7 @@ class SiteTracker:
                 if kind == _USER:
                     if user is None:
                         user, lasti = code, frame.f_lasti
-                    if not code.co_flags & CO_OPTIMIZED:  # no function: a cell, or a file
+                    if not code.co_flags & _OPTIMIZED:  # no function: a cell, or a file
                         break
                 elif (
                     code is self._module_code
@@ -87,7 +92,11 @@ class SiteTracker:
                     if site is not None:
                         break
             frame = frame.f_back
-        return site if user is None else (user, lasti, site)
+        if user is None:
+            return site
+        if site is not None and site.closure is not None and user not in site.methods:
+            site = site.closure
+        return user, lasti, site
 
     def enter_backward(self, frame: FrameType) -> Site:
         """Note a backward pass, whose function ``frame`` is."""
@@ -107,7 +116,16 @@ class SiteTracker:
         """Note an optimizer's step; a pre-hook of all steps."""
         frame = sys._getframe(1)
         self._step_code = frame.f_code
-        self._noted[id(frame)] = Site("optimizer", self.of(frame.f_back))
+        base = self.of(frame.f_back)
+        site = self._noted[id(frame)] = Site("optimizer", base)
+        if any(callable(item) for item in (*args[1:], *kwargs.values())):
+            site.closure, site.methods = Site("forward", base), _methods_of(type(optimizer))
+
+
+def _methods_of(kind: type) -> frozenset[CodeType]:
+    functions = (item for base in kind.__mro__ for item in vars(base).values())
+    unwrapped = (inspect.unwrap(item) for item in functions if type(item) is FunctionType)
+    return frozenset(item.__code__ for item in unwrapped if type(item) is FunctionType)
 
 
 class _FileKinds(dict[str, int]):

@@ -17,7 +17,11 @@ from cudalens.source.safe_eval import is_tensor, items_of
 from cudalens.source.stack import Place
 
 Same = Callable[[object, object], bool]
+RowOf = Callable[[object, object], int | None]
+"""Which row of the second value the first one is, ``None`` where it is none."""
 
+# What a subscript can follow without brackets around it.
+_PRIMARIES = (ast.Name, ast.Attribute, ast.Subscript)
 _MAX_ITEMS = 64
 _MAX_OTHERS = 12
 _MAX_LIBRARY_NAMES = 3
@@ -58,15 +62,27 @@ def tensors_on(call: RunningCall) -> tuple[LineTensor, ...]:
 
 
 def name_values(
-    tensors: Sequence[LineTensor], values: Mapping[str, object], same: Same
+    tensors: Sequence[LineTensor], values: Mapping[str, object], same: Same, row_of: RowOf | None
 ) -> tuple[Name, ...]:
-    """Name each value by the first expression that is proven to be it."""
+    """Name each value by the first expression that is proven to be it, or by a row of one.
+
+    A library takes rows of what it is given: the ends of edges, the channels of an image.
+    """
     names = []
     for key, value in values.items():
         proven = next((item for item in tensors if same(item.value, value)), None)
         if proven is not None:
             names.append(Name(key, proven.expression, proven.span))
+        elif row_of is not None:
+            wholes = (item for item in tensors if isinstance(item.expression.node, _PRIMARIES))
+            rows = ((item, row_of(value, item.value)) for item in wholes)
+            names += [_name_of_row(key, item, row) for item, row in rows if row is not None][:1]
     return tuple(names)
+
+
+def _name_of_row(key: str, whole: LineTensor, row: int) -> Name:
+    node = ast.Subscript(whole.expression.node, ast.Constant(row), ast.Load())  # type: ignore[arg-type]
+    return Name(key, Expression(f"{whole.expression}[{row}]", node), whole.span)
 
 
 def other_tensors(

@@ -14,11 +14,14 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
+from types import ModuleType
 from typing import Any, cast
 
 from cudalens.core._python import innermost
+from cudalens.source.safe_eval import instance_dict
 
 _numbers: dict[str, int | None] = {}
 _typed: dict[str, tuple[str, ...]] = {}
@@ -182,7 +185,9 @@ def is_user_file(filename: str) -> bool:
     written_by_torch = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # set where inductor is at work
     if written_by_torch is not None and _is_below(filename, written_by_torch):
         return False
-    return not (is_own_file(filename) or is_torch_file(filename) or _is_library_path(filename))
+    if is_own_file(filename) or is_torch_file(filename) or _is_library_path(filename):
+        return False
+    return not _is_generated(filename)
 
 
 def is_own_file(filename: str) -> bool:
@@ -267,6 +272,43 @@ def _entries_above(path: str) -> list[str]:
     """Return the folders of the search path that a file is below."""
     entries = dict.fromkeys(map(os.path.abspath, sys.path))
     return [entry for entry in entries if _is_below(path, entry)]
+
+
+# What ``tempfile`` adds to the name that it is given.
+_DRAWN_NAME = re.compile(r"[a-z0-9_]{8}")
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_generated(filename: str) -> bool:
+    """Return whether a library wrote the file while it ran, as torch_geometric does.
+
+    The module is given a name inside the library, or ``tempfile`` gave the file its own name.
+    """
+    modules = (item for item in list(sys.modules.values()) if issubclass(type(item), ModuleType))
+    spaces = map(instance_dict, modules)
+    names = [space.get("__name__") for space in spaces if space.get("__file__") == filename]
+    return any(
+        isinstance(name, str) and (_is_beside_package(name, filename) or _is_drawn(name, filename))
+        for name in names
+    )
+
+
+def _is_beside_package(name: str, filename: str) -> bool:
+    """Return whether a module is called like one of an installed package and is no file of it."""
+    package, _, own_name = name.rpartition(".")
+    parent = instance_dict(sys.modules.get(package)) if own_name else {}
+    init, folders = parent.get("__file__"), cast("Iterable[object]", parent.get("__path__") or ())
+    is_installed = isinstance(init, str) and (is_torch_file(init) or _is_library_path(init))
+    return is_installed and not any(_is_below(filename, str(folder)) for folder in folders)
+
+
+def _is_drawn(name: str, filename: str) -> bool:
+    """Return whether ``tempfile`` named a module's file, after the module or ``tmp``."""
+    path, stem = os.path.realpath(filename), PurePath(filename).stem
+    return _is_below(path, os.path.realpath(tempfile.gettempdir())) and any(
+        stem.startswith(prefix) and _DRAWN_NAME.fullmatch(stem[len(prefix) :]) is not None
+        for prefix in (f"{name}_", "tmp")
+    )
 
 
 _CHECKOUT = (".git", "pyproject.toml", "setup.py", "setup.cfg")

@@ -17,6 +17,7 @@ from cudalens.source.api_name import api_name
 from cudalens.source.argument_names import (
     LineTensor,
     Name,
+    RowOf,
     Same,
     library_names,
     name_values,
@@ -60,6 +61,7 @@ def locate(
     values: Mapping[str, object],
     same: Same,
     call: RunningCall | None = None,
+    row_of: RowOf | None = None,
 ) -> CallSite:
     """Find the user's line for a call and name the tensors on it.
 
@@ -69,6 +71,7 @@ def locate(
         same: whether two values are the same tensor; only such an expression names an argument.
         call: what the user's deepest entry is calling, where more of it is known than the source
             and the variables tell.
+        row_of: which row of a tensor another one is.
     """
     limits = Limits()
     attempt = limits.attempt
@@ -82,7 +85,7 @@ def locate(
         attempt("names", partial(call.learn_from_callee, library[0] if library else None))
     if call is not None:
         tensors = attempt("names", partial(tensors_on, call), tuple)
-    names = attempt("names", lambda: name_values(tensors, values, same), tuple)
+    names = attempt("names", lambda: name_values(tensors, values, same, row_of), tuple)
     return CallSite(
         source=None if run is None else attempt("source", lambda: _span_of(run)),
         call=None if run is None else attempt("call", lambda: run.call),

@@ -290,6 +290,16 @@ MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
 """Functions that a call of a module runs first."""
 
 
+def code_of(function: object) -> object:
+    """Return the code that calling a function, a partial one or an object runs, if it is known."""
+    while type(function) is partial:
+        function = function.func
+    kind: type = type(function)
+    if kind is FunctionType or kind is MethodType:
+        return _code_of(function)[0]
+    return _code_of(inspect.getattr_static(kind, "__call__", None))[0]
+
+
 def _code_of(function: object) -> tuple[object, int]:
     """Return the code that calling ``function`` runs, and how many parameters are bound already."""
     if type(function) is FunctionType:

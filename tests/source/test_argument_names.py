@@ -84,6 +84,32 @@ def test_an_equal_but_different_tensor_names_nothing(text: str) -> None:
     assert named(site)["self"] == "x"
 
 
+@pytest.mark.parametrize(
+    ("picked", "expression"),
+    [
+        (lambda pairs: pairs[0], "pairs[0]"),
+        (lambda pairs: pairs[1], "pairs[1]"),
+        (lambda pairs: pairs.unbind()[1], "pairs[1]"),
+        # The neighbours: none is a row of it, in memory and as a whole.
+        (lambda pairs: pairs[:, 0], None),
+        (lambda pairs: pairs[1].clone(), None),
+        (lambda pairs: pairs[1, :2], None),
+        (lambda pairs: pairs[1].flip(0), None),
+    ],
+)
+@pytest.mark.usefixtures("sim")
+def test_a_row_of_a_tensor_on_the_line_names_the_argument(
+    picked: Callable[[Tensor], Tensor], expression: str | None
+) -> None:
+    """A library takes the ends of the edges that it is given."""
+    pairs = torch.tensor([[7, 7, 7], [7, 7, 7]], device="cuda")
+    take: Callable[..., Any] = eval(
+        "lambda rows, edges: rows.index_select(0, picked(edges))", {"picked": picked}
+    )
+    report = report_of(lambda: take(torch.ones(3, 2, device="cuda"), pairs))
+    assert report.expression == expression
+
+
 def test_a_parameter_that_the_function_rebinds_proves_nothing() -> None:
     def rebinding(z: Tensor, q: Tensor) -> Tensor:
         q = q.clone()

@@ -189,3 +189,52 @@ def test_a_package_on_the_search_path_is_a_library_outside_the_users_project(
     files._is_library_path.cache_clear()
     monkeypatch.syspath_prepend(str(tmp_path / "src"))
     assert files.is_user_file(str(path)) == is_user
+
+
+def loaded_from(path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Load a file as a module of this name, as a library does with what it has written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("x = 1\n", encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    monkeypatch.setitem(sys.modules, name, importlib.util.module_from_spec(spec))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "is_user"),
+    [
+        ("torch.nn.conv_Conv_propagate", "anything.py", False),
+        ("_pytest.assertion.made", "anything.py", False),
+        ("__main___MyConv_propagate", "__main___MyConv_propagate_x8_k2mqa.py", False),
+        ("made", "tmpx8_k2mqa.py", False),
+        # The neighbours: a person may have chosen these names.
+        ("__main___MyConv_propagate", "__main___MyConv_propagate_x8_k2mq.py", True),
+        ("made", "made.py", True),
+        ("helper", "training.py", True),
+        ("nets.gnn", "gnn.py", True),
+    ],
+)
+def test_a_module_that_a_library_wrote_is_not_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, file: str, *, is_user: bool
+) -> None:
+    """Its name is inside the library, or ``tempfile`` drew the name of its file."""
+    assert files.is_user_file(loaded_from(tmp_path / file, name, monkeypatch)) is is_user
+
+
+def test_a_drawn_name_outside_the_temporary_folder_is_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
+    assert files.is_user_file(loaded_from(tmp_path / "tmpx8_k2mqa.py", "made", monkeypatch))
+
+
+def test_a_users_part_of_an_installed_package_is_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the package looks for its parts there may be a folder of the user's."""
+    import _pytest.assertion as package
+
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    path = loaded_from(tmp_path / "mine.py", "_pytest.assertion.mine", monkeypatch)
+    assert files.is_user_file(path)
