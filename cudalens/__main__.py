@@ -20,7 +20,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cudalens.core._python import linked
 from cudalens.core.text_files import expanded, lines_of, why_unreadable, why_unwritable
@@ -340,19 +340,21 @@ def _guards(args: Namespace) -> int:
 def _show(args: Namespace) -> int:
     from cudalens.core.report import Report
 
+    views: Views = []
     reports, status = [], 0
     for name in args.files:
         try:
             report = Report.from_dict(json.loads(Path(name).read_text(encoding="utf-8-sig")))
+            views = _views(report, args) if len(args.files) == 1 else []
             reports.append((name, report, _as_text(report, sys.stdout)))
         except Exception as error:  # a file may hold anything; what it does to a view is known late
             is_page = Path(name).suffix.lower() in (".html", ".htm")
             why = "it is a page; show takes the .json" if is_page else why_unreadable(error)
             status = _complain(f"{name} is not a report that can be shown: {why}", FAILED)
     if len(args.files) == 1:
-        for _, report, text in reports:
+        for *_, text in reports:
             print(text)
-            _write(report, args)
+            _write(views)
     elif reports:
         from cudalens.render.tables import report_list
 
@@ -383,17 +385,24 @@ def _explain(args: Namespace) -> int:
         line = f"{what} ({size}) shows no failure of CUDA's or torch's{other}"
         return _complain(line, FAILED)
     print(_as_text(report, sys.stdout))
-    _write(report, args)
+    _write(_views(report, args))
     return 0
 
 
-def _write(report: Report, args: Namespace) -> None:
-    """Write a report to the files that were asked for."""
-    for name, text in ((args.html, report.to_html), (args.json, report.to_json)):
-        if name is not None:
-            path = expanded(name)
-            path.write_text(text(), encoding="utf-8")
-            print(f"cudalens: the report is in {path}", file=sys.stderr)
+Views: TypeAlias = list[tuple[Path, str]]
+"""Files to write, and their texts."""
+
+
+def _views(report: Report, args: Namespace) -> Views:
+    """Return what the files that were asked for are to hold."""
+    forms = ((args.html, report.to_html), (args.json, report.to_json))
+    return [(expanded(name), text()) for name, text in forms if name is not None]
+
+
+def _write(views: Views) -> None:
+    for path, text in views:
+        path.write_text(text, encoding="utf-8")
+        print(f"cudalens: the report is in {path}", file=sys.stderr)
 
 
 def _page(args: Namespace) -> int:

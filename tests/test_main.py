@@ -364,6 +364,30 @@ def test_show_prints_a_saved_report(run_here: Run, tmp_path: Path) -> None:
     assert_one_line(run_here("show", "missing.json"), 1, said)
 
 
+@pytest.mark.parametrize("form", [(), ("--html", "out.html")])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("phase", "\x1b]0;title\x07"),
+        ("headline", {"replace": 1}),
+        ("frames", 3),
+        ("source", {"line": "7", "text": "x"}),
+        ("offenders", {"count": True}),
+        ("prevented", "no"),
+    ],
+)
+def test_a_value_of_another_type_is_one_line_in_any_form(
+    form: tuple[str, ...], field: str, value: object, run_here: Run, tmp_path: Path
+) -> None:
+    """It is said which; nothing is written, and nothing hostile reaches the terminal."""
+    data = Report(headline="y[3] = 10 is outside").to_dict() | {field: value}
+    (tmp_path / "report.json").write_text(json.dumps(data), encoding="utf-8")
+    done = run_here("show", "report.json", *form)
+    assert_one_line(done, 1, field)
+    assert not {"\x1b", "\x07"} & set(done.stdout + done.stderr)
+    assert not (tmp_path / "out.html").exists()
+
+
 def test_show_lists_several_reports(run_here: Run, tmp_path: Path) -> None:
     """With one that is none, the others are listed all the same."""
     for rank in (0, 3):

@@ -17,10 +17,10 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from cudalens.core._python import same_random_state
 from cudalens.core.evidence_types import (
@@ -411,14 +411,21 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[_T], data: dict[str, Any]) -> _T:
-    """Build ``cls`` from what :func:`to_plain` gave; keys that it does not know are ignored."""
+    """Build ``cls`` from what :func:`to_plain` gave; keys that it does not know are ignored.
+
+    Raises:
+        TypeError: a value is not of its field's type: the views rely on the types.
+    """
     hints = get_type_hints(cls)
     names = _JSON_NAMES.get(cls, {})
     values = {}
     for item in dataclasses.fields(cls):  # type: ignore[arg-type]
         key = names.get(item.name, item.name)
         if key in data and item.init:
-            values[item.name] = _read(hints[item.name], data[key])
+            try:
+                values[item.name] = _read(hints[item.name], data[key])
+            except TypeError as error:
+                raise TypeError(f"{key}: {error}") from None
     return cls(**values)
 
 
@@ -428,15 +435,37 @@ def _read(hint: Any, value: Any) -> Any:
     origin = get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         candidates = [arg for arg in get_args(hint) if arg is not type(None)]
-        return _read(candidates[0], value) if len(candidates) == 1 else value
+        return _read(candidates[0], value) if len(candidates) == 1 else _plain(candidates, value)
     if origin is tuple:
         args = get_args(hint)
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(f"{value!r:.40} is no list")
         return tuple(_read(args[0], item) for item in value)
     if origin is Mapping:
         return {name: _frozen(item) for name, item in value.items()}
     if dataclasses.is_dataclass(hint):
         return from_plain(typing.cast("type[Any]", hint), value)
-    return value
+    return _plain([hint], value)
+
+
+_NOT_FINITE = ("inf", "-inf", "nan")
+_PLAIN: dict[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (int, float), bool: (bool,)}
+
+
+def _plain(hints: Sequence[Any], value: Any) -> Any:
+    """Return a text, a number, or one of given values, which has to be one of these types."""
+    for hint in hints:
+        kinds = _PLAIN.get(hint)
+        if get_origin(hint) is Literal:
+            is_one = isinstance(value, (str, int)) and value in get_args(hint)
+        elif kinds is None:
+            is_one = True  # of a type that JSON does not know
+        else:
+            is_one = isinstance(value, kinds) and (hint is bool or not isinstance(value, bool))
+            is_one = is_one or (hint is float and value in _NOT_FINITE)
+        if is_one:
+            return value
+    raise TypeError(f"{value!r:.40} is no value of it")
 
 
 def _frozen(value: Any) -> Any:

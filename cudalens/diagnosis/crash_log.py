@@ -112,6 +112,9 @@ class _Process:
     room: int = 0
 
 
+_MOST_DIGITS = 9
+
+
 def read_log(lines: Iterable[str]) -> CrashLog:
     """Read the lines of a log, in order, with or without their line breaks."""
     reader = _Reader()
@@ -180,7 +183,7 @@ class _Reader:
         log, rank = self._log, None
         while (match := _RANK.match(text)) is not None:
             number = match["a"] or match["b"] or match["c"]
-            rank = int(number) if number else rank
+            rank = _number(number) if number else rank
             log.is_launched = log.is_launched or match["a"] is not None
             text = text[match.end() :]
         if (started := _STARTED.search(text)) is not None:
@@ -202,12 +205,12 @@ class _Reader:
             frames = process.frames = frames or []
             cell = match["cell"] or match["old_cell"]
             first = next((key for key in ("file", "rich", "jupyter", "old") if match[key]), None)
-            line = match["line"] or match["rich_line"] or match["jupyter_line"] or 0
+            line = match["line"] or match["rich_line"] or match["jupyter_line"] or "0"
             named = (key for key in match.groupdict() if key.endswith("function") and match[key])
             function = match[next(named, "function")] or "<module>"
             file = match[first] if first else ""
-            number = int(cell) if cell else None
-            frame = Frame(file=file, line=int(line), function=function.strip(), cell=number)
+            number = _number(cell) if cell else None
+            frame = Frame(file=file, line=_number(line), function=function.strip(), cell=number)
             frames.append(frame)
             process.cell_lines = {} if cell else process.cell_lines
             if len(frames) > MAX_FRAMES:
@@ -216,10 +219,10 @@ class _Reader:
         if not frames:
             return
         if frames[-1].cell is not None and (match := _NUMBERED.match(text)) is not None:
-            process.cell_lines[int(match["line"])] = match["text"] or ""
+            process.cell_lines[_number(match["line"])] = match["text"] or ""
         if (match := _MARKED.match(text)) is not None:
             source = (match["text"] or match["rich"] or "").strip()
-            line = int(match["line"] or frames[-1].line)
+            line = _number(match["line"] or frames[-1].line)
             frames[-1] = replace(frames[-1], line=line, text=source)
         elif not frames[-1].text and text and not text.startswith("│") and frames[-1].cell is None:
             frames[-1] = replace(frames[-1], text=text.strip())
@@ -263,3 +266,8 @@ class _Reader:
         elif len(self._failures) >= MAX_FAILURES:
             del self._failures[list(self._failures)[MAX_FAILURES // 2]]
         self._failures[key] = failure
+
+
+def _number(text: str | int) -> int:
+    """Return a number of lines, cells or ranks; 0 where it is larger than any of them."""
+    return int(text) if len(str(text)) <= _MOST_DIGITS else 0

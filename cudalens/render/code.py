@@ -111,6 +111,10 @@ def code_rows(
     return tuple(rows)
 
 
+_NARROWEST = 8
+"""Columns of a part at least: a line number may leave no room beside it."""
+
+
 def _folded(
     text: str, marks: Sequence[Mark], width: int | None, label_room: int
 ) -> Iterator[tuple[str, list[Mark]]]:
@@ -121,7 +125,7 @@ def _folded(
         stop = (
             len(text)
             if width is None
-            else _fold_at(text, marks, start, width - len(indent), label_room)
+            else _fold_at(text, marks, start, max(width - len(indent), _NARROWEST), label_room)
         )
         shift = len(indent) - start
         own = [_cut(mark, start, stop, shift) for mark in marks if mark.start < stop]

@@ -389,6 +389,29 @@ def test_the_next_command_is_named_where_a_gpu_was_there(error: str, is_next: bo
     assert ("next_run" in rules) is is_next
 
 
+@pytest.mark.parametrize(
+    ("text", "is_told"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. retry\nepoch 2\n", True),
+        ("torch.OutOfMemoryError: CUDA out of memory. retry\n", False),
+        (FULL + "step\n" * 8, False),
+        (FULL + "step\n" * 9, True),
+    ],
+)
+def test_an_error_of_a_job_that_went_on_is_told_as_such(text: str, is_told: bool) -> None:
+    """Without a traceback it was printed by the job, which was still running."""
+    assert ("The log goes on after it" in explained(text).explanation) is is_told
+
+
+@pytest.mark.parametrize(("digits", "is_line"), [(9, True), (10, False), (100, False)])
+def test_a_number_that_counts_no_lines_is_none(digits: int, is_line: bool) -> None:
+    line = f'  File "train.py", line {"9" * digits}, in <module>\n    f(x)\n'
+    error = "torch.OutOfMemoryError: CUDA out of memory."
+    report = explained(f"Traceback (most recent call last):\n{line}{error}\n")
+    assert (report.source is not None) is is_line
+    assert "the GPU has no room" in report.to_text()
+
+
 # --- large logs -----------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 from cudalens.core.report import CodeLine, OpName, ProvenanceStep, Report, TensorFact
-from cudalens.core.report_types import FIRST_BAD, LineRef
+from cudalens.core.report_types import FIRST_BAD, LineRef, SourceSpan
 from cudalens.render.text import render
 from tests.builders import CELL, REPRESENTATIVE, fact, make_report, offenders, source, tensor
 from tests.rendering import check_golden, hostile_texts, with_texts
@@ -231,3 +231,13 @@ def test_the_failing_line_is_no_origin_of_its_own_values(step: ProvenanceStep, s
     report = replace(report, provenance=(step,))
     assert ("  from " in report.to_text()) is shown
     assert ("Where the bad values came from" in report.to_html()) is shown
+
+
+@pytest.mark.parametrize("digits", [3, 30, 100, 1000])
+def test_a_line_number_without_end_leaves_room_for_the_line(digits: int) -> None:
+    """A report from elsewhere may hold any number."""
+    source = SourceSpan(
+        file="train.py", line=int("9" * digits), text="loss = F.cross_entropy(x, y)"
+    )
+    text = Report(headline="y[3] = 10 is outside", source=source).to_text(width=80)
+    assert "y[3] = 10 is outside" in text
