@@ -9,7 +9,8 @@
     print(session.report)
 
 Importing this package loads neither torch nor IPython: every public name is fetched on first use.
-With ``CUDALENS=on``, ``fast``, ``nan`` or ``deferred`` in the environment it begins the check.
+With ``CUDALENS=on``, ``fast``, ``nan``, ``nan=strict`` or ``deferred`` in the environment it begins
+the check.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
      ├── DeviceAssertError            a guard stopped an op that would have asserted on the device
      │    ├── DeviceIndexError        … also an IndexError: the CPU would have called it one
      │    └── DeviceValueError        … also a ValueError
-     ├── NonFiniteError               an op made a NaN or an infinity (only with ``nan``)
+     ├── NonFiniteError               a NaN or an infinity that matters (only with ``nan``)
      └── SimulationError              the rehearsal device cannot be started here
           └── NotRehearsedError       … also a NotImplementedError: a feature it does not imitate
 
@@ -54,9 +54,10 @@ class DeviceValueError(DeviceAssertError, ValueError):
 
 
 class NonFiniteError(RuntimeError, FloatingPointError):
-    """An op made a NaN or an infinity that was not among its inputs.
+    """A NaN or an infinity has reached the loss, a gradient, a parameter or the host.
 
-    Raised only where it was asked for: ``%%cudacheck --nan`` or ``check(nan=True)``.
+    Raised only where it was asked for: ``%%cudacheck --nan`` or ``check(nan=True)``; with
+    ``strict`` by the call that made it.
     """
 
     def __init__(self, message: str, report: Report | None = None) -> None:

@@ -247,7 +247,7 @@ def provenance_of(failure: FailureContext, bad: Any) -> Provenance:
     assert violation is not None
     positions = [item.position for item in violation.offenders.first]
     is_bad = breaks(violation)
-    if violation.is_nonfinite:
+    if violation.is_nonfinite and not violation.argument:
         is_bad, positions = has_infinity, []
     mask = failure.limits.attempt("bad values", partial(_bad_places, violation, bad))
     look = partial(recorder.provenance, bad, is_bad, positions, mask)

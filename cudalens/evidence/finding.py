@@ -9,7 +9,7 @@ import ast
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import CodeType, FrameType
@@ -31,7 +31,7 @@ from cudalens.core.errors import (
 )
 from cudalens.core.evidence_types import NanHolder
 from cudalens.core.limits import Limits
-from cudalens.core.report import Report
+from cudalens.core.report import Evidence, Report
 from cudalens.core.report_types import (
     AutogradNeighbourhood,
     OpName,
@@ -66,7 +66,7 @@ from cudalens.evidence.failing_call import arguments_of
 from cudalens.evidence.grown_parameter import grown_parameter
 from cudalens.evidence.replay import replay
 from cudalens.evidence.tensors import bad_key, facts_of, scalars_of
-from cudalens.evidence.trial import trial_of_finding
+from cudalens.evidence.trial import ApiTrial, trial_of_finding
 from cudalens.guards.past_calls import PastCall, StackLine
 from cudalens.guards.process import PROCESS
 from cudalens.recorder.provenance import Provenance
@@ -84,7 +84,21 @@ def on_violation(op: OpCall, violation: Violation) -> BaseException | None:
     """Make the report of a guard's finding, tell the session, and return what is to be raised."""
     if violation.is_silent and is_repeated(violation, _running_line()):
         return None
+    of_nan = Limits().attempt("NaN", partial(_nan_that_arrived, violation, op))
+    if of_nan is not None:
+        return of_nan
     return _raised(violation, *_reported(violation, partial(_report_of_call, violation, op)))
+
+
+def _nan_that_arrived(violation: Violation, op: OpCall) -> BaseException | None:
+    """Return what is raised in place of a guard's finding: by whom its NaN was made."""
+    recorder, first = current_recorder(), violation.offenders.first
+    bad = tensor_values(op.arguments).get(bad_key(violation))
+    look = getattr(getattr(recorder, "watch", None), "of_guard", None)
+    if look is None or bad is None or not first or first[0].value != "nan":
+        return None
+    error: BaseException | None = look(violation.op, bad, recorder.sites.of(sys._getframe()))
+    return error
 
 
 def on_past_violation(violation: Violation, past: PastCall) -> BaseException | None:
@@ -106,13 +120,16 @@ def on_past_violation(violation: Violation, past: PastCall) -> BaseException | N
     return _raised(violation, *_reported(violation, report, is_deferred=True))
 
 
-def on_nonfinite(arguments: Mapping[str, Any], violation: Violation) -> BaseException | None:
-    """Make the report of the first NaN or infinity, and return the exception to raise."""
+def nonfinite_error(violation: Violation, full: Callable[[float], Report]) -> BaseException | None:
+    """Make the report of a NaN or infinity, tell the session, and return what is to be raised.
+
+    Args:
+        full: makes the report, given when the work on it began.
+    """
     limits = Limits()
-    op = OpCall(op=None, arguments=arguments, name=violation.op)
     error = limits.attempt(
         "report",
-        lambda: NonFiniteError(*_reported(violation, partial(_report_of_call, violation, op))),
+        lambda: NonFiniteError(*_reported(violation, full)),
         lambda: NonFiniteError(violation.sentence()),
     )
     for line in limits.lines:
@@ -167,6 +184,13 @@ def _warn(text: str) -> SilentFindingWarning | None:
 
 def _report_of_call(violation: Violation, op: OpCall, started: float) -> Report:
     """Report a finding in a call that is being made; the device is alive."""
+    return diagnose(*evidence_of_call(violation, op, started))
+
+
+def evidence_of_call(
+    violation: Violation, op: OpCall, started: float
+) -> tuple[Evidence, ApiTrial | None]:
+    """Return what is known of a call that is being made, and the trial of changes to it."""
     limits, node, recorder = Limits(), _torch.current_node(), current_recorder()
     attempt = limits.attempt
     frames = attempt("frames", partial(calling_frames, in_backward=node is not None), list)
@@ -195,7 +219,7 @@ def _report_of_call(violation: Violation, op: OpCall, started: float) -> Report:
     )
     graph = attempt("graph", partial(graph_of, failure, tensors, node), AutogradNeighbourhood)
     bad = failure.values.get(bad_key(violation))
-    if violation.is_nonfinite:
+    if violation.is_nonfinite and not violation.argument:
         bad = next(filter(has_infinity, failure.values.values()), None)
     way = Provenance() if bad is None or recorder is None else provenance_of(failure, bad)
     if way.samples:
@@ -224,7 +248,7 @@ def _report_of_call(violation: Violation, op: OpCall, started: float) -> Report:
         has_nan_watch=getattr(recorder, "watch", None) is not None,
         grown=grown,
     )
-    return diagnose(evidence, trial)
+    return evidence, trial
 
 
 def _report_of_past(violation: Violation, past: PastCall, started: float) -> Report:

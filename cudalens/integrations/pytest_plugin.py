@@ -17,9 +17,10 @@ import pytest
 if TYPE_CHECKING:
     from cudalens.core.report import Report
 
-MODES: dict[str, dict[str, bool]] = {
+MODES: dict[str, dict[str, bool | str]] = {
     "on": {},
     **{name: {name: True} for name in ("fast", "nan", "deferred")},
+    "nan=strict": {"nan": "strict"},
 }
 _HEADLINE = "cudalens_headline"
 _REPORT: pytest.StashKey[Report] = pytest.StashKey()
@@ -34,7 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         const="on",
         metavar="|".join(MODES),
         help="run each test under the check of cudalens: fast for the guards alone, nan to stop "
-        "at the first NaN as well, deferred for guards that wait for the device at no call",
+        "where a NaN reaches the loss, a gradient, a parameter or the host, deferred for guards "
+        "that wait for the device at no call",
     )
 
 

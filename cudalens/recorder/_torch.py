@@ -21,7 +21,9 @@ from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
     _global_optimizer_pre_hooks,
+    register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 from torch.overrides import TorchFunctionMode
@@ -110,9 +112,20 @@ def add_hooks(
     register_optimizer_step_pre_hook(before_step)
 
 
+def add_step_hooks(
+    before: Callable[[Optimizer, Any, Any], None], after: Callable[[Optimizer, Any, Any], None]
+) -> None:
+    """Have functions called before and after each optimizer's step, until removed."""
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
+
+
 def remove_hooks(*ours: Callable[..., None]) -> None:
-    """Undo :func:`add_hooks`; without the handles, which an interrupt may have lost."""
-    for hooks in (torch.nn.modules.module._global_forward_pre_hooks, _global_optimizer_pre_hooks):
+    """Undo both of :func:`add_hooks`; without the handles, which an interrupt may have lost."""
+    for hooks in (
+        torch.nn.modules.module._global_forward_pre_hooks,
+        *(_global_optimizer_pre_hooks, _global_optimizer_post_hooks),
+    ):
         for key in [key for key, hook in hooks.items() if hook in ours]:
             hooks.pop(key, None)
     for entry in list(warnings.filters):

@@ -8,7 +8,7 @@ forward call.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from cudalens.core._python import raise_if_outside
 from cudalens.core._torch import Unseen
 from cudalens.core.call import ApiCall, NodeMark
 from cudalens.recorder import _torch
+from cudalens.recorder.nonfinite import PassNotes
 from cudalens.recorder.sites import Site
 
 _PASSING_ON = (
@@ -72,10 +73,11 @@ class BackwardPass:
     fault: NodeMark | None = None
     """The node after which the device was found to have failed."""
     finding: BaseException | None = None
-    """The first NaN or infinity, to be raised when the engine has come back."""
+    """A NaN or infinity, to be raised when the engine has come back."""
 
     def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
+        self.notes = PassNotes()
         self.marks: dict[int, Any] = {}
         """The node that runs in each thread.  It is let go when the next one starts: to keep it
         would keep alive what a checkpoint or a custom Function has saved."""
@@ -94,6 +96,8 @@ class BackwardPass:
                     self._register(outputs, args[1] if len(args) > 1 else True, undo)
             except Exception as trouble:
                 recorder.internal_error("a backward pass was not noted", trouble)
+            if len(recorder.passes) == 1:
+                self._watch("of_loss", _listed(outputs), self.site)
             if not is_inside:  # code in backward calls the API too: checkpoint, functions, hooks
                 recorder.install()
             try:
@@ -108,8 +112,7 @@ class BackwardPass:
             finally:
                 if not is_inside:
                     recorder.remove()
-            if self.finding is not None:
-                raise self.finding
+            self._watch("of_pass", self.notes, result, self.site)
             return result
         except BaseException:
             outputs, args, kwargs, result, run = None, (), {}, None, None  # type: ignore[assignment]
@@ -120,6 +123,18 @@ class BackwardPass:
                 step()
             self.marks.clear()
             self.finding = None
+
+    def _watch(self, look: str, *args: Any) -> None:
+        """Have the watch look at what the pass was given, or has left; raise what was found."""
+        __tracebackhide__ = True
+        watch = getattr(self._recorder.watch, look, None)
+        if watch is not None and self.finding is None:
+            try:
+                self.finding = watch(*args)
+            except Exception as trouble:
+                self._recorder.internal_error("a gradient was not looked at", trouble)
+        if self.finding is not None:
+            raise self.finding
 
     def _register(self, outputs: Any, is_kept: bool, undo: list[Callable[[], object]]) -> None:
         """Have each node marked before it runs.
@@ -135,7 +150,7 @@ class BackwardPass:
         look = None if watch is None else partial(self._look, watch)
         before_node, remove = _torch.before_nodes(mark)
         undo.append(remove)
-        outputs = outputs if isinstance(outputs, (list, tuple)) else (outputs,)
+        outputs = _listed(outputs)
         nodes = [getattr(item, "grad_fn", None) or getattr(item, "node", None) for item in outputs]
         seen: set[Any] = set()
         while nodes:
@@ -177,7 +192,7 @@ class BackwardPass:
         """Look at the gradients that the running node has made."""
         if self.finding is None:
             try:
-                self.finding = watch(_torch.current_node(), made, inputs)
+                self.finding = watch(_torch.current_node(), made, inputs, self.notes)
             except Exception as trouble:
                 self._recorder.internal_error("a gradient was not looked at", trouble)
 
@@ -207,6 +222,10 @@ class BackwardPass:
         except Exception as trouble:
             self._recorder.internal_error("the failing node was not noted", trouble)
         return call
+
+
+def _listed(outputs: Any) -> Sequence[Any]:
+    return outputs if isinstance(outputs, (list, tuple)) else (outputs,)
 
 
 def _mark_of(node: Any) -> NodeMark | None:

@@ -111,6 +111,7 @@ class Api:
         "is_foreign",
         "is_in_place",
         "is_quiet",
+        "is_shown",
         "is_special",
         "is_view",
         "makes_values",
@@ -135,6 +136,8 @@ class Api:
         is_asked = (is_getter and name not in _VIEWS) or (is_setter and name != "data")
         self.is_quiet = is_asked or name in _QUIET or full.startswith(_NOBODYS)
         """True if it is no call to note."""
+        self.is_shown = name == "__format__"
+        """True if it is not noted, and yet gives values to the host: ``f"{loss:.3f}"``."""
         self.is_view = name in _VIEWS
         self.is_in_place = (
             name in _VALUE_AT

@@ -105,11 +105,18 @@ class RecordingMode(_torch.RemovableMode):
         """The part of the watch that looks at the gradients of each node."""
         return getattr(self.watch, "of_node", None)
 
+    def last_call(self) -> tuple[str, RawSite]:
+        """Return name and place of the call that was noted last."""
+        _, api, site, *_ = self._ring[-1]
+        return api.name, site
+
     # --- life ------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         try:
             _torch.add_hooks(self.sites.enter_module, self.sites.enter_step)
+            if self.watch is not None and not self.watch.is_strict:
+                _torch.add_step_hooks(self._before_step, self._after_step)
             REPLACED.install(self)
             here().append(self)
             self._opened_on = THREAD.running
@@ -131,7 +138,10 @@ class RecordingMode(_torch.RemovableMode):
         try:
             self.remove()
         finally:
-            _torch.remove_hooks(self.sites.enter_module, self.sites.enter_step)
+            _torch.remove_hooks(
+                *(self.sites.enter_module, self.sites.enter_step),
+                *(self._before_step, self._after_step),
+            )
             REPLACED.remove(self)
             forget(self)
             others = (item for item in self._opened_on.extremes if item is not self._read)
@@ -175,18 +185,21 @@ class RecordingMode(_torch.RemovableMode):
                         with Unseen():
                             device = _device_of(tensors)
                             if may_write:
-                                versions = versions_of(tensors)
+                                versions = self._versions(api, args, tensors)
                     else:
                         if tensors and not tensors[0].is_cpu:
                             device = tensors[0].device
                         if may_write:
-                            versions = versions_of(tensors)
+                            versions = self._versions(api, args, tensors)
             except Exception as trouble:
                 self.internal_error("a call was not recorded", trouble)
                 api = None
             if api is None or api.is_quiet:
                 is_called = True
-                return func(*args, **kwargs) if kwargs else func(*args)
+                result = func(*args, **kwargs) if kwargs else func(*args)
+                if api is not None and api.is_shown:
+                    self._look_at_shown(api, args, result, frame)
+                return result
             if device is not None:
                 self._wait(device)  # for what Triton, CuPy or a graph launched
             # Only a backward pass brings the mode to another thread.
@@ -213,6 +226,21 @@ class RecordingMode(_torch.RemovableMode):
             args, kwargs, tensors, result, value, found = (), None, None, None, None, None
             running = outer = frame = None  # type: ignore[assignment]
             raise
+
+    def _versions(self, api: Api, args: tuple[Any, ...], tensors: list[Tensor]) -> list[int] | None:
+        """Return the versions of what a call may write to, once the watch has seen its values."""
+        __tracebackhide__ = True
+        if self.watch is not None:
+            self.ask_watch(self.watch.before, api, args)
+        return versions_of(tensors)
+
+    def _look_at_shown(
+        self, api: Api, args: tuple[Any, ...], result: Any, frame: FrameType
+    ) -> None:
+        """Have the watch look at what the host is given by a call that is not noted."""
+        __tracebackhide__ = True
+        if self.watch is not None:
+            self.ask_watch(self.watch.read, api, args, result, self.sites.of(frame))
 
     def _wait_after(self, tensors: list[Tensor], result: Any) -> None:
         """Wait for the device of a call that came back, if it launched something."""
@@ -255,6 +283,7 @@ class RecordingMode(_torch.RemovableMode):
         """
         __tracebackhide__ = True
         written: tuple[Write, ...] = ()
+        is_brief = False
         try:
             last, site = _next(), self.sites.of(frame)
             if self.passes:
@@ -285,14 +314,27 @@ class RecordingMode(_torch.RemovableMode):
                 self._read.clear()
         except Exception as trouble:
             self.internal_error("a call was not recorded", trouble)
-        if self.watch is not None and api.makes_values:
-            try:
-                finding = self.watch(api, args, kwargs, result, written)
-            except Exception as trouble:
-                self.internal_error("a result was not looked at", trouble)
-            else:
-                if finding is not None:
-                    raise finding
+        if self.watch is not None:
+            self.ask_watch(self.watch, api, args, kwargs, result, written, in_optimizer=is_brief)
+
+    def ask_watch(
+        self, look: Callable[..., BaseException | None], *args: Any, **options: Any
+    ) -> None:
+        """Have the watch look at something, and raise what it finds."""
+        __tracebackhide__ = True
+        try:
+            finding = look(*args, **options)
+        except Exception as trouble:
+            self.internal_error("a result was not looked at", trouble)
+        else:
+            if finding is not None:
+                raise finding
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.ask_watch(self.watch.steps.before, optimizer, self.sites.of(_getframe(1)))
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.ask_watch(self.watch.steps.after, optimizer, self.sites.of(_getframe(1)))
 
     def _of_worker(self, site: RawSite, number: int, last: int) -> tuple[RawSite, int, int]:
         """Return place and numbers of a call in backward, which may run on a thread of autograd's.
@@ -419,6 +461,8 @@ class RecordingMode(_torch.RemovableMode):
     def let_go(self) -> None:
         """Forget all tensors: torch is about to swap some, and refuses those with references."""
         self._ring.clear()
+        if self.watch is not None:
+            self.watch.let_go()
         self._batches.clear()
 
 

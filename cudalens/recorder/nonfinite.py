@@ -1,16 +1,21 @@
-"""Find the op that made the first NaN or infinity, forward or backward.
+"""Watch for NaN and infinity: note each call that makes one, and stop where one matters.
 
 Each result is judged by its sum: one reduction and one number for the host.  Only when the sum is
-not finite are the values looked at, and only values that were not among the inputs count.
+not finite are the values looked at.  A call whose result has values that are not finite, and whose
+inputs had none, is a *maker*.  What it made is marked, and the mark goes with the values from call
+to call.  A program is stopped at a *sink*: the loss, the gradient or the value of a parameter, a
+NaN that the host reads.  A value that ``where`` discards reaches none.
+
+NonFiniteTensors are weak references: no tensor is kept alive.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 from weakref import ref
 
@@ -18,38 +23,91 @@ import torch
 from torch import Tensor
 
 from cudalens.core import _torch
-from cudalens.core._python import raise_if_outside
-from cudalens.core.report_types import Number, Offender, Offenders, Violation
-from cudalens.core.tensor_values import find_offenders, number
-from cudalens.recorder._torch import is_wrapped, physical
+from cudalens.recorder._torch import physical
 from cudalens.recorder.arguments import named_arguments
-from cudalens.recorder.calls import FROM_PYTHON, Api, Write, is_pointwise
-from cudalens.recorder.tensor_refs import NO_TENSORS, tensors_in
+from cudalens.recorder.calls import FROM_PYTHON, Api, Write, names
+from cudalens.recorder.nonfinite_marks import (
+    Arrival,
+    Maker,
+    NonFiniteTensor,
+    NonFiniteTensors,
+    Reports,
+    Sink,
+    Step,
+)
+from cudalens.recorder.nonfinite_steps import StepWatch
+from cudalens.recorder.nonfinite_values import (
+    floats,
+    is_finite,
+    is_surely_finite,
+    nonfinite,
+    suspects,
+    violation_of_call,
+    violation_of_input,
+    violation_of_node,
+)
+from cudalens.recorder.sites import RawSite
+from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
 
-OnNonFinite = Callable[[Mapping[str, Any], Violation], BaseException | None]
-MAX_INPUTS = 3
-_SOFTMAXES = ("softmax", "log_softmax")
-_SAVED = ("self", "result", "exponent", "other")
-"""Attributes of the nodes of elementwise ops, without their prefix ``_saved_``."""
-_HANDFUL = 16
-"""Values up to this number are added by Python, which is faster than any op of torch's."""
-_MAX_NOTED = 4096
-"""Number of calls with values that are not finite that are kept, as of calls in the ring."""
+_MAX_MAKERS = 16
+"""Makers in one backward pass that are kept."""
+_RENEWING = names(
+    """
+    zero_ fill_ copy_ normal_ uniform_ random_ bernoulli_ exponential_ cauchy_ log_normal_
+    geometric_ _foreach_zero_ _foreach_copy_ set_ data resize_ detach_ requires_grad_
+    """
+)
+"""Writes in place whose result has nothing of what was there."""
+_READS = names("item tolist numpy __float__ __repr__ __array__ __complex__")
+"""Functions that give values to the host."""
+_SHELL = "IPython/core/displayhook.py"
+
+
+@dataclass
+class PassNotes:
+    """What is known of one backward pass."""
+
+    makers: list[tuple[Maker, list[Ref]]] = field(default_factory=list)
+    """Each node that made values, and the leaves that they can reach."""
 
 
 class NonFiniteWatch:
-    """Called after each call; returns what ``on_found`` gives for one that makes a first NaN.
+    """Called after each call; returns what is to be raised.
 
     Args:
-        on_found: called with the call's arguments by name and the finding.
+        reports: makes the reports.
         recorder: returns the recorder that calls it.
+        is_strict: stop at the call that makes the first value, wherever it goes.
     """
 
-    def __init__(self, on_found: OnNonFinite, recorder: Callable[[], Any]) -> None:
-        self._on_found = on_found
+    def __init__(
+        self, reports: Reports, recorder: Callable[[], Any], *, is_strict: bool = False
+    ) -> None:
+        self._reports = reports
         self._recorder = recorder
-        self._bad_calls: deque[int] = deque(maxlen=_MAX_NOTED)
-        """Numbers of the calls that gave values that are not finite, or passed them on."""
+        self.is_strict = is_strict
+        self._marks = NonFiniteTensors(recorder)
+        self.steps = StepWatch(self._marks, reports)
+        self._before: dict[int, NonFiniteTensor | bool] = {}
+        """Of the tensors that the running call writes to, by ``id``: whether they were finite, or
+        their marks."""
+        self.late: BaseException | None = None
+        """A finding in the last value of a cell, to be raised when the cell ends."""
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    def before(self, api: Api, args: tuple[Any, ...]) -> None:
+        """Look at what a call in place is about to write to, unless its values are known."""
+        is_renewed = not api.is_in_place or api.stem in _RENEWING
+        if is_renewed or self.steps.is_inside or not args:
+            return
+        self._before = {}
+        targets = args[0] if isinstance(args[0], (list, tuple)) else args[:1]
+        for item in targets:
+            if isinstance(item, Tensor):
+                is_known = self._marks.was_finite(item)
+                mark = None if is_known else _torch.without_modes(self._marks.of, item)
+                self._before[id(item)] = is_known if mark is None else mark
 
     def __call__(
         self,
@@ -58,45 +116,40 @@ class NonFiniteWatch:
         kwargs: Mapping[str, Any] | None,
         result: Any,
         written: Sequence[Write],
+        *,
+        in_optimizer: bool = False,
     ) -> BaseException | None:
-        """Judge one call; a result that merely passes a non-finite input on is not its making."""
+        """Judge one call; a result that merely passes a value on is not its making."""
         # The usual results first: every call pays for it.
         kind = result.__class__
-        if kind is Tensor and not _torch.has_dispatch_modes() and _is_surely_finite(result):
+        if not api.makes_values or (in_optimizer and not self.is_strict):
+            if self._marks and api.is_view and not in_optimizer:
+                self._marks.mark_view(args, result)
+            return None  # an optimizer's own values stay inside, and its parameters are looked at
+        if kind is Tensor and not _torch.has_dispatch_modes() and is_surely_finite(result):
+            self._marks.last = ref(result)
+            if written or self._marks:
+                self._note_finite(result, written)
             return None
+        self._marks.last = None
+        if api.stem in _READS:
+            return self.read(api, args, result)
         if kind in NO_TENSORS and not written:
             return None
         overwritten = [item for write in written if (item := write.tensor()) is not None]
         look = self._judge
         return _torch.without_modes(look, api, args, kwargs or {}, result, overwritten)  # type: ignore[no-any-return]
 
-    def of_node(self, node: Any, made: Sequence[Any], grads: Sequence[Any]) -> BaseException | None:
-        """Judge the gradients that a node of a backward pass made."""
-        if not _torch.has_dispatch_modes():
-            with _torch.Unseen():
-                made = _suspects(made)
-        return _torch.without_modes(self._judge_node, node, made, grads) if made else None
+    def _note_finite(self, result: Tensor, written: Sequence[Write]) -> None:
+        """Take note of a finite result, which may be what was written to."""
+        self._marks.forget(result)
+        if any(write.tensor() is result for write in written):
+            self._marks.keep_finite(result)
 
-    def _judge_node(
-        self, node: Any, made: Sequence[Any], grads: Sequence[Any]
-    ) -> BaseException | None:
-        inputs = _floats(grads)
-        for _, values, bad in _nonfinite(made):
-            if all(map(_is_finite, inputs)):
-                name = node.name().rpartition("::")[2]
-                offenders = find_offenders(_real(values), bad)
-                first = offenders.first[0]
-                beside = _beside_of_node(node, name, inputs, values.shape).items()
-                at_first = ((key, str(_value(it, first))) for key, it in beside)
-                violation = _violation(
-                    name,
-                    f"the backward node {name}",
-                    offenders,
-                    inputs=tuple(at_first),
-                    dtype=_torch.dtype_name(values.dtype),
-                )
-                return self._on_found({"gradient": inputs[0]} if inputs else {}, violation)
-        return None
+    def let_go(self) -> None:
+        """Forget all tensors."""
+        self._marks.let_go()
+        self.steps.let_go()
 
     def _judge(
         self,
@@ -106,219 +159,334 @@ class NonFiniteWatch:
         result: Any,
         written: Sequence[Tensor],
     ) -> BaseException | None:
-        lost = {id(item) for item in written}
-        for tensor, values, bad in _nonfinite(written if result is None else (result,)):
-            self._bad_calls.append(self._recorder().recorded_ops)
+        before, self._before = self._before, {}
+        results = floats(written if result is None else (result,))
+        found = list(nonfinite(results))
+        is_bad = {id(tensor) for tensor, _, _ in found}
+        given = {id(item) for item in tensors_in([kwargs.get("out")])}
+        lost = {id(item) for item in written} | given
+        for tensor in results:
+            if id(tensor) not in is_bad:
+                self._marks.forget(tensor)
+                self._marks.last = ref(tensor)
+                if id(tensor) in lost:
+                    self._marks.keep_finite(tensor)
+        for tensor, values, bad in found:
             has_nan = bool(values.isnan().any())
-            inputs = [item for item in _floats((*args, *kwargs.values())) if id(item) not in lost]
-            with_nan = [item for item in map(physical, inputs) if bool(item.isnan().any())]
-            numbers = [item for item in (*args, *kwargs.values()) if isinstance(item, float)]
-            if api.stem in FROM_PYTHON or not all(map(math.isfinite, numbers)):
-                continue  # it was asked for: ``masked_fill(mask, -inf)``
-            if id(tensor) in lost and not all(map(self._was_finite, written)):
-                continue  # overwritten in place: what it contained before is gone
-            # NaN out of infinities is new; an infinity out of infinities is not.
-            is_old = with_nan if has_nan else not all(map(_is_finite, map(physical, inputs)))
-            if not is_old:
-                arguments = named_arguments(api.func, args, kwargs)
-                violation = _violation_of_call(api, arguments, values, bad, lost)
-                return self._on_found(arguments, violation)
+            inputs = [item for item in floats((*args, *kwargs.values())) if id(item) not in lost]
+            is_renewed = id(tensor) not in lost - given or api.stem in _RENEWING
+            old = True if is_renewed else before.get(id(tensor), False)
+            error = self._judge_result(
+                api, args, kwargs, tensor, values, bad, has_nan, inputs, lost, old
+            )
+            if id(tensor) in lost:
+                self._marks.mark_whole(tensor)
+            if error is not None:
+                return error
         return None
 
-    def _was_finite(self, tensor: Tensor) -> bool:
-        """Return whether a tensor that the running call has overwritten was last made finite."""
-        recorder = self._recorder()
-        snapshot = recorder.snapshot()
-        call = snapshot.newest(snapshot.whole(ref(tensor)), before=recorder.recorded_ops)
-        return call is not None and call.api.makes_values and call.seq not in self._bad_calls
+    def _judge_result(
+        self,
+        api: Api,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        tensor: Tensor,
+        values: Tensor,
+        bad: Tensor,
+        has_nan: bool,
+        inputs: Sequence[Tensor],
+        lost: set[int],
+        old: NonFiniteTensor | bool,
+    ) -> BaseException | None:
+        """Judge one result that is not finite: what made it, or where it came from.
+
+        Args:
+            old: whether what it has overwritten was finite, or the mark of that.
+        """
+        step, was_finite = self._step(api), old is True
+        if _is_in_loader():
+            return None  # that it was not finite is known where the batch is first read
+        numbers = [item for item in (*args, *kwargs.values()) if isinstance(item, float)]
+        if api.stem in FROM_PYTHON or not all(map(math.isfinite, numbers)):
+            # It was asked for: ``masked_fill(mask, -inf)``.  What came in besides goes on.
+            marks = [mark for item in inputs if (mark := self._marks.of(item)) is not None]
+            nan_marks = [mark for mark in marks if mark.has_nan]
+            if nan_marks:
+                self._marks.pass_on(tensor, nan_marks[0], step, has_nan=has_nan)
+            else:
+                self._marks.mark(tensor, Maker("asked", step, has_nan), has_nan=has_nan)
+            return None
+        bad_inputs = self._bad_inputs(api, args, kwargs, inputs, step)
+        with_nan = [mark for mark in bad_inputs if mark.has_nan]
+        # NaN out of infinities is new; an infinity out of infinities is not.
+        is_new = was_finite and not (with_nan if has_nan else bad_inputs)
+        if is_new:
+            # An infinity that a call has made, and not a mask, is where the NaN began.
+            made = [mark for mark in bad_inputs if mark.maker.kind == "made"]
+            if made and not self.is_strict:
+                self._marks.pass_on(
+                    tensor,
+                    self._at_fault(api, args, kwargs, values, bad, made),
+                    step,
+                    has_nan=has_nan,
+                )
+                return self._parameter(tensor, lost)
+            arguments = named_arguments(api.func, args, kwargs)
+            violation = violation_of_call(api, arguments, values, bad, lost)
+            if self.is_strict:
+                return self._reports.stop(arguments, violation)
+            case = self._reports.note(arguments, violation)
+            maker = Maker("made", step, has_nan, violation, case)
+            self._marks.mark(tensor, maker, has_nan=has_nan)
+            return self._parameter(tensor, lost)
+        candidates = with_nan if has_nan and with_nan else bad_inputs
+        if candidates:
+            source = self._at_fault(api, args, kwargs, values, bad, candidates)
+            self._marks.pass_on(tensor, source, step, has_nan=has_nan)
+        elif isinstance(old, NonFiniteTensor):
+            self._marks.pass_on(tensor, old, step, has_nan=has_nan)
+        elif self._marks.of(tensor) is None:
+            # It was not finite before, or nobody has looked: where that came from is not known.
+            self._marks.mark(tensor, Maker("entered", step, has_nan), has_nan=has_nan)
+        return self._parameter(tensor, lost)
+
+    def _bad_inputs(
+        self,
+        api: Api,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        inputs: Sequence[Tensor],
+        step: Step,
+    ) -> list[NonFiniteTensor]:
+        """Return the marks of the inputs that are not finite; those without one get it."""
+        marks = []
+        for item in inputs:
+            mark = self._marks.of(item)
+            if mark is None or mark.is_of_view:
+                values = physical(item)
+                bad = ~torch.isfinite(values)
+                if not bool(bad.any()):
+                    continue
+                has_nan = bool(values.isnan().any())
+                if mark is not None:
+                    mark.has_nan, mark.is_of_view = has_nan, False
+                elif self.is_strict:
+                    mark = NonFiniteTensor(
+                        ref(item), None, Maker("entered", step, has_nan), has_nan
+                    )
+                else:
+                    mark = self._enter(api, args, kwargs, item, values, bad, step, has_nan=has_nan)
+            marks.append(mark)
+        return marks
+
+    def _enter(
+        self,
+        api: Api,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        tensor: Tensor,
+        values: Tensor,
+        bad: Tensor,
+        step: Step,
+        *,
+        has_nan: bool,
+    ) -> NonFiniteTensor:
+        """Mark a tensor that was not finite when a call first read it."""
+        maker = Maker("entered", step, has_nan)
+        if has_nan:  # infinities that came in are masks, as a rule
+            arguments = named_arguments(api.func, args, kwargs)
+            maker.violation = violation_of_input(api, arguments, tensor, values, bad)
+            maker.case = self._reports.note(arguments, maker.violation)
+        return self._marks.mark(tensor, maker, has_nan=has_nan)
+
+    def _at_fault(
+        self,
+        api: Api,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        values: Tensor,
+        bad: Tensor,
+        marks: Sequence[NonFiniteTensor],
+    ) -> NonFiniteTensor:
+        """Return which of several inputs a bad value came from, by its position where one is."""
+        if len(marks) > 1 and api.is_positional:
+            at = tuple(bad.nonzero()[0].tolist())
+            for mark in marks:
+                item = mark.tensor()
+                try:
+                    own = None if item is None else physical(item).expand(values.shape)[at]
+                except RuntimeError:
+                    continue
+                if own is not None and not bool(torch.isfinite(own)):
+                    return mark
+        return marks[0]
+
+    def _parameter(self, tensor: Tensor, lost: set[int]) -> BaseException | None:
+        """Stop at a parameter that code without an optimizer has written to."""
+        mark = self._marks.of(tensor)
+        is_written = id(tensor) in lost and tensor.requires_grad and tensor.is_leaf
+        if not is_written or mark is None or mark.maker.kind != "made":
+            return None
+        return self._arrived("parameter", mark, self._step(None), tensor)
+
+    def _step(self, api: Api | None) -> Step:
+        name, site = self._recorder().last_call()
+        return Step(name if api is None else api.name, site)
+
+    # --- sinks -----------------------------------------------------------------------------------
+
+    def _arrived(
+        self, sink: Sink, mark: NonFiniteTensor, step: Step, tensor: Tensor | None
+    ) -> BaseException | None:
+        return self._reports.arrived(Arrival.of(sink, mark, step, tensor))
+
+    def read(
+        self, api: Api, args: tuple[Any, ...], result: Any, site: RawSite = None
+    ) -> BaseException | None:
+        """Stop where the host reads a NaN that a call has made; an infinity may be a mask.
+
+        Args:
+            site: of a call that is not noted.
+        """
+        if self.is_strict or not self._marks:
+            return None
+        tensor = args[0] if args else None
+        if not isinstance(tensor, Tensor) or (type(result) is float and result == result):  # noqa: PLR0124
+            return None
+        mark = _torch.without_modes(self._marks.of, tensor)
+        if mark is None or mark.maker.kind != "made" or not mark.has_nan:
+            return None
+        if mark.is_of_view and not _torch.without_modes(_has_nan, tensor):
+            return None
+        shown = _is_shown_by_shell()
+        step = self._step(api) if site is None else Step(api.name, site)
+        error = self._arrived("result" if shown else "read", mark, step, tensor)
+        if shown:  # the shell would print it and go on
+            self.late = self.late or error
+            return None
+        return error
+
+    def of_guard(self, name: str, tensor: Tensor, site: RawSite) -> BaseException | None:
+        """Return what is raised where a guard meets a NaN that a call has made.
+
+        Args:
+            name: the op that the guard looks at.
+        """
+        mark = None if self.is_strict else self._marks.of(tensor)
+        if mark is None or mark.maker.kind != "made" or not mark.has_nan:
+            return None
+        return self._arrived("guard", mark, Step(name, site), tensor)
+
+    def of_loss(self, outputs: Iterable[Any], site: RawSite) -> BaseException | None:
+        """Stop where ``backward`` is called on values that are not finite."""
+        self.steps.reset()
+        if self.is_strict:
+            return None
+        if not _torch.has_dispatch_modes():
+            with _torch.Unseen():
+                outputs = suspects(item for item in outputs if isinstance(item, Tensor))
+        return _torch.without_modes(self._loss, list(outputs), site) if outputs else None
+
+    def _loss(self, outputs: Sequence[Any], site: RawSite) -> BaseException | None:
+        for tensor, values, _ in nonfinite(outputs):
+            mark = self._marks.of(tensor)
+            if self.steps.is_overscaled(tensor):
+                continue  # the scale is too large, and the scaler will skip the step
+            if mark is None:
+                has_nan = bool(values.isnan().any())
+                mark = self._marks.mark(
+                    tensor, Maker("entered", Step("", None), has_nan), has_nan=has_nan
+                )
+            return self._arrived("loss", mark, Step("torch.Tensor.backward", site), tensor)
+        return None
+
+    # --- backward --------------------------------------------------------------------------------
+
+    def of_node(
+        self, node: Any, made: Sequence[Any], grads: Sequence[Any], notes: PassNotes
+    ) -> BaseException | None:
+        """Judge the gradients that a node of a backward pass made."""
+        if not _torch.has_dispatch_modes():
+            with _torch.Unseen():
+                if not suspects(made):
+                    return None
+        return _torch.without_modes(self._judge_node, node, made, grads, notes)  # type: ignore[no-any-return]
+
+    def _judge_node(
+        self, node: Any, made: Sequence[Any], grads: Sequence[Any], notes: PassNotes
+    ) -> BaseException | None:
+        inputs = floats(grads)
+        for at, item in enumerate(made):
+            for _, values, bad in nonfinite((item,) if item is not None else ()):
+                if not all(map(is_finite, inputs)) or len(notes.makers) >= _MAX_MAKERS:
+                    return None
+                violation = violation_of_node(node, values, bad, inputs)
+                arguments = {"gradient": inputs[0]} if inputs else {}
+                if self.is_strict:
+                    return self._reports.stop(arguments, violation)
+                case = self._reports.note(arguments, violation)
+                step = Step(violation.op, None)
+                maker = Maker("made", step, bool(values.isnan().any()), violation, case)
+                notes.makers.append((maker, _leaves(node, at)))
+        return None
+
+    def of_pass(self, notes: PassNotes, result: Any, site: RawSite) -> BaseException | None:
+        """Stop after a backward pass that has left gradients which are not finite."""
+        if self.is_strict or not notes.makers:
+            return None
+        return _torch.without_modes(self._judge_pass, notes, result, site)  # type: ignore[no-any-return]
+
+    def _judge_pass(self, notes: PassNotes, result: Any, site: RawSite) -> BaseException | None:
+        step = Step("torch.autograd.backward", site)
+        for tensor, values, _ in nonfinite(tensors_in((result,))):  # of torch.autograd.grad
+            has_nan = bool(values.isnan().any())
+            self._marks.mark(tensor, notes.makers[0][0], has_nan=has_nan, way=(step,))
+        for maker, leaves in notes.makers:
+            for leaf in leaves:
+                parameter = leaf()
+                grad = None if parameter is None else parameter.grad
+                for own, values, _ in nonfinite(() if grad is None else (grad,)):
+                    has_nan = bool(values.isnan().any())
+                    mark = self._marks.mark(own, maker, has_nan=has_nan, way=(step,))
+                    if not self.steps.leaves_to_scaler(mark):
+                        return self._arrived("gradient", mark, step, parameter)
+        return None
 
 
-def _nonfinite(values: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield the tensors with values that are not finite, those values and where they are so."""
-    for tensor in _floats(values):
-        own = physical(tensor)
-        if not math.isfinite(abs(own.sum().item())):
-            bad = ~torch.isfinite(own)
-            if bool(bad.any()):  # finite values may have a sum that is not
-                yield tensor, own, bad
+def _has_nan(tensor: Tensor) -> bool:
+    return any(bool(physical(item).isnan().any()) for item in floats((tensor,)))
 
 
-def _suspects(values: Iterable[Any]) -> list[Any]:
-    """Return the values that may have a NaN or an infinity."""
-    return [item for item in values if item is not None and not _is_surely_finite(item)]
+def _leaves(node: Any, at: int) -> list[Ref]:
+    """Return the leaves that the gradient of an input of a node goes to."""
+    following = node.next_functions
+    nodes = [following[at][0]] if at < len(following) else []
+    leaves: list[Ref] = []
+    seen = set()
+    while nodes:
+        item = nodes.pop()
+        if item is None or item in seen:
+            continue
+        seen.add(item)
+        leaf = getattr(item, "variable", None)
+        if isinstance(leaf, Tensor):
+            leaves.append(ref(leaf))
+        nodes += [other for other, _ in item.next_functions]
+    return leaves
 
 
-def _is_surely_finite(tensor: Tensor) -> bool:
-    """Return whether a tensor on the CPU has no NaN and no infinity, by its sum.
-
-    ``False`` where its values have to be looked at in another way.
-    """
-    if not tensor.is_floating_point():
-        return not tensor.is_complex()
-    is_plain = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_nested
-    if not is_plain or is_wrapped(tensor):
-        return False
-    count = tensor.numel()
-    if count == 1:
-        return math.isfinite(tensor.item())
-    if count > _HANDFUL:
-        values = tensor.detach() if tensor.requires_grad else tensor
-        return math.isfinite(values.sum().item())
-    numbers: Any = tensor.tolist()
-    for _ in range(tensor.dim() - 1):
-        numbers = chain.from_iterable(numbers)
-    return math.isfinite(sum(numbers))
+def _is_shown_by_shell() -> bool:
+    """Return whether IPython is about to show the last value of a cell."""
+    return any(name.endswith(_SHELL) for name in _files())
 
 
-def _is_finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(tensor).all())
+def _is_in_loader() -> bool:
+    """Return whether a loader is making a batch."""
+    return any("torch/utils/data/" in name for name in _files())
 
 
-def _floats(values: Iterable[Any]) -> list[Tensor]:
-    """Return the tensors whose values can be read and may be not finite."""
-    return [
-        item
-        for item in tensors_in(values)
-        if (item.is_floating_point() or item.is_complex())
-        and item.numel()
-        and not item.is_meta
-        and item.layout == torch.strided
-        and not item.is_nested
-        and _torch.is_plain(item)
-    ]
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return tensor.abs() if tensor.is_complex() else tensor
-
-
-def _violation_of_call(
-    api: Api, arguments: Mapping[str, Any], result: Tensor, bad: Tensor, lost: Container[int]
-) -> Violation:
-    offenders = find_offenders(_real(result), bad)
-    first = offenders.first[0]
-    # What the call wrote to no longer has the values that it was given.
-    overwritten = [key for key, value in arguments.items() if id(value) in lost]
-    written = [arguments[key] for key in overwritten]
-    read = {key: value for key, value in arguments.items() if key not in overwritten}
-    beside = _beside(api, read, written, result)
-    numbers = {key: value for key, value in read.items() if type(value) in (int, float)}
-    at_first = {key: _value(it, first) for key, it in beside.items()} | numbers
-    inputs = tuple((key, str(value)) for key, value in at_first.items())[:MAX_INPUTS]
-    has_infinity = any(bool(item.isinf().any()) for item in _floats(read.values()))
-    if api.stem in _SOFTMAXES and has_infinity:
-        inputs = ()  # what made the result is another element of the row
-    listed = tuple(
-        replace(item, inputs=tuple((key, _value(it, item)) for key, it in beside.items()))
-        for item in offenders.first
-    )
-    return _violation(
-        api.name,
-        api.name,
-        replace(offenders, first=listed),
-        has_infinite_inputs=has_infinity,
-        inputs=inputs,
-        overwritten=tuple(overwritten),
-        dtype=_torch.dtype_name(result.dtype),
-        is_masked_row=_is_masked_row(api.stem, read, first),
-    )
-
-
-def _violation(
-    op: str,
-    maker: str,
-    offenders: Offenders,
-    *,
-    has_infinite_inputs: bool = False,
-    inputs: tuple[tuple[str, str], ...] = (),
-    **facts: Any,
-) -> Violation:
-    """Say what made how many bad values and where, and of what, by the names of its inputs.
-
-    Args:
-        maker: the op in the words of the headline.
-        has_infinite_inputs: a NaN may be new where infinities came in.
-    """
-    first = offenders.first[0]
-    at = f"[{', '.join(map(str, first.position))}]" if first.position else "its result"
-    named = ", ".join(f"{{input:{name}}} = {value}" for name, value in inputs)
-    before = "all values of the inputs were finite"
-    if has_infinite_inputs:
-        before = "the inputs contained infinities, but no NaN"
-    bad = "The result is"
-    if offenders.total > 1:
-        verb = "is" if offenders.count == 1 else "are"
-        bad = f"{offenders.count} of {offenders.total} values of the result {verb}"
-    return Violation(
-        guard="nonfinite",
-        op=op,
-        headline=f"{maker} made {first.value} at {at}{' from ' if inputs else ''}{named}",
-        explanation=f"{bad} not finite; {before}.",
-        offenders=offenders,
-        is_index=False,
-        is_nonfinite=True,
-        inputs=inputs,
-        **facts,
-    )
-
-
-def _is_masked_row(name: str, arguments: Mapping[str, Any], first: Offender) -> bool:
-    """Return whether a softmax was given a row of -inf alone: every place of it was masked."""
-    scores, dim = arguments.get("self", arguments.get("input")), arguments.get("dim")
-    if name not in _SOFTMAXES or not isinstance(scores, Tensor) or not isinstance(dim, int):
-        return False
-    at: list[Any] = list(first.position)
-    if not at:
-        return False
-    at[dim] = slice(None)
-    return bool(scores[tuple(at)].isneginf().all())
-
-
-def _beside(
-    api: Api, arguments: Mapping[str, Any], written: Sequence[Any], result: Tensor
-) -> dict[str, Tensor]:
-    """Return the inputs in the shape of the result, each element beside the one it went into.
-
-    Only an elementwise op has such inputs, whatever the shapes of another's; and an input that
-    shares memory with what the op wrote to has lost its values.
-    """
-    if not api.is_positional and api.stem not in _SOFTMAXES:
-        return {}
-    lost = {id(_origin(item)) for item in written if isinstance(item, Tensor)}
-    inputs = {}
-    for name, value in arguments.items():
-        if isinstance(value, Tensor) and _torch.is_plain(value) and id(_origin(value)) not in lost:
-            try:
-                inputs[name] = value.detach().expand(result.shape)
-            except RuntimeError:  # an op may have an argument of another kind besides
-                continue
-    return dict(list(inputs.items())[:MAX_INPUTS])
-
-
-def _beside_of_node(
-    node: Any, name: str, grads: Sequence[Tensor], shape: Sequence[int]
-) -> dict[str, Tensor]:
-    """Return the gradient of a node, and what it saved, each element beside the one it went into.
-
-    Of nodes of elementwise ops alone.
-    """
-    if not is_pointwise(name.partition("Backward")[0].lower()):
-        return {}
-    inputs = {"gradient": grads[0]} if len(grads) == 1 else {}
-    for key in _SAVED:
-        try:
-            value = getattr(node, f"_saved_{key}", None)
-            inputs |= {} if value is None else {key: torch.as_tensor(value).detach().expand(shape)}
-        except Exception as trouble:  # it was changed in place, or a hook for saved tensors raised
-            raise_if_outside(trouble)
-    return {key: value for key, value in inputs.items() if _torch.is_plain(value)}
-
-
-def _origin(tensor: Tensor) -> Tensor:
-    base = _torch.base_of(tensor)
-    return tensor if base is None else base
-
-
-def _value(tensor: Tensor, at: Offender) -> Number:
-    value = tensor[at.position].item()
-    return str(value) if isinstance(value, complex) else number(value)
+def _files() -> Iterator[str]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame.f_code.co_filename.replace("\\", "/")
+        frame = frame.f_back

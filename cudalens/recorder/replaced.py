@@ -13,6 +13,7 @@ from weakref import getweakrefs
 import torch
 from torch import Tensor
 
+from cudalens.core._torch import Unseen
 from cudalens.recorder import _torch
 from cudalens.recorder.backward import BackwardPass
 from cudalens.source.files import torch_path
@@ -125,6 +126,42 @@ def _noting(part: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
     return replace
 
 
+def _watching() -> list[Any]:
+    """Return the open recorders that follow a NaN to where it matters."""
+    return [item for item in here() if item.watch is not None and not item.watch.is_strict]
+
+
+def _scaling(scale: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what replaces ``GradScaler.scale`` so that what it scaled is known."""
+
+    def scale_noted(scaler: Any, outputs: Any) -> Any:
+        __tracebackhide__ = True
+        scaled = scale(scaler, outputs)
+        for recorder in _watching():
+            recorder.ask_watch(recorder.watch.steps.scaled, scaler, outputs, scaled)
+        return scaled
+
+    return scale_noted
+
+
+def _updating(update: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what replaces ``GradScaler.update`` so that skipped steps are counted."""
+
+    def update_noted(scaler: Any, new_scale: Any = None) -> None:
+        __tracebackhide__ = True
+        watching = _watching()
+        with Unseen():
+            before = scaler.get_scale() if watching else 0.0
+        update(scaler, new_scale)
+        with Unseen():
+            is_lower = new_scale is None and bool(watching) and scaler.get_scale() < before
+        for recorder in watching:
+            look, site = recorder.watch.steps.updated, recorder.sites.of(sys._getframe(1))
+            recorder.ask_watch(look, scaler, site, is_lower=is_lower)
+
+    return update_noted
+
+
 REPLACED = _torch.Replaced(
     {
         (torch.autograd, "_engine_run_backward"): _engine,
@@ -132,6 +169,8 @@ REPLACED = _torch.Replaced(
         (torch.utils, "swap_tensors"): _swapping,
         (_torch.functorch_utils, "unwrap_dead_wrappers"): _applying,
         (torch.autograd.Function, "apply"): _applied,
+        (torch.amp.GradScaler, "scale"): _scaling,
+        (torch.amp.GradScaler, "update"): _updating,
         (_torch.LoaderIterator, "_next_index"): _noting("indices"),
         (_torch.LoaderIterator, "__next__"): _noting("data"),
     }

@@ -1,27 +1,29 @@
-"""``CUDALENS=on|fast|nan|deferred`` in the environment: a whole process is checked."""
+"""``CUDALENS=on|fast|nan|nan=strict|deferred`` in the environment: a whole process is checked."""
 
 from __future__ import annotations
 
 import atexit
 import sys
 from functools import partial
+from typing import Literal
 
 from cudalens.session import process
 from cudalens.session.session import CheckSession
 
-MODES = ("on", "fast", "nan", "deferred")
+_NAN: dict[str, bool | Literal["strict"]] = {"on": False, "nan": True, "nan=strict": "strict"}
+MODES = ("on", "fast", "nan", "nan=strict", "deferred")
 
 
 def begin(mode: str) -> None:
     """Check this process until it ends; another word than those of ``MODES`` is told in one line.
 
-    ``fast`` and ``deferred`` install the guards as :func:`cudalens.install` does; ``on`` and
-    ``nan`` open a block that lasts as long as the process, and print its report at the end.
+    ``fast`` and ``deferred`` install the guards as :func:`cudalens.install` does; the
+    others open a block that lasts as long as the process, and print its report at the end.
     """
     if mode in ("fast", "deferred"):
         process.install(deferred=mode == "deferred")
     elif mode in MODES:
-        session = CheckSession(nan=mode == "nan").open()
+        session = CheckSession(nan=_NAN[mode]).open()
         session.show_early = partial(_print_report, session)
         atexit.register(_end, session)
     else:

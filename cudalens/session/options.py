@@ -11,7 +11,7 @@ import keyword
 import re
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 USAGE = """%%cudacheck [options]           over a cell: run it checked
        %cudacheck [options] statement  run one statement checked
@@ -45,7 +45,7 @@ class Options:
 
     fast: bool = False
     deferred: bool = False
-    nan: bool = False
+    nan: bool | Literal["strict"] = False
     html: str | None = None
     json: str | None = None
     widgets: bool = True
@@ -237,7 +237,16 @@ _name.__name__ = "variable name"
 _TABLE: Table = (
     option("--fast", help="guards only: no recorder, no synchronizing per op"),
     option("--deferred", help="guards only, and no call waits for the device"),
-    option("--nan", help="also stop at the first result that is NaN or Inf"),
+    option(
+        "--nan", help="also stop where a NaN or Inf reaches the loss, a gradient or a parameter"
+    ),
+    option(
+        "--nan=strict",
+        dest="nan",
+        action="store_const",
+        const="strict",
+        help="stop at the call that makes the first NaN or Inf, wherever it goes",
+    ),
     *FILES,
     option("--no-widgets", dest="widgets", help="static output"),
     option("-r", "--report", metavar="NAME", type=_name, help="bind the report to a variable"),

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cudalens.core import _python
 from cudalens.core._python import Uninterrupted
@@ -24,7 +24,6 @@ from cudalens.core.reported import replace_report, report_beside
 from cudalens.core.text_files import expanded
 from cudalens.diagnosis.diagnose import format_message, format_sentence
 from cudalens.evidence import lost_context
-from cudalens.evidence.finding import on_nonfinite
 from cudalens.guards.process import PROCESS
 from cudalens.session import process
 from cudalens.session.exit import (
@@ -51,7 +50,9 @@ class CheckSession:
     Args:
         fast: guards only; no recorder, no synchronization.
         deferred: guards only, which wait for the device at no call: see :func:`cudalens.settle`.
-        nan: also stop at the first op that makes a NaN or an infinity of finite inputs.
+        nan: also stop where a NaN or an infinity reaches the loss, a gradient, a parameter or the
+            host, with the call that made it; ``"strict"`` stops at that call, wherever its values
+            go.
         sync: synchronize after each op on an accelerator, so that a fault names its op.
         max_ops: how many of the last ops the recorder keeps.
         html, json: files to write the report to, when there is one.
@@ -62,7 +63,7 @@ class CheckSession:
 
     fast: bool = False
     deferred: bool = False
-    nan: bool = False
+    nan: bool | Literal["strict"] = False
     sync: bool = True
     max_ops: int = 4096
     html: InitVar[str | Path | None] = None
@@ -72,6 +73,9 @@ class CheckSession:
 
     def __post_init__(self, html: str | Path | None, json: str | Path | None) -> None:
         _require_positive(self.max_ops)
+        if self.nan not in (False, True, "strict"):
+            msg = f'nan={self.nan!r}: it is True, False or "strict"'
+            raise ValueError(msg)
         self.fast = self.fast or self.deferred
         # The block may leave the directory.
         self._files = [name and expanded(name).absolute() for name in (html, json)]
@@ -164,7 +168,6 @@ class CheckSession:
     def _enter_recording(self, stack: ExitStack) -> None:
         from cudalens.recorder import Recorder
         from cudalens.recorder.eager import EagerCompiler
-        from cudalens.recorder.nonfinite import NonFiniteWatch
         from cudalens.recorder.stderr import DeviceText
 
         if self.reads_stderr:
@@ -175,7 +178,7 @@ class CheckSession:
                 Recorder,
                 max_ops=self.max_ops,
                 sync=self.sync and not self.fast,
-                watch=NonFiniteWatch(on_nonfinite, lambda: self.recorder) if self.nan else None,
+                watch=self._make_watch() if self.nan else None,
                 is_fatal=lost_context.is_fatal,
                 on_device_end=self._on_device_end,
             )
@@ -183,6 +186,13 @@ class CheckSession:
         if self.nan and self.recorder is None:
             reason = self._limits.lines[-1] if self.force_eager else "functions stay compiled"
             print(f"cudalens: NaN and infinity are not looked for: {reason}", file=sys.stderr)
+
+    def _make_watch(self) -> Any:
+        from cudalens.evidence.nonfinite import NonFiniteReports
+        from cudalens.recorder.nonfinite import NonFiniteWatch
+
+        is_strict = self.nan == "strict"
+        return NonFiniteWatch(NonFiniteReports(), lambda: self.recorder, is_strict=is_strict)
 
     def _optional(self, stack: ExitStack, what: str, make: Any) -> Any:
         # A cell runs without what cannot be opened, and the report says so.
@@ -203,6 +213,8 @@ class CheckSession:
             error = shown_error if error is None else error
             if self.deferred or not self.force_eager:
                 late = self._limits.attempt("pending checks", PROCESS.settle)
+            if late is None and error is None:
+                late = self._nan_in_result()
             if late is not None and error is not None:
                 late = process.in_place_of(error, late)
             self._close(late or error)
@@ -210,6 +222,10 @@ class CheckSession:
             self.remove()  # once more: an interrupt may have come where it began
             restore_functorch(late or error)
         return late
+
+    def _nan_in_result(self) -> BaseException | None:
+        """Return the finding in a value that the shell has shown: it could not be raised there."""
+        return getattr(getattr(self.recorder, "watch", None), "late", None)
 
     def _close(self, error: BaseException | None) -> None:
         started = time.perf_counter()
@@ -433,7 +449,7 @@ class CheckedBlock(CheckSession):
 def check(
     *,
     fast: bool = False,
-    nan: bool = False,
+    nan: bool | Literal["strict"] = False,
     deferred: bool = False,
     sync: bool = True,
     max_ops: int = 4096,

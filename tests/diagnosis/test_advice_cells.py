@@ -79,7 +79,7 @@ def test_a_mistake_is_answered(cell: Cell, fast: bool, sim: simulate.Simulation)
         pytest.importorskip("transformers")
     is_watched = code.startswith(NAN)
     code = SETUP + code.removeprefix(f"{NAN}\n")
-    outcome = run_cell(code, fast=fast, nan=is_watched)
+    outcome = run_cell(code, fast=fast, nan="strict" if is_watched else False)
     report = outcome.shown
     since, before = OTHERWISE.get(mistake, ((0, 0), ""))
     told = in_words_of_here(says) if release() >= since else [before]

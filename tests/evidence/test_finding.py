@@ -72,7 +72,7 @@ def test_a_value_of_no_loader_has_no_dataset_index() -> None:
 
 
 def inputs_in_the_picture(call: Callable[[], object]) -> set[str]:
-    graph = report_of(call, RuntimeError, nan=True).graph
+    graph = report_of(call, RuntimeError, nan="strict").graph
     given = {edge.src for edge in graph.edges if edge.dst == graph.focus}
     return {node.name for node in graph.nodes if node.id in given}
 

@@ -19,7 +19,7 @@ x = torch.ones(2, 3, device="cuda")
 
 
 def reported(code: str) -> Report:
-    return run_cell(SETUP + code, nan=True, fast=False).shown
+    return run_cell(SETUP + code, nan="strict", fast=False).shown
 
 
 def test_the_variable_stands_before_the_path_everywhere() -> None:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ import cudalens.recorder.mode
 from cudalens import simulate
 from cudalens.core.call import ApiCall
 from cudalens.recorder import Recorder, _torch
+from cudalens.recorder.nonfinite import NonFiniteWatch
 from cudalens.recorder.sites import entries_of, phase_of
 from tests.probes import SeenFunctions, SeenOps
 from tests.releases import release
@@ -621,12 +622,15 @@ def test_a_node_from_before_the_recording_is_nobody_s() -> None:
 
 
 def test_watch_sees_every_result_and_may_stop_the_call() -> None:
-    def watch(api: Any, args: Any, kwargs: Any, result: Any, written: Any) -> Any:
-        if api.func is torch.Tensor.log and not bool(result.isfinite().all()):
-            return RuntimeError("not finite")
-        return None
+    class Watch(NonFiniteWatch):
+        def __call__(
+            self, api: Any, args: Any, kwargs: Any, result: Any, *_: Any, **__: Any
+        ) -> Any:
+            if api.func is torch.Tensor.log and not bool(result.isfinite().all()):
+                return RuntimeError("not finite")
+            return None
 
-    recorder = Recorder(watch=watch)
+    recorder = Recorder(watch=Watch(cast("Any", None), lambda: recorder))
     record = failing(recorder, lambda: torch.zeros(2).log())
     assert record.name == "torch.Tensor.log"
     assert names(recorder) == ["torch.zeros", "torch.Tensor.log"]

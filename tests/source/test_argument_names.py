@@ -310,5 +310,5 @@ def test_operands_of_an_operator_are_named_in_its_order(
 ) -> None:
     """Also where Python asks the operand on the right."""
     x = torch.tensor([0.0, 1.0], device="cuda")
-    report = report_of(lambda: call(x), cudalens.NonFiniteError, nan=True)
+    report = report_of(lambda: call(x), cudalens.NonFiniteError, nan="strict")
     assert [name for name, _ in report.offenders.first[0].inputs] == names

@@ -110,7 +110,7 @@ KEPT = {
 OPENED: dict[str, Callable[[], Any]] = {
     "sync": partial(cudalens.check, sync=True),
     "fast": partial(cudalens.check, fast=True),
-    "nan": partial(cudalens.check, nan=True),
+    "nan": partial(cudalens.check, nan="strict"),
 }
 LEAVING = [
     *product((wrong_shape, fail, waits, called_back), OPENED),

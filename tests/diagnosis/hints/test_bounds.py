@@ -43,7 +43,7 @@ HALF = "x = torch.full((2,), 260.0, device=d, dtype=torch.float16); z = "
 )
 def test_a_value_out_of_range_is_named_with_its_bound(line: str, text: str | None) -> None:
     """The input and what the op needs, in words; one step inside, nothing is found."""
-    report = cell(f"x = torch.tensor([0.0, 2.0], device=d)\n{line}", nan=True).report
+    report = cell(f"x = torch.tensor([0.0, 2.0], device=d)\n{line}", nan="strict").report
     if text is None:
         assert report is None
         return
@@ -81,7 +81,8 @@ def test_an_infinite_slope_is_named_where_the_saved_value_shows_it(
 def test_an_overflow_in_backward_is_named_with_the_type_of_the_gradient() -> None:
     """The loss is float32, and the gradient that overflows float16."""
     made = "x = torch.full((2,), 200.0, device=d, dtype=torch.half, requires_grad=True)"
-    report = cell(f"{made}\nloss = (x ** 2).float().sum() * 60000\nloss.backward()", nan=True).shown
+    code = f"{made}\nloss = (x ** 2).float().sum() * 60000\nloss.backward()"
+    report = cell(code, nan="strict").shown
     assert "from gradient = 60000.0, self = 200.0, exponent = 2" in report.headline_schema
     assert "the largest float16 is 65504" in report.hints[0].text
 

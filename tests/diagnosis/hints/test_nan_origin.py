@@ -43,7 +43,7 @@ def test_a_nan_that_nobody_saw_begin_is_looked_for() -> None:
 )
 def test_a_logarithm_of_0_is_kept_above_0(text: str, is_product: bool) -> None:
     """clamp_min in the user's name; xlogy for a product alone."""
-    (hint,) = run_cell(f"{SETUP}{text}", fast=False, nan=True).shown.hints
+    (hint,) = run_cell(f"{SETUP}{text}", fast=False, nan="strict").shown.hints
     assert "keep z above 0, as z.clamp_min(1e-8) does" in hint.text
     assert ("xlogy" in hint.text) is is_product
 
@@ -78,7 +78,7 @@ def test_a_cause_of_a_first_nan_is_that_of_the_op_that_made_it(
     text: str, piece: str, is_said: bool
 ) -> None:
     """What the line has besides the op is no cause."""
-    shown = run_cell(f"{SETUP}{text}", fast=False, nan=True).shown
+    shown = run_cell(f"{SETUP}{text}", fast=False, nan="strict").shown
     assert any(piece in hint.text for hint in shown.hints) is is_said
 
 

@@ -1,0 +1,223 @@
+"""Which tensors are not finite, by weak references, and what made them so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+from weakref import ref
+
+from torch import Tensor
+
+from cudalens.core import _torch
+from cudalens.core.report_types import Violation
+from cudalens.recorder.nonfinite_values import nonfinite, suspects
+from cudalens.recorder.sites import RawSite
+from cudalens.recorder.tensor_refs import Ref, tensors_in
+
+Sink = Literal["loss", "gradient", "parameter", "read", "result", "scaler", "guard"]
+MakerKind = Literal["made", "asked", "entered"]
+_MAX_MARKS = 4096
+"""Number of tensors whose state is known at a time."""
+_MAX_STEPS = 16
+"""Calls that are kept of the way of a value."""
+
+
+class Step(NamedTuple):
+    """A call that a value which is not finite has passed."""
+
+    name: str
+    site: RawSite
+
+
+@dataclass(eq=False, slots=True)
+class Maker:
+    """What made values that are not finite, or brought them in."""
+
+    kind: MakerKind
+    """``made`` of finite inputs, ``asked`` for as a number, or ``entered`` from outside."""
+    step: Step
+    has_nan: bool
+    violation: Violation | None = None
+    case: Any = None
+    """What was noted of the call while it ran."""
+
+
+@dataclass(eq=False, slots=True)
+class NonFiniteTensor:
+    """A tensor with values that are not finite."""
+
+    tensor: Ref
+    version: int | None
+    maker: Maker
+    has_nan: bool
+    way: tuple[Step, ...] = ()
+    is_of_view: bool = False
+    """True of a view of a marked tensor, whose own values nobody has read."""
+
+
+class Arrival(NamedTuple):
+    """Where values that are not finite came to matter."""
+
+    sink: Sink
+    maker: Maker | None
+    way: tuple[Step, ...]
+    step: Step
+    """The call that they were found in."""
+    has_nan: bool
+    tensor: Tensor | None = None
+    """The loss, the parameter, or what was read."""
+    text: str = ""
+    """More of it, in words."""
+    arguments: Mapping[str, Any] | None = None
+    """The arguments of the maker, where it has only just run."""
+
+    @classmethod
+    def of(
+        cls,
+        sink: Sink,
+        mark: NonFiniteTensor | None,
+        step: Step,
+        tensor: Tensor | None = None,
+        **more: Any,
+    ) -> Arrival:
+        """Return where the values of a marked tensor have come to matter."""
+        if mark is None:
+            return cls(sink, None, (), step, has_nan=False, tensor=tensor, **more)
+        return cls(sink, mark.maker, mark.way, step, mark.has_nan, tensor, **more)
+
+
+class Reports(Protocol):
+    """What makes reports of the watch's findings."""
+
+    def stop(self, arguments: Mapping[str, Any], violation: Violation) -> BaseException | None:
+        """Return what is raised by the call that makes a first NaN or infinity."""
+
+    def note(self, arguments: Mapping[str, Any], violation: Violation) -> Any:
+        """Keep, while the call runs, what a report of it takes later; no tensor."""
+
+    def arrived(self, arrival: Arrival) -> BaseException | None:
+        """Return what is raised where the values have arrived."""
+
+
+class NonFiniteTensors:
+    """The tensors that are not finite, and those that are known to be finite.
+
+    A mark is that of one version of a tensor: what was written since is not known.
+
+    Args:
+        recorder: returns the recorder, which knows what a tensor is a view of.
+    """
+
+    def __init__(self, recorder: Callable[[], Any]) -> None:
+        self._recorder = recorder
+        self._bad: dict[int, NonFiniteTensor] = {}
+        """The marks by the ``id`` of their references."""
+        self._finite: dict[int, tuple[Ref, int | None]] = {}
+        """Tensors that were finite when they were last written to, and their versions then."""
+        self.last: Ref | None = None
+        """The result of the call before, if it was finite."""
+
+    def __bool__(self) -> bool:
+        return bool(self._bad)
+
+    def let_go(self) -> None:
+        """Forget all tensors: torch is about to swap some, and refuses those with references."""
+        self._bad.clear()
+        self._finite.clear()
+        self.last = None
+
+    def forget(self, tensor: Tensor) -> None:
+        """Take the mark off a tensor, which is finite."""
+        self._bad.pop(id(ref(tensor)), None)
+
+    def was_finite(self, tensor: Tensor) -> bool:
+        """Return whether all values of a tensor are finite; read only if that is not known."""
+        if self.last is not None and self.last() is tensor:
+            return True
+        key, version = ref(tensor), _version(tensor)
+        known = self._finite.get(id(key))
+        if known is not None and known[1] == version and version is not None:
+            return True
+        mark = self._bad.get(id(key))
+        if mark is not None and mark.version == version and not mark.is_of_view:
+            return False
+        finite: bool = _torch.without_modes(are_finite, (tensor,))
+        return finite
+
+    def keep_finite(self, tensor: Tensor) -> None:
+        """Remember that a tensor is finite, until it is written to."""
+        key = ref(tensor)
+        self._bad.pop(id(key), None)
+        self._finite[id(key)] = (key, _version(tensor))
+        _shorten(self._finite)
+
+    def mark_view(self, args: tuple[Any, ...], result: Any) -> None:
+        """Mark a view of a marked tensor; whether it shows the bad values is not known."""
+        base = self.of(args[0]) if args and isinstance(args[0], Tensor) else None
+        if base is None:
+            return
+        for item in tensors_in((result,)):
+            if item is not args[0]:
+                self.mark(item, base.maker, has_nan=base.has_nan, way=base.way, is_of_view=True)
+
+    def mark_whole(self, tensor: Tensor) -> None:
+        """Mark what a tensor is a view of: the values that were written are in that, too."""
+        mark, whole = self.of(tensor), _torch.base_of(tensor)
+        if mark is None or mark.is_of_view:
+            return
+        if whole is None and mark.maker.kind == "made":  # ``parameter.data`` has no base
+            whole = self._recorder().snapshot().whole(ref(tensor))()
+        if whole is not None and whole is not tensor:
+            self.mark(whole, mark.maker, has_nan=mark.has_nan, way=mark.way)
+
+    def mark(
+        self,
+        tensor: Tensor,
+        maker: Maker,
+        *,
+        has_nan: bool,
+        way: tuple[Step, ...] = (),
+        is_of_view: bool = False,
+    ) -> NonFiniteTensor:
+        """Mark a tensor that is not finite."""
+        key = ref(tensor)
+        mark = NonFiniteTensor(key, _version(tensor), maker, has_nan, way, is_of_view)
+        self._bad[id(key)] = mark
+        self._finite.pop(id(key), None)
+        _shorten(self._bad)
+        return mark
+
+    def pass_on(
+        self, tensor: Tensor, source: NonFiniteTensor, step: Step, *, has_nan: bool
+    ) -> None:
+        """Mark a tensor whose values come from a marked one."""
+        way = source.way if len(source.way) >= _MAX_STEPS else (*source.way, step)
+        self.mark(tensor, source.maker, has_nan=has_nan, way=way)
+
+    def of(self, tensor: Tensor) -> NonFiniteTensor | None:
+        """Return the mark of a tensor, of that which it is a view of, unless written to since."""
+        base = _torch.base_of(tensor)
+        for item in (tensor,) if base is None else (tensor, base):
+            mark = self._bad.get(id(ref(item)))
+            if mark is not None and mark.version == _version(item):
+                if item is tensor:
+                    return mark
+                return self.mark(
+                    tensor, mark.maker, has_nan=mark.has_nan, way=mark.way, is_of_view=True
+                )
+        return None
+
+
+def _shorten(known: dict[int, Any]) -> None:
+    while len(known) > _MAX_MARKS:
+        del known[next(iter(known))]
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Return whether all values of some tensors are finite."""
+    return not suspects(tensors) or next(nonfinite(tensors), None) is None

@@ -1,0 +1,342 @@
+"""What a call or a backward node made that is not finite, of what: read once, said in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudalens.core import _torch
+from cudalens.core._python import raise_if_outside
+from cudalens.core.report_types import Number, Offender, Offenders, Violation
+from cudalens.core.tensor_values import find_offenders, number
+from cudalens.recorder._torch import is_wrapped, physical
+from cudalens.recorder.calls import Api, is_pointwise
+from cudalens.recorder.tensor_refs import tensor_values, tensors_in
+
+MAX_INPUTS = 3
+_SOFTMAXES = ("softmax", "log_softmax")
+_SAVED = ("self", "result", "exponent", "other")
+"""Attributes of the nodes of elementwise ops, without their prefix ``_saved_``."""
+_HANDFUL = 16
+"""Values up to this number are added by Python, which is faster than any op of torch's."""
+
+
+def nonfinite(values: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield the tensors with values that are not finite, those values and where they are so."""
+    for tensor in floats(values):
+        own = physical(tensor)
+        if not math.isfinite(abs(own.sum().item())):
+            bad = ~torch.isfinite(own)
+            if bool(bad.any()):  # finite values may have a sum that is not
+                yield tensor, own, bad
+
+
+def suspects(values: Iterable[Any]) -> list[Any]:
+    """Return the values that may have a NaN or an infinity."""
+    return [item for item in values if item is not None and not is_surely_finite(item)]
+
+
+def is_surely_finite(tensor: Tensor) -> bool:
+    """Return whether a tensor on the CPU has no NaN and no infinity, by its sum.
+
+    ``False`` where its values have to be looked at in another way.
+    """
+    if not tensor.is_floating_point():
+        return not tensor.is_complex()
+    is_plain = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_nested
+    if not is_plain or is_wrapped(tensor):
+        return False
+    count = tensor.numel()
+    if count == 1:
+        return math.isfinite(tensor.item())
+    if count > _HANDFUL:
+        values = tensor.detach() if tensor.requires_grad else tensor
+        return math.isfinite(values.sum().item())
+    numbers: Any = tensor.tolist()
+    for _ in range(tensor.dim() - 1):
+        numbers = chain.from_iterable(numbers)
+    return math.isfinite(sum(numbers))
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether all values are finite."""
+    return bool(torch.isfinite(tensor).all())
+
+
+def floats(values: Iterable[Any]) -> list[Tensor]:
+    """Return the tensors whose values can be read and may be not finite."""
+    return [
+        item
+        for item in tensors_in(values)
+        if (item.is_floating_point() or item.is_complex())
+        and item.numel()
+        and not item.is_meta
+        and item.layout == torch.strided
+        and not item.is_nested
+        and _torch.is_plain(item)
+    ]
+
+
+def real(tensor: Tensor) -> Tensor:
+    """Return the values, of complex numbers their size."""
+    return tensor.abs() if tensor.is_complex() else tensor
+
+
+def violation_of_call(
+    api: Api, arguments: Mapping[str, Any], result: Tensor, bad: Tensor, lost: Container[int]
+) -> Violation:
+    """Say what a call made, and of what, by the names of its arguments.
+
+    Args:
+        lost: the ``id`` of each tensor that the call has overwritten: what it was given is gone.
+    """
+    offenders = find_offenders(real(result), bad)
+    first = offenders.first[0]
+    arguments = {key: item for key, item in arguments.items() if key != "out"}
+    overwritten = [key for key, item in arguments.items() if _is_lost(item, lost)]
+    written = tensors_in([arguments[key] for key in overwritten])
+    read = {key: item for key, item in arguments.items() if key not in overwritten}
+    beside = operands_beside(api, read, written, result)
+    operands = floats(read.values())
+    has_infinity = any(bool(item.isinf().any()) for item in operands)
+    inputs: dict[str, Number] = {}
+    largest: dict[str, Number] = {}
+    if api.is_positional:
+        numbers = {key: item for key, item in read.items() if type(item) in (int, float)}
+        inputs = {key: value_at(item, first) for key, item in beside.items()}
+        inputs |= {key: item for key, item in numbers.items() if key in _OPERANDS}
+    elif not has_infinity and api.stem not in _SOFTMAXES:
+        largest = _largest(tensor_values(read))
+    elif not (has_infinity and api.stem in _SOFTMAXES):  # there another element of the row did it
+        inputs = {key: value_at(item, first) for key, item in beside.items()}
+    listed = tuple(
+        replace(item, inputs=tuple((key, value_at(it, item)) for key, it in beside.items()))
+        for item in offenders.first
+    )
+    return make_violation(
+        api.name,
+        api.name,
+        replace(offenders, first=listed),
+        before=_INFINITIES if has_infinity else _UNKNOWN if overwritten else _FINITE,
+        inputs=tuple((key, str(item)) for key, item in inputs.items())[:MAX_INPUTS],
+        largest=tuple(largest.items())[:MAX_INPUTS],
+        overwritten=tuple(overwritten),
+        dtype=_torch.dtype_name(result.dtype),
+        is_masked_row=_is_masked_row(api.stem, read, first),
+    )
+
+
+_OPERANDS = ("self", "other", "input", "exponent", "end", "min", "max")
+"""Arguments that an elementwise op computes with where they are numbers; others are settings."""
+_FINITE = "all values of the inputs were finite"
+_INFINITIES = "the inputs contained infinities, but no NaN"
+_UNKNOWN = "all values of the other inputs were finite"
+
+
+def _is_lost(value: Any, lost: Container[int]) -> bool:
+    return any(id(item) in lost for item in tensors_in([value]))
+
+
+def _largest(operands: Mapping[str, Tensor]) -> dict[str, Number]:
+    """Return of each operand of floats the value that is furthest from 0."""
+    largest: dict[str, Number] = {}
+    for key, item in operands.items():
+        for own in floats([item]):
+            flat = real(own.detach()).reshape(-1)
+            largest[key] = number(flat[flat.abs().argmax()].item())
+    return largest
+
+
+def make_violation(
+    op: str,
+    maker: str,
+    offenders: Offenders,
+    *,
+    before: str = _FINITE,
+    inputs: tuple[tuple[str, str], ...] = (),
+    largest: tuple[tuple[str, Number], ...] = (),
+    of: str = "the result",
+    **facts: Any,
+) -> Violation:
+    """Say what made how many bad values and where, and of what, by the names of its inputs.
+
+    Args:
+        maker: the op in the words of the headline.
+        before: what is known of the values before the op.
+        inputs: the operands at the first bad position.
+        largest: of each operand the value furthest from 0, where none is at that position.
+        of: what the values are in.
+    """
+    first = offenders.first[0]
+    at = f"[{', '.join(map(str, first.position))}]" if first.position else "its result"
+    named = [f"{{input:{name}}} = {short(text)}" for name, text in inputs]
+    named += [f"{{input:{name}}} (up to {short(text)})" for name, text in largest]
+    bad = f"{of[0].upper()}{of[1:]} is"
+    if offenders.total > 1:
+        verb = "is" if offenders.count == 1 else "are"
+        bad = f"{offenders.count} of {offenders.total} values of {of} {verb}"
+    made_of = f" from {', '.join(named)}" if named else ""
+    return Violation(
+        guard="nonfinite",
+        op=op,
+        headline=f"{maker} made {first.value} at {at}{made_of}",
+        explanation=f"{bad} not finite; {before}.",
+        offenders=offenders,
+        is_index=False,
+        is_nonfinite=True,
+        inputs=inputs,
+        **facts,
+    )
+
+
+def short(value: object) -> str:
+    """Return a number with four digits, and with more where four would make another one of it.
+
+    ``0.0010000000000000009`` is ``0.001``, and 1.0000001 is not ``1``.
+    """
+    text = str(value)
+    try:
+        exact = float(text)
+    except ValueError:  # a complex number
+        return text
+    if len(text) <= 8 or not math.isfinite(exact):
+        return text
+    rounded = f"{exact:.4g}"
+    is_other = float(rounded).is_integer() and not exact.is_integer() and abs(exact) < 1e4
+    return f"{exact:.9g}" if is_other else rounded
+
+
+def _is_masked_row(name: str, arguments: Mapping[str, Any], first: Offender) -> bool:
+    """Return whether a softmax was given a row of -inf alone: every place of it was masked."""
+    scores, dim = arguments.get("self", arguments.get("input")), arguments.get("dim")
+    if name not in _SOFTMAXES or not isinstance(scores, Tensor) or not isinstance(dim, int):
+        return False
+    at: list[Any] = list(first.position)
+    if not at:
+        return False
+    at[dim] = slice(None)
+    return bool(scores[tuple(at)].isneginf().all())
+
+
+def operands_beside(
+    api: Api, arguments: Mapping[str, Any], written: Sequence[Any], result: Tensor
+) -> dict[str, Tensor]:
+    """Return the inputs in the shape of the result, each element beside the one it went into.
+
+    Only an elementwise op has such inputs, whatever the shapes of another's; and an input that
+    shares memory with what the op wrote to has lost its values.
+    """
+    if not api.is_positional and api.stem not in _SOFTMAXES:
+        return {}
+    lost = {id(_origin(item)) for item in written if isinstance(item, Tensor)}
+    inputs = {}
+    for name, value in arguments.items():
+        if isinstance(value, Tensor) and _torch.is_plain(value) and id(_origin(value)) not in lost:
+            try:
+                inputs[name] = value.detach().expand(result.shape)
+            except RuntimeError:  # an op may have an argument of another kind besides
+                continue
+    return dict(list(inputs.items())[:MAX_INPUTS])
+
+
+def beside_of_node(
+    node: Any, name: str, grads: Sequence[Tensor], shape: Sequence[int]
+) -> dict[str, Tensor]:
+    """Return the gradient of a node, and what it saved, each element beside the one it went into.
+
+    Of nodes of elementwise ops alone.
+    """
+    if not is_pointwise(name.partition("Backward")[0].lower()):
+        return {}
+    inputs = {"gradient": grads[0]} if len(grads) == 1 else {}
+    for key in _SAVED:
+        try:
+            value = getattr(node, f"_saved_{key}", None)
+            inputs |= {} if value is None else {key: torch.as_tensor(value).detach().expand(shape)}
+        except Exception as trouble:  # it was changed in place, or a hook for saved tensors raised
+            raise_if_outside(trouble)
+    return {key: value for key, value in inputs.items() if _torch.is_plain(value)}
+
+
+def violation_of_node(
+    node: Any, values: Tensor, bad: Tensor, inputs: Sequence[Tensor]
+) -> Violation:
+    """Say what a node of a backward pass made, and of what."""
+    name = node.name().rpartition("::")[2]
+    offenders = find_offenders(real(values), bad)
+    beside = beside_of_node(node, name, inputs, values.shape).items()
+    at_first = ((key, str(value_at(item, offenders.first[0]))) for key, item in beside)
+    return make_violation(
+        name,
+        f"the backward node {name}",
+        offenders,
+        inputs=tuple(at_first),
+        dtype=_torch.dtype_name(values.dtype),
+    )
+
+
+def violation_of_input(
+    api: Api, arguments: Mapping[str, Any], tensor: Tensor, values: Tensor, bad: Tensor
+) -> Violation:
+    """Say of a tensor that it was not finite when a call first read it."""
+    key = next((key for key, item in tensor_values(arguments).items() if item is tensor), "input")
+    offenders = find_offenders(real(values), bad)
+    first = offenders.first[0]
+    at = f"[{', '.join(map(str, first.position))}]" if first.position else ""
+    before = "no call that was seen has made them so"
+    found = make_violation(api.name, api.name, offenders, of="the tensor", before=before)
+    headline = f"{{input:{key}}}{at} = {first.value} already where {api.name} reads it"
+    return replace(found, headline=headline, argument=key, dtype=_torch.dtype_name(values.dtype))
+
+
+def violation_of_step(
+    optimizer: Any, state: str, parameter: Tensor, values: Tensor, bad: Tensor, name: str
+) -> Violation:
+    """Say that the step of an optimizer made a parameter, or its state, which is not finite.
+
+    Args:
+        state: the name of what the optimizer keeps of the parameter; empty for that itself.
+        name: the step, in words.
+    """
+    offenders = find_offenders(real(values), bad)
+    first, grad = offenders.first[0], parameter.grad
+    at = ", ".join(map(str, first.position))
+    facts: list[str] = []
+    if grad is not None and grad.layout == torch.strided and grad.shape == values.shape:
+        facts.append(f"its gradient is {short(value_at(grad, first))} there")
+    rate = next(
+        group.get("lr")
+        for group in optimizer.param_groups
+        if any(item is parameter for item in group["params"])
+    )
+    if isinstance(rate, (int, float)) or (isinstance(rate, Tensor) and rate.numel() == 1):
+        facts.append(f"lr = {short(float(rate))}")
+    found = make_violation(
+        name,
+        name,
+        offenders,
+        of=f"{state} of the parameter" if state else "the parameter",
+        before="the parameter was finite before the step",
+        overwritten=("param",),
+        dtype=_torch.dtype_name(values.dtype),
+    )
+    of = f"{state} of " if state else ""
+    headline = f"{name} made {of}{{input:param}}[{at}] = {first.value}"
+    return replace(found, headline=": ".join(filter(None, (headline, ", ".join(facts)))))
+
+
+def _origin(tensor: Tensor) -> Tensor:
+    base = _torch.base_of(tensor)
+    return tensor if base is None else base
+
+
+def value_at(tensor: Tensor, at: Offender) -> Number:
+    """Return a value at the position of an offender."""
+    value = tensor[at.position].item()
+    return str(value) if isinstance(value, complex) else number(value)
