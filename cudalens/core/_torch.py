@@ -6,6 +6,7 @@ inferred from a version number.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -266,15 +267,25 @@ def is_device_usable() -> bool:
     return True
 
 
-def suppress_pinned_errors() -> None:
-    """Let torch suppress the error of freeing pinned memory, which aborts once a device is lost.
+_KEPT: list[Tensor] = []
+"""The tensors that lived when the device was lost, for as long as the process lives."""
 
-    Settings of the allocators that the user has made are reset.
+
+def outlive_lost_device() -> None:
+    """Keep torch from ending the process where it frees memory of a device that is lost.
+
+    Torch aborts where it frees a pinned tensor that was copied from or a tensor that another stream
+    has used, and with the allocator ``cudaMallocAsync`` any tensor.  So those that live are kept,
+    which costs no device memory: that is gone until the process is started again.  Settings of the
+    allocators that the user has made are reset.
     """
     change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     if change is not None:
-        with suppress(RuntimeError, ValueError):  # a release that has no such setting
+        with suppress(RuntimeError, ValueError):  # torch 2.11 and older have no such setting
             change("pinned_free_catch_all:True")
+    if not _KEPT:
+        # Asked for its class, an object can run code of its own: a lazy module of another library.
+        _KEPT.extend(item for item in gc.get_objects() if issubclass(type(item), Tensor))
 
 
 # What torch.cuda.set_sync_debug_mode sets; builds without CUDA have no such mode.

@@ -16,14 +16,14 @@ from typing import Any, Literal
 
 from cudalens.core import _python
 from cudalens.core._python import Uninterrupted
-from cudalens.core._torch import restore_functorch, suppress_pinned_errors
+from cudalens.core._torch import outlive_lost_device, restore_functorch
 from cudalens.core.errors import DeviceAssertError, NonFiniteError, SilentFindingWarning
 from cudalens.core.limits import Limits
 from cudalens.core.report import Report
 from cudalens.core.reported import replace_report, report_beside
 from cudalens.core.text_files import expanded
 from cudalens.diagnosis.diagnose import format_message, format_sentence
-from cudalens.evidence import lost_context
+from cudalens.evidence import context, lost_context
 from cudalens.guards.process import PROCESS
 from cudalens.session import process
 from cudalens.session.exit import (
@@ -367,10 +367,11 @@ class CheckSession:
     def _on_device_end(self, error: BaseException) -> None:
         """Report the loss of the device where it is found.
 
-        While the exception leaves the user's code, torch may end the process: it aborts where it
-        frees a pinned tensor that was copied from, or one that another stream has used.
+        While the exception leaves the user's code its tensors are freed, and torch can end the
+        process there.
         """
-        suppress_pinned_errors()
+        if context.rehearsed_fault() is None:
+            outlive_lost_device()
         if self._was_lost or self._is_lost or threading.get_ident() != self._thread:
             return  # the stack of autograd's own thread does not lead to the user's line
         self._is_lost = True

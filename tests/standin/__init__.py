@@ -1,6 +1,6 @@
 """A stand-in for CUDA's runtime library: torch's CUDA build on a machine without a GPU.
 
-torch's CUDA wheel links ``libcudart.so.13`` dynamically.  Where a library of that name is loaded
+torch's CUDA wheel links CUDA's runtime library dynamically.  Where a library of that name is loaded
 first, everything above it is torch's own compiled code: the caching allocators, pinned memory,
 streams, events, CUDA graphs, autograd's device thread, ``C10_CUDA_CHECK`` and its texts, and the
 destructors that abort.  Kernels do nothing; ``values.py`` puts the CPU's results in their place.
@@ -44,7 +44,8 @@ library = SimpleNamespace()
 
 def load_libraries() -> None:
     """Load the libraries, before torch: its own then find these by name."""
-    runtime = ctypes.CDLL(str(FOLDER / "libcudart.so.13"), ctypes.RTLD_GLOBAL)
+    (path,) = FOLDER.glob("libcudart.so.*")
+    runtime = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
     for path in FOLDER.glob("*.so.*"):
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
     for name, (result, *arguments) in _SIGNATURES.items():

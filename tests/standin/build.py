@@ -15,7 +15,6 @@ from pathlib import Path
 
 NOT_SUPPORTED, NO_DEVICE = 801, 100
 HERE = Path(__file__).parent
-RUNTIME = "libcudart.so.13"
 GCC = ("gcc", "-O1", "-g", "-fPIC", "-shared")
 UNVERSIONED = {
     "cu": "libcuda.so.1",
@@ -43,9 +42,23 @@ WITHOUT_EFFECT = """
     cudaStreamDestroy cudaEventDestroy cudaGraphDestroy cudaGraphExecDestroy
     cudaLibraryUnload cudaStreamUpdateCaptureDependencies cudaGraphDebugDotPrint
     cudaUserObjectCreate cudaUserObjectRelease cudaGraphRetainUserObject
-    cudaDeviceSetGraphMemAttribute
+    cudaDeviceSetGraphMemAttribute cudaMemPoolSetAttribute cudaMemPoolTrimTo
 """
 """Functions of the runtime library that succeed and do nothing; what else is missing is refused."""
+
+
+def cuda_of(torch: Path) -> int:
+    """Return the major release of CUDA that torch's package was built with."""
+    text = (torch / "version.py").read_text(encoding="utf-8")
+    found = re.search(r"^cuda\b.*= '(\d+)", text, re.MULTILINE)
+    if found is None:
+        raise ValueError(f"{torch} is no CUDA build")
+    return int(found[1])
+
+
+def runtime(major: int) -> str:
+    """Return the name of the runtime library of a major release of CUDA."""
+    return f"libcudart.so.{major}"
 
 
 def needed(torch: Path) -> dict[str, set[str]]:
@@ -80,18 +93,22 @@ def build(torch: Path, headers: Path, out: Path) -> None:
         out: where the libraries go.
     """
     out.mkdir(parents=True, exist_ok=True)
-    libraries = build_stubs(torch, out, but=RUNTIME)
-    toolkit = headers / "nvidia" / "cu13"
-    (out / "error_texts.h").write_text(_error_texts(toolkit / "lib" / RUNTIME), encoding="utf-8")
+    name = runtime(cuda_of(torch))
+    libraries = build_stubs(torch, out, but=name)
+    (real,) = headers.rglob(name)
+    (out / "error_texts.h").write_text(_error_texts(real), encoding="utf-8")
     written = set(re.findall(r"\b(cuda\w+|__cuda\w+)\(", (HERE / "runtime.c").read_text("utf-8")))
+    # The headers of CUDA 12 give some functions the names of their second form.
+    written |= {f"{call}_v2" for call in written}
     lines = ["int standin_without_effect(const char *name, int answer);"]
-    for name in sorted(libraries[RUNTIME] - written):
-        answer = 0 if name in WITHOUT_EFFECT.split() else NOT_SUPPORTED
-        lines.append(f'int {name}(void) {{ return standin_without_effect("{name}", {answer}); }}')
+    for call in sorted(libraries[name] - written):
+        answer = 0 if call in WITHOUT_EFFECT.split() else NOT_SUPPORTED
+        lines.append(f'int {call}(void) {{ return standin_without_effect("{call}", {answer}); }}')
     exported = "global: cu*; __cu*; standin_*; local: *;"
     sources = [HERE / "runtime.c", _write(out / "rest.c", lines)]
-    flags = ["-Wall", "-Wextra", f"-I{toolkit / 'include'}", f"-I{out}", "-lpthread"]
-    _link(out, RUNTIME, sources, f"{RUNTIME} {{ {exported} }};", flags)
+    flags = ["-Wall", "-Wextra", f"-I{out}", "-lpthread"]
+    flags += [f"-I{folder}" for folder in headers.glob("nvidia/*/include")]
+    _link(out, name, sources, f"{name} {{ {exported} }};", flags)
 
 
 def build_stubs(torch: Path, out: Path, *, but: str = "") -> dict[str, set[str]]:

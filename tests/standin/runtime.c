@@ -434,6 +434,29 @@ cudaError_t cudaFree(void *p) {
     advance_all();
     return leave(sticky ? (cudaError_t)sticky : release(p) ? cudaSuccess : cudaErrorInvalidValue);
 }
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device) {
+    (void)device;
+    ENTER(CONTEXT);
+    *pool = (cudaMemPool_t)&blocks; /* there is one */
+    DONE;
+}
+cudaError_t cudaMallocAsync(void **p, size_t n, cudaStream_t stream) {
+    (void)stream;
+    ENTER(CONTEXT);
+    *p = allocate(n);
+    return leave(*p ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+cudaError_t cudaFreeAsync(void *p, cudaStream_t stream) {
+    (void)stream;
+    ENTER(CONTEXT);
+    return leave(release(p) ? cudaSuccess : cudaErrorInvalidValue);
+}
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void *value) {
+    (void)pool, (void)attribute;
+    ENTER(CONTEXT);
+    *(uint64_t *)value = used;
+    DONE;
+}
 cudaError_t cudaMemGetInfo(size_t *unused, size_t *total) {
     ENTER(CONTEXT);
     *unused = TOTAL - used;
@@ -822,15 +845,22 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *
     *status = status_of(stream_of(s)->capture);
     DONE;
 }
+#if CUDART_VERSION < 13000
+#define EDGES
+#else
+#define EDGES const cudaGraphEdgeData **edges,
+#endif
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, enum cudaStreamCaptureStatus *status, unsigned long long *id, cudaGraph_t *graph,
-                                     const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges, size_t *n) {
+                                     const cudaGraphNode_t **nodes, EDGES size_t *n) {
     ENTER(UNKNOWN);
     graph_t *g = stream_of(s)->capture;
     *status = status_of(g);
     if (g && id) *id = g->id;
     if (g && graph) *graph = g;
     if (nodes) *nodes = NULL;
+#if CUDART_VERSION >= 13000
     if (edges) *edges = NULL;
+#endif
     if (n) *n = 0;
     DONE;
 }
