@@ -103,6 +103,7 @@ quick: $(STAMP) ## the tests of one module, in seconds: FILE=cudalens/guards/los
 
 compat: $(STAMP) ## the tests on other Pythons and torches, 3 GB each; writes docs/compatibility.md; LANES="3.12:2.8.0"
 	$(BIN)/python -m tests.compat $(LANES)
+	$(BIN)/python -m tests.cuda_host all
 
 $(VENV)/.browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
@@ -158,7 +159,7 @@ $(VENV)/.bench: $(STAMP)
 bench: $(VENV)/.bench ## measure the costs; writes benchmarks/results.json, docs/performance.md and the README's table
 	$(BIN)/python -m benchmarks
 
-test-cuda-host: $(STAMP) ## torch's CUDA build without a GPU, on the stand-in of tests/standin: TORCH=2.13.0, half a gigabyte
+test-cuda-host: $(STAMP) ## torch's CUDA build without a GPU, on the stand-in of tests/standin: TORCH="2.11.0 2.13.0", a gigabyte each
 	$(BIN)/python -m tests.cuda_host $(TORCH)
 
 # The environment of `make setup` where its torch finds a device, else the python at hand.

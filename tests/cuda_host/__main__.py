@@ -1,12 +1,14 @@
-"""Runs the CUDA lane: ``python -m tests.cuda_host [TORCH] [WORDS FOR PYTEST …]``.
+"""Runs the CUDA lane: ``python -m tests.cuda_host [TORCH … | all] [WORDS FOR PYTEST …]``.
 
 Installs torch's CUDA wheel alone below ``build/cuda_host`` and builds the stand-in's libraries
-there.  Where one of the two cannot be had, one line says so and nothing fails.
+there.  Where one of the two cannot be had the lane fails, and says why: a run that tried nothing
+must not look like one in which all is well.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,8 +18,19 @@ from tests.processes import ROOT
 from tests.standin import build
 
 BUILT = ROOT / "build" / "cuda_host"
-HEADERS = ("nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88")
-TORCH = "2.13.0"
+HEADERS = {
+    12: ("nvidia-cuda-runtime-cu12==12.8.90", "nvidia-cuda-nvcc-cu12==12.8.93"),
+    13: ("nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88"),
+}
+"""CUDA's headers and its runtime library, by the major release that torch was built with."""
+RELEASES = ("2.10.0", "2.11.0", "2.13.0", "2.15.0")
+"""What people have, and the newest; ``make compat`` runs them all.  ``values.py`` asks torch for
+the kernel of an op, which torch 2.8 does not give."""
+IN_CI = ("2.11.0", "2.13.0")
+"""The last without and the first with a setting for pinned memory: the others need CUDA 12, which
+is larger, or differ less."""
+NOT_RUN = 3
+"""The exit status where the lane could not be run."""
 
 
 class UnavailableError(Exception):
@@ -25,12 +38,21 @@ class UnavailableError(Exception):
 
 
 def main(words: list[str]) -> int:
-    release, *rest = words if words and words[0][:1].isdigit() else [TORCH, *words]
+    """Run the lane on each release; the worst exit status is the result."""
+    releases = [word for word in words if re.match(r"\d+\.\d+", word)]
+    rest = [word for word in words if word not in (*releases, "all")]
+    if "all" in words:
+        releases = [*RELEASES]
+    return max(_run(release, rest) for release in releases or IN_CI)
+
+
+def _run(release: str, rest: list[str]) -> int:
     try:
         torch, libraries = prepared(release)
     except UnavailableError as reason:
-        print(f"the CUDA lane was not run: {reason}")
-        return 0
+        print(f"THE CUDA LANE WAS NOT RUN on torch {release}: {reason}")
+        return NOT_RUN
+    print(f"the CUDA lane on torch {release}", flush=True)
     own = {"PYTHONPATH": os.pathsep.join(map(str, (ROOT / "tests/standin/site", torch, ROOT)))}
     own |= {"CUDALENS_STANDIN": str(libraries), "OMP_NUM_THREADS": "1"}
     own |= {"HF_HUB_OFFLINE": "1", "JUPYTER_PLATFORM_DIRS": "1"}
@@ -40,8 +62,12 @@ def main(words: list[str]) -> int:
     count = str(min(4, os.cpu_count() or 1))
     # A conftest above asks for a device, and torch refuses CUDA in a fork of who has asked.
     command = [sys.executable, "-m", "pytest", f"--confcutdir={folder}", "-q", "-n", count]
-    command += ["--dist", "worksteal", folder, *rest]
+    command += ["--dist", "worksteal", *([] if _names_tests(rest) else [folder]), *rest]
     return subprocess.run(command, env=environment, cwd=ROOT, check=False).returncode
+
+
+def _names_tests(words: list[str]) -> bool:
+    return any(word.startswith("tests/") for word in words)
 
 
 def prepared(release: str) -> tuple[Path, Path]:
@@ -53,14 +79,16 @@ def prepared(release: str) -> tuple[Path, Path]:
     missing = [tool for tool in ("gcc", "nm", "readelf") if shutil.which(tool) is None]
     if missing or not sys.platform.startswith("linux"):
         raise UnavailableError(f"needs Linux, gcc and binutils; missing: {' '.join(missing)}")
-    torch, headers, libraries = BUILT / release, BUILT / "headers", BUILT / f"{release}-libraries"
+    torch, libraries = BUILT / release, BUILT / f"{release}-libraries"
     # Three signs: a CPU build of the same number, as "2.13.0+cpu", is another release.
     _install(torch, f"torch==={release}")
-    _install(headers, *HEADERS)
     if not (torch / "torch" / "lib" / "libtorch_cuda.so").exists():
         raise UnavailableError(f"torch {release} from pip's index is no CUDA build here")
+    major = build.cuda_of(torch / "torch")
+    headers = BUILT / f"headers{major}"
+    _install(headers, *HEADERS[major])
     sources = [build.HERE / "runtime.c", build.HERE / "build.py"]
-    made = libraries / build.RUNTIME
+    made = libraries / build.runtime(major)
     if not made.exists() or made.stat().st_mtime < max(path.stat().st_mtime for path in sources):
         build.build(torch / "torch", headers, libraries)
     return torch, libraries
