@@ -1,6 +1,8 @@
-"""Warnings that arise in a function of ours are shown at the user's line.
+"""A warning is shown at the line, and once for each line, as without the frames of ours.
 
-torch's C++ warns at the innermost Python frame, which is ours where we call an op for the user.
+Python counts frames for a warning: C++ means the innermost, ``stacklevel`` one further out.  Where
+ours stand between, it comes to the wrong line, whose register of warnings then keeps back that of
+another line.  So a warning that came to the wrong place is issued again at the right one.
 """
 
 from __future__ import annotations
@@ -15,9 +17,14 @@ from typing import Any
 from cudalens.core._python import package_of
 
 _warnings: Any = warnings
-_OURS = str(Path(__file__).parent.parent)
 _REDISPATCH = str(Path("torch") / "_ops.py")
 """The file of torch's own function through which we call an op."""
+_DETOUR = str(Path("torch") / "overrides.py")
+"""The file of torch's own function through which a function in Python asks its modes."""
+
+_MODULES = str(Path("nn") / "modules" / "module.py")
+"""The file of torch's own function that runs a module's hooks, by a function inside it."""
+_KINDS_OF_HOOKS = ("backward", "backward_pre", "forward", "forward_pre")
 
 
 class _AtUserLine:
@@ -27,11 +34,26 @@ class _AtUserLine:
         self.show = show
 
     def __call__(self, message: Any) -> None:
-        with suppress(Exception):
-            frame = _user_frame(message.filename, message.lineno)
-            if frame is not None:
-                message.filename, message.lineno = frame.f_code.co_filename, frame.f_lineno
-        self.show(message)
+        __tracebackhide__ = True
+        caller, places = sys._getframe(1), None
+        if caller.f_code is not _AtUserLine.__call__.__code__:  # else it is issued again
+            with suppress(Exception):
+                places = _places(caller, message.filename, message.lineno)
+        if places is None:
+            self.show(message)
+            return
+        wrong, right = places
+        _forget(wrong, message)
+        names = right.f_globals
+        _warnings.warn_explicit(
+            message.message,
+            message.category,
+            right.f_code.co_filename,
+            right.f_lineno,
+            module=names.get("__name__") or "<string>",
+            registry=names.setdefault("__warningregistry__", {}),
+            source=message.source,
+        )
 
 
 def install() -> None:
@@ -46,17 +68,68 @@ def remove() -> None:
         _warnings._showwarnmsg = _warnings._showwarnmsg.show
 
 
-def _user_frame(filename: str, line: int) -> FrameType | None:
-    """Return the frame that called ours, ``None`` where a warning is not at a frame of ours."""
-    if not filename.startswith(_OURS) and not filename.endswith(_REDISPATCH):
+def _places(caller: FrameType, filename: str, line: int) -> tuple[FrameType, FrameType] | None:
+    """Return the frame that a warning came to, and that to which it comes without us.
+
+    ``None`` where both are the same, and for a warning that we issue ourselves.
+
+    Args:
+        caller: what issued the warning, or called the C++ that did.
+    """
+    stack = [caller]
+    while (stack[-1].f_code.co_filename, stack[-1].f_lineno) != (filename, line):
+        outer = stack[-1].f_back
+        if outer is None:
+            return None
+        stack.append(outer)
+    if len(stack) > 1 and package_of(caller) == "cudalens":
         return None
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (frame.f_code.co_filename, frame.f_lineno) != (filename, line):
-        frame = frame.f_back
-    if frame is not None and package_of(frame) != "cudalens":
-        frame = frame.f_back
-        if frame is None or package_of(frame) != "cudalens":
-            return None  # somebody else calls torch's function
-    while frame is not None and package_of(frame) == "cudalens":
-        frame = frame.f_back
-    return frame
+    right = _next_without_us(caller)
+    for _ in stack[1:]:
+        right = None if right is None else _next_without_us(right.f_back, right)
+    return None if right is None or right is stack[-1] else (stack[-1], right)
+
+
+def _next_without_us(frame: FrameType | None, inner: FrameType | None = None) -> FrameType | None:
+    """Return a frame, or the first one around it that is there without us.
+
+    Args:
+        inner: the frame that it has called.
+    """
+    while frame is not None:
+        file, is_ours = frame.f_code.co_filename, package_of(frame) == "cudalens"
+        if file.endswith(_DETOUR) and inner is not None and package_of(inner) == "cudalens":
+            # The function that was called first asks its modes, and is called again by ours.
+            inner, frame = frame, frame.f_back and frame.f_back.f_back
+            continue
+        outer = frame.f_back
+        if outer is not None and not is_ours:
+            is_redispatch = file.endswith(_REDISPATCH) and package_of(outer) == "cudalens"
+            is_ours = is_redispatch or _is_for_our_hook(frame, outer)
+        if not is_ours:
+            return frame
+        inner, frame = frame, outer
+    return None
+
+
+def _is_for_our_hook(frame: FrameType, outer: FrameType) -> bool:
+    """Return whether torch's function that runs a module's hooks runs because of ours alone."""
+    codes = [
+        (item.f_code.co_name, item.f_code.co_filename.endswith(_MODULES)) for item in (frame, outer)
+    ]
+    if codes != [("inner", True), ("_call_impl", True)]:
+        return False
+    module = outer.f_locals.get("self")
+    hooks = [getattr(module, f"_{name}_hooks", None) for name in _KINDS_OF_HOOKS]
+    # While a recorder is open this leaves out its own.
+    has_global = outer.f_globals.get("_has_any_global_hook")
+    return not any(hooks) and has_global is not None and not has_global()
+
+
+def _forget(frame: FrameType, message: Any) -> None:
+    """Take out of a module's register that it has shown a warning."""
+    registry = frame.f_globals.get("__warningregistry__")
+    key = (str(message.message), message.category)
+    if isinstance(registry, dict):
+        for kind in (key, (*key, 0), (*key, message.lineno)):
+            registry.pop(kind, None)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +53,6 @@ base_of: Callable[[Tensor], Tensor | None] = _BASE._base.__get__
 is_view: Callable[[Tensor], bool] = _BASE._is_view
 is_of_inference: Callable[[Tensor], bool] = _BASE.is_inference
 
-_HOOK_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
-
 
 class RemovableMode(TorchFunctionMode):
     """A function mode that is removed wherever in the stack it is."""
@@ -82,6 +79,39 @@ class RemovableMode(TorchFunctionMode):
             _push_on_torch_function_stack(mode)
 
 
+def pop_below_ours(pop: Callable[[], Any]) -> Any:
+    """Pop a mode as torch does where no recorder is on top of the stack.
+
+    Args:
+        pop: torch's function, which pops the top.
+    """
+    ours: list[Any] = []
+    try:
+        while (size := _len_torch_function_stack()) and isinstance(
+            _get_function_stack_at(size - 1), RemovableMode
+        ):
+            ours.append(_pop_torch_function_stack())
+        return pop()
+    finally:
+        for mode in reversed(ours):
+            _push_on_torch_function_stack(mode)
+
+
+class WithoutTop:
+    """Block in which the mode on top is off the stack: it is having its turn."""
+
+    __slots__ = ("_mode",)
+
+    def __enter__(self) -> Any:
+        """Take it off, and return it."""
+        self._mode = _pop_torch_function_stack()
+        return self._mode
+
+    def __exit__(self, *_: object) -> None:
+        """Put it back."""
+        _push_on_torch_function_stack(self._mode)
+
+
 def modes_of(kind: type[Any]) -> list[Any]:
     """Return the function modes of a kind on the stack of this thread, innermost last."""
     stack = map(_get_function_stack_at, range(_len_torch_function_stack()))
@@ -106,8 +136,6 @@ def add_hooks(
     before_step: Callable[[Optimizer, Any, Any], None],
 ) -> None:
     """Have functions called before each module and each optimizer's step, until removed."""
-    # A compiled module warns of such a hook, and this one is not the user's.
-    warnings.filterwarnings("ignore", message=_HOOK_WARNING, category=UserWarning)
     register_module_forward_pre_hook(before_forward)
     register_optimizer_step_pre_hook(before_step)
 
@@ -128,9 +156,6 @@ def remove_hooks(*ours: Callable[..., None]) -> None:
     ):
         for key in [key for key, hook in hooks.items() if hook in ours]:
             hooks.pop(key, None)
-    for entry in list(warnings.filters):
-        if getattr(entry[1], "pattern", entry[1]) == _HOOK_WARNING:
-            cast("list[Any]", warnings.filters).remove(entry)
 
 
 def wait_if_busy(device: torch.device) -> None:

@@ -12,10 +12,12 @@ from weakref import getweakrefs
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from cudalens.core._torch import Unseen
 from cudalens.recorder import _torch
 from cudalens.recorder.backward import BackwardPass
+from cudalens.recorder.sites import SiteTracker
 from cudalens.source.files import torch_path
 from cudalens.source.stack import stack_of
 
@@ -62,6 +64,34 @@ def _overridden(ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
         )
 
     return has_torch_function
+
+
+def _popping(pop: Callable[[], Any]) -> Callable[[], Any]:
+    """Return what a mode calls that is left: torch pops the top, which may be a recorder.
+
+    Not in place of the mode's ``__exit__``, which a ``with`` statement looks up where it begins.
+    """
+
+    def pop_mode() -> Any:
+        is_left = sys._getframe(1).f_code is TorchFunctionMode.__exit__.__code__
+        return _torch.pop_below_ours(pop) if is_left else pop()
+
+    return pop_mode
+
+
+def _hooked(ask: Callable[[], Any]) -> Callable[[], Any]:
+    """Return what a compiled module asks, which warns of hooks of all modules."""
+    module = torch.nn.modules.module
+
+    def has_any_global_hook() -> Any:
+        hooks = module._global_forward_pre_hooks
+        owners = [getattr(hook, "__self__", None) for hook in hooks.values()]
+        if not all(isinstance(owner, SiteTracker) for owner in owners):
+            return ask()
+        tables = (getattr(module, name, None) for name in ask.__code__.co_names)
+        return any(table for table in tables if table is not hooks)
+
+    return has_any_global_hook
 
 
 def _swapping(swap: Callable[..., Any]) -> Callable[..., Any]:
@@ -166,6 +196,10 @@ REPLACED = _torch.Replaced(
     {
         (torch.autograd, "_engine_run_backward"): _engine,
         (torch.overrides, "has_torch_function"): _overridden,
+        (torch.overrides, "_pop_mode"): _popping,
+        # torch's own block calls the one above, and it must pop a recorder.
+        (torch.overrides, "_pop_mode_temporarily"): lambda _: _torch.WithoutTop,
+        (torch.nn.modules.module, "_has_any_global_hook"): _hooked,
         (torch.utils, "swap_tensors"): _swapping,
         (_torch.functorch_utils, "unwrap_dead_wrappers"): _applying,
         (torch.autograd.Function, "apply"): _applied,
