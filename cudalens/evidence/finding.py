@@ -29,7 +29,7 @@ from cudalens.core.errors import (
     NonFiniteError,
     SilentFindingWarning,
 )
-from cudalens.core.evidence_types import NanHolder
+from cudalens.core.evidence_types import BoundOrigin, NanHolder
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence, Report
 from cudalens.core.report_types import (
@@ -46,6 +46,7 @@ from cudalens.diagnosis.diagnose import (
     format_message,
     format_sentence,
 )
+from cudalens.evidence.bound import bound_origin
 from cudalens.evidence.call_stack import (
     buffer_names,
     calling_frames,
@@ -229,8 +230,11 @@ def evidence_of_call(
     if violation.is_nonfinite and recorder is not None:
         parameters = partial(grown_parameter, [*failure.values.values()], recorder, failure.names)
         grown = attempt("parameters", parameters)
+    origin = attempt("bound", partial(_bound, failure, api, trial))
     evidence = evidence_of(
         failure,
+        bound=origin,
+        bound_source=None if origin is None else origin.at,
         phase=phase_of(frames, in_backward=node is not None),
         tensors=tensors,
         graph=graph,
@@ -305,6 +309,33 @@ def _nan_holder(origin: Tensor | None, frames: Sequence[FrameType]) -> NanHolder
         return None
     nan = find_offenders(origin, origin.detach().isnan())
     return NanHolder(name=name, nan=nan) if nan.count else None
+
+
+def _bound(
+    failure: FailureContext, api: Sequence[tuple[str, object]], trial: Any
+) -> BoundOrigin | None:
+    """Return where the size behind the bound was chosen."""
+    violation, recorder = failure.violation, failure.recorder
+    if violation is None or not violation.size or violation.is_nonfinite:
+        return None
+    own = failure.values.get(violation.related or "self")
+    bad = failure.values.get(bad_key(violation))
+    # A function of torch's may hand its op another tensor than it was given, or a number.
+    given = [it for it in (own, *(value for _, value in api)) if isinstance(it, Tensor)]
+    fitting = [it for it in given if it is not bad and violation.size in it.shape]
+    find = partial(
+        bound_origin,
+        size=violation.size,
+        snapshot=None if recorder is None else recorder.snapshot(),
+        frames=failure.frames,
+        line=None if trial is None else trial.line.running,
+    )
+    with _torch.no_dispatch_modes(), _torch.plain_torch():
+        for tensor in (*fitting, None):
+            is_alike = tensor is not None and own is not None and tensor.shape == own.shape
+            if (found := find(tensor, dim=violation.dim if is_alike else None)) is not None:
+                return found
+    return None
 
 
 def _seen_before(violation: Violation, recorder: Any) -> SeenBefore | None:

@@ -126,6 +126,11 @@ class Snapshot:
         earlier = [call for call in calls if before is None or call.seq < before]
         return max(earlier, key=lambda call: call.seq, default=None)
 
+    def maker(self, tensor: Ref, before: int | None = None) -> Recorded | None:
+        """Return the last call that gave a tensor back."""
+        calls = self._index.made.get(id(tensor), ())
+        return next((it for it in reversed(calls) if before is None or it.seq < before), None)
+
     def writes_to(self, tensor: Ref) -> list[tuple[Recorded, Write]]:
         """Return the writes to a tensor, to its base and to views of it, oldest first."""
         return self._index.writes.get(id(self.whole(tensor)), [])

@@ -104,6 +104,13 @@ def cells_of(shell: Any) -> Mapping[str, int]:
     return names if isinstance(names, dict) else _noted
 
 
+def user_cells() -> list[str]:
+    """Return the file names of the cells that are known, the newest first."""
+    shell = running_shell()
+    names = {**({} if shell is None else cells_of(shell)), **_numbers}
+    return sorted(names, key=lambda name: names[name] or 0, reverse=True)
+
+
 def title_of(filename: str) -> str:
     """Return the name of a file that a report shows."""
     return _titles.get(filename, filename)

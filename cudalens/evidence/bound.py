@@ -1,0 +1,275 @@
+"""Where the size was set that a value was outside of: the same way back as for the value.
+
+From the tensor that has the size the recorded calls lead to the one of which no input has it: a
+factory, a slice, a layer.  From there the source leads on to the line that chose the number.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from types import FrameType
+from typing import NamedTuple
+from weakref import ref
+
+from torch import Tensor, nn
+
+from cudalens.core.evidence_types import BoundOrigin
+from cudalens.core.report_types import LineRef, ProvenanceStep, SourceSpan
+from cudalens.evidence.program import Program, Spot, last_name, size_argument
+from cudalens.recorder.calls import Recorded
+from cudalens.recorder.history import Snapshot
+from cudalens.recorder.provenance import describe_step
+from cudalens.recorder.sites import entries_of
+from cudalens.recorder.tensor_refs import Ref
+from cudalens.source.files import is_user_file
+from cudalens.source.module_path import paths_below
+from cudalens.source.running_node import Running, running
+from cudalens.source.safe_eval import is_module, registered
+from cudalens.source.stack import namespaces, place_of
+
+_MAX_STEPS = 24
+_OF_WEIGHT = ("linear", "conv1d", "conv2d", "conv3d", "embedding")
+"""Functions whose second argument has the size of a dimension of the result."""
+
+
+class _Size(NamedTuple):
+    """A size of a tensor, and its dimension where that is known."""
+
+    tensor: Ref
+    dim: int | None
+
+
+class _Way(NamedTuple):
+    """The recorded calls that handed a size on, and where they end."""
+
+    steps: tuple[ProvenanceStep, ...]
+    end: _Size
+    """The tensor that no recorded call made, or that the last one made."""
+    setter: Recorded | None = None
+    """The call that gave the size, none of whose inputs has it."""
+
+
+def bound_origin(
+    tensor: Tensor | None,
+    *,
+    size: int,
+    dim: int | None,
+    snapshot: Snapshot | None,
+    frames: Sequence[FrameType],
+    line: Running | None,
+) -> BoundOrigin | None:
+    """Return where a size was chosen, ``None`` where that is not proven.
+
+    Args:
+        tensor: that has the size, ``None`` where the call was given it as a number.
+        dim: of the tensor, where it is known.
+        snapshot: of the recorder, ``None`` without one.
+        frames: the stack of the failure, outermost first.
+        line: the user's running line.
+    """
+    files = [it.f_code.co_filename for it in reversed(frames)]
+    program = Program(file for file in files if is_user_file(file))
+    if tensor is None:
+        return _of_number(line, size, program)
+    if dim is None:
+        dims = [at for at, it in enumerate(tensor.shape) if it == size]
+        dim = dims[0] if len(dims) == 1 else None
+    way = _Way((), _Size(ref(tensor), dim))
+    if snapshot is not None:
+        way = _way_of_size(way.end, size, snapshot)
+    end = way.end.tensor()
+    holder = _Holder() if end is None else _holder(end, frames)
+    made = None
+    if snapshot is not None:
+        made = _made_in(way, snapshot, program)
+    if made is None and way.setter is None:
+        made = _in_source(holder, size, way.end.dim, program)
+    if made is None:
+        return None
+    number = size_argument(made.node, way.end.dim)
+    chosen: Spot | None = made
+    if number is not None:
+        chosen = program.chosen(Spot(made.file, number), made, size)
+    if chosen is None:
+        return None
+    is_other = (chosen.file, chosen.line) != (made.file, made.line)
+    return BoundOrigin(
+        at=_span(chosen, program),
+        expression=program.text(chosen),
+        holder=holder.text,
+        made=_line(made, program) if is_other else None,
+        made_by=program.text(made) if is_other else None,
+        way=way.steps,
+    )
+
+
+# --- recorded calls -------------------------------------------------------------------------------
+
+
+def _way_of_size(start: _Size, size: int, snapshot: Snapshot) -> _Way:
+    """Go back through the calls that handed a size on to the one that set it."""
+    steps, at, before = [], start, None
+    for _ in range(_MAX_STEPS):
+        call = snapshot.maker(at.tensor, before)
+        if call is None or call.reads is None:
+            break
+        before = call.seq
+        if any(item is at.tensor for item in call.inputs):
+            continue  # it was returned as it was
+        steps.append(describe_step(call, snapshot))
+        holders = _holders(call, at, size, snapshot)
+        if holders is None or len(holders) > 1:
+            # Which of them had it, or whether a dead one had, is not known.
+            return _Way((), start, None)
+        if not holders:
+            return _Way(tuple(steps), at, call)
+        at = holders[0]
+    return _Way(tuple(steps), at, None)
+
+
+def _holders(call: Recorded, at: _Size, size: int, snapshot: Snapshot) -> list[_Size] | None:
+    """Return the inputs of a call that the size may come from, ``None`` where one is unknown."""
+    shapes = {id(it): (it, snapshot.meta_of(it)[0]) for it in call.inputs}
+    if any(shape is None for _, shape in shapes.values()):
+        return None
+    if call.api.stem.startswith("new_"):
+        return []  # it is given a tensor for its type alone
+    own = snapshot.meta_of(at.tensor)[0]
+    if call.api.stem in _OF_WEIGHT and len(call.inputs) > 1 and own is not None:
+        weight = call.inputs[1]
+        of_weight = 1 if call.api.stem == "embedding" else 0
+        place = len(own) - 1
+        if call.api.stem.startswith("conv"):
+            place = len(own) - int(call.api.stem[4]) - 1
+        if at.dim is not None and at.dim % len(own) == place:
+            return [_Size(weight, of_weight)]
+    holders = []
+    for item, shape in shapes.values():
+        dims = [place for place, it in enumerate(shape) if it == size]
+        if dims:
+            is_same = own is not None and len(shape) == len(own) and at.dim in dims
+            holders.append(_Size(item, at.dim if is_same else dims[0] if len(dims) == 1 else None))
+    return holders
+
+
+def _made_in(way: _Way, snapshot: Snapshot, program: Program) -> Spot | None:
+    """Return the user's call that set the size: of a layer, the one that filled its weight."""
+    call = way.setter
+    if call is None:
+        writes = snapshot.writes_to(way.end.tensor)
+        # The first values of a parameter are written while its layer is made.
+        is_parameter = isinstance(way.end.tensor(), nn.Parameter)
+        call = writes[0][0] if writes and is_parameter else None
+    entries = [] if call is None else entries_of(call.site)
+    if call is None or not entries:
+        return None
+    run = running(place_of(entries[-1]))
+    file = run.place.filename
+    if run.node is None or file not in program.trees:
+        return None
+    is_layer = way.setter is None and not isinstance(run.node, ast.Call)
+    return None if is_layer else program.find(file, run.node)
+
+
+# --- what has the size, in the source -------------------------------------------------------------
+
+
+class _Holder(NamedTuple):
+    """What has the size in the user's program."""
+
+    text: str | None = None
+    """Its name there: ``net.head``."""
+    layer: str = ""
+    """Its class, empty for a tensor that no layer of torch's has."""
+    owner: str | None = None
+    """The class of the user's of which it is an attribute, ``None`` for a variable."""
+    name: str = ""
+    """The attribute or the variable."""
+
+
+def _holder(tensor: Tensor, frames: Sequence[FrameType]) -> _Holder:
+    """Return the layer that has a tensor, or the tensor itself, by the user's names."""
+    for variables in namespaces(frames):
+        for name, value in list(variables.items()):
+            if name.startswith("_"):
+                continue
+            if value is tensor:
+                return _Holder(name, name=name)
+            for key, path in paths_below(value).items() if is_module(value) else ():
+                part = _part(value, path)
+                stores = [registered(part, it) for it in ("_parameters", "_buffers")]
+                held = [(at, it) for store in stores for at, it in store.items()]
+                own = next((at for at, it in held if it is tensor), None)
+                if id(part) == key and own is not None:
+                    return _of_module(name, value, path, own)
+    return _Holder()
+
+
+def _of_module(name: str, root: object, path: str, own: str) -> _Holder:
+    """Return the holder of a parameter or a buffer of the module at a path."""
+    layer, steps = "", path.split(".") if path else []
+    if type(_part(root, path)).__module__.startswith("torch.nn.modules."):
+        layer = type(_part(root, path)).__name__
+    text = name + "".join(f"[{it}]" if it.isdecimal() else f".{it}" for it in steps)
+    if not layer:
+        text, steps = f"{text}.{own}", [*steps, own]
+    while steps and steps[-1].isdecimal():
+        steps.pop()
+    if not steps:
+        return _Holder(text, layer, name=name)
+    return _Holder(text, layer, type(_part(root, ".".join(steps[:-1]))).__name__, steps[-1])
+
+
+def _part(root: object, path: str) -> object:
+    part = root
+    for step in path.split(".") if path else ():
+        part = registered(part, "_modules").get(step)
+    return part
+
+
+def _in_source(holder: _Holder, size: int, dim: int | None, program: Program) -> Spot | None:
+    """Return the call that made a layer or a tensor that is older than the record."""
+    spots: list[Spot] = []
+    for value in program.values_of(holder.owner, holder.name) if holder.name else ():
+        if holder.layer:
+            spots += program.layers(value, holder.layer, size)
+            continue
+        node = value.node
+        while isinstance(node, ast.Call) and size_argument(node, dim) is None:
+            node = getattr(node.func, "value", node.func)
+        spots.append(Spot(value.file, node) if isinstance(node, ast.Call) else value)
+    spots = list(dict.fromkeys(spots))
+    return spots[0] if len(spots) == 1 and isinstance(spots[0].node, ast.Call) else None
+
+
+def _of_number(line: Running | None, size: int, program: Program) -> BoundOrigin | None:
+    """Return where the number was chosen that the running call itself was given."""
+    if line is None or line.node is None or line.place.filename not in program.trees:
+        return None
+    call = program.find(line.place.filename, line.node)
+    number = None if call is None else size_argument(call.node, None)
+    if call is None or number is None or isinstance(number, ast.Constant):
+        return None
+    chosen = program.chosen(Spot(call.file, number), call, size)
+    if chosen is None or chosen == call:
+        return None
+    text = program.text(chosen)
+    return BoundOrigin(at=_span(chosen, program), expression=text, holder=ast.unparse(number))
+
+
+def _span(spot: Spot, program: Program) -> SourceSpan:
+    cell = program.cell(spot)
+    return SourceSpan(
+        cell=cell,
+        file=spot.file if cell is None else None,
+        line=spot.line,
+        end_line=getattr(spot.node, "end_lineno", None),
+        text=program.line_text(spot),
+    )
+
+
+def _line(spot: Spot, program: Program) -> LineRef:
+    cell = program.cell(spot)
+    file = spot.file if cell is None else None
+    return LineRef(line=spot.line, text=program.line_text(spot), cell=cell, file=file)

@@ -1,0 +1,372 @@
+"""The user's program as text: where a number in a call was chosen, by its syntax alone.
+
+A number is followed from the argument that has it through names, parameters and attributes, as
+long as one way leads on.  A way that ends at another number is refuted.  Nothing is run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from typing import NamedTuple, cast
+
+from cudalens.source.files import cell_number, source_lines, user_cells
+from cudalens.source.running_node import parsed_source
+
+_MAX_FILES = 64
+_MAX_HOPS = 8
+_SIZES = {
+    "Embedding": (0, "num_embeddings"),
+    "EmbeddingBag": (0, "num_embeddings"),
+    "Linear": (1, "out_features"),
+    "LazyLinear": (0, "out_features"),
+    "Bilinear": (2, "out_features"),
+    "Conv1d": (1, "out_channels"),
+    "Conv2d": (1, "out_channels"),
+    "Conv3d": (1, "out_channels"),
+    "one_hot": (1, "num_classes"),
+    "arange": (0, "end"),
+    "eye": (0, "n"),
+}
+"""Which argument of a layer or a function is the number of rows or classes."""
+_FACTORIES = frozenset({"empty", "full", "ones", "rand", "randn", "zeros"})
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_SCOPES = (*_FUNCTIONS, ast.ClassDef)
+
+
+class Spot(NamedTuple):
+    """A piece of the user's source."""
+
+    file: str
+    node: ast.AST
+
+    @property
+    def line(self) -> int:
+        """Its first line; of a method call over several lines that of the method's name."""
+        return getattr(self.node, "lineno", 0)
+
+
+def last_name(node: ast.AST) -> str:
+    """Return ``Embedding`` of ``nn.Embedding``, empty for what is no name."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def size_argument(call: ast.AST, dim: int | None) -> ast.expr | None:
+    """Return the argument of a call that is the size of a dimension, where the call tells.
+
+    Args:
+        dim: of the result of a factory; the rows of a layer are dimension 0 of its weight.
+    """
+    if not isinstance(call, ast.Call) or any(isinstance(it, ast.Starred) for it in call.args):
+        return None
+    name = last_name(call.func)
+    if name in _FACTORIES and call.args:
+        first = call.args[0]
+        is_listed = isinstance(first, ast.Tuple | ast.List)
+        sizes = first.elts if is_listed else call.args  # type: ignore[attr-defined]
+        return sizes[dim] if dim is not None and -len(sizes) <= dim < len(sizes) else None
+    at, keyword = _SIZES.get(name, (-1, ""))
+    named = next((item.value for item in call.keywords if item.arg == keyword), None)
+    return named or (call.args[at] if 0 <= at < len(call.args) else None)
+
+
+class Program:
+    """The files and cells of the user's that may have made what a failing call was given.
+
+    Args:
+        files: those of the running code, which come first.
+    """
+
+    def __init__(self, files: Iterable[str]) -> None:
+        names = list(dict.fromkeys((*files, *user_cells())))[:_MAX_FILES]
+        parsed = {name: parsed_source(name) for name in names}
+        self.trees = {name: tree for name, tree in parsed.items() if tree is not None}
+        self._parents = cache(self._parents_of)
+
+    def _parents_of(self, file: str) -> dict[int, ast.AST]:
+        tree = self.trees[file]
+        return {id(child): it for it in ast.walk(tree) for child in ast.iter_child_nodes(it)}
+
+    def find(self, file: str, wanted: ast.AST) -> Spot | None:
+        """Return the piece of a whole file that stands where a piece of a part of it stood."""
+        key = _range(wanted)
+        same = (it for it in ast.walk(self.trees[file]) if type(it) is type(wanted))
+        node = next((it for it in same if _range(it) == key), None) if key[0] else None
+        return None if node is None else Spot(file, node)
+
+    def _above(self, spot: Spot) -> Iterator[ast.AST]:
+        parents, node = self._parents(spot.file), spot.node
+        while id(node) in parents:
+            node = parents[id(node)]
+            yield node
+
+    def _function(self, spot: Spot) -> ast.FunctionDef | None:
+        found = next((it for it in self._above(spot) if isinstance(it, _SCOPES)), None)
+        return found if isinstance(found, ast.FunctionDef) else None
+
+    def _class_around(self, spot: Spot) -> ast.ClassDef | None:
+        above = next(iter(self._above(spot)), None)
+        return above if isinstance(above, ast.ClassDef) else None
+
+    def _every(self, kind: type[ast.AST]) -> Iterator[Spot]:
+        for file, tree in self.trees.items():
+            yield from (Spot(file, it) for it in ast.walk(tree) if isinstance(it, kind))
+
+    # --- the number ------------------------------------------------------------------------------
+
+    def chosen(self, number: Spot, shown: Spot, size: int, hops: int = 0) -> Spot | None:
+        """Return the call or assignment that chose a number, ``None`` if it chose another one.
+
+        Args:
+            number: the expression that has the number.
+            shown: the call or the assignment that the expression stands in.
+        """
+        node, file = number.node, number.file
+        match node:
+            case ast.Constant(value):
+                return shown if type(value) is int and value == size else None
+            case ast.UnaryOp(ast.USub(), ast.Constant()):
+                return None
+            case ast.List(elts) | ast.Tuple(elts):
+                numbers = [it.value for it in elts if isinstance(it, ast.Constant)]
+                return shown if size in numbers or len(numbers) < len(elts) else None
+        if hops >= _MAX_HOPS:
+            return shown
+        if isinstance(node, ast.Name):
+            return self._of_name(number, shown, size, hops + 1)
+        if isinstance(node, ast.Attribute):
+            return self._of_attribute(number, shown, size, hops + 1)
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+            return self._of_name(Spot(file, node.value), shown, size, hops + 1)
+        return shown
+
+    def _of_name(self, name: Spot, shown: Spot, size: int, hops: int) -> Spot | None:
+        assert isinstance(name.node, ast.Name)
+        text = name.node.id
+        if (loop := self._loop_over(name, text)) is not None:
+            return self.chosen(Spot(name.file, loop), shown, size, hops)
+        function = self._function(name)
+        if function is not None:
+            if text in _parameters(function):
+                owner = Spot(name.file, function)
+                ways = [
+                    self.chosen(Spot(call.file, given), call, size, hops)
+                    for call, given in self._given(owner, text)
+                ]
+                return _only(filter(None, ways)) or shown
+            bound = list(_bindings(function, text))
+            if bound:
+                return self._of_bindings(name.file, bound, shown, size, hops)
+        for file in (name.file, *reversed(self.trees)):
+            if file in self.trees and (bound := list(_bindings(self.trees[file], text))):
+                return self._of_bindings(file, bound, shown, size, hops)
+        return shown
+
+    def _of_bindings(
+        self, file: str, bound: Sequence[ast.AST], shown: Spot, size: int, hops: int
+    ) -> Spot | None:
+        """Go on with the one assignment that binds a name."""
+        if len(bound) != 1 or not isinstance(bound[0], ast.Assign):
+            return shown
+        made = bound[0]
+        if not isinstance(made.targets[0], ast.Name):
+            return Spot(file, made)
+        return self.chosen(Spot(file, made.value), Spot(file, made), size, hops)
+
+    def _loop_over(self, name: Spot, text: str) -> ast.expr | None:
+        """Return what the loop runs over whose variable is this name."""
+        for above in self._above(name):
+            loops = [above] if isinstance(above, ast.For) else getattr(above, "generators", [])
+            for loop in loops:
+                if isinstance(loop.target, ast.Name) and loop.target.id == text:
+                    return cast("ast.expr", loop.iter)
+            if isinstance(above, _SCOPES):
+                return None
+        return None
+
+    def _of_attribute(self, number: Spot, shown: Spot, size: int, hops: int) -> Spot | None:
+        """Go on with the one place that gives the attribute of this very object its number."""
+        node = number.node
+        assert isinstance(node, ast.Attribute)
+        text = ast.unparse(node)
+        found: list[Spot | None] = []
+        owner = self._owner(number) if text.startswith("self.") else None
+        for spot in self.values_of(None if owner is None else owner.name, node.attr, text):
+            made = Spot(spot.file, next(self._above(spot)))
+            found.append(self.chosen(spot, made, size, hops))
+        for call in self._objects(Spot(number.file, node.value), hops):
+            assert isinstance(call.node, ast.Call)
+            given = [it.value for it in call.node.keywords if it.arg == node.attr]
+            found += [self.chosen(Spot(call.file, it), call, size, hops) for it in given]
+            if not given:
+                found += self._fields(last_name(call.node.func), node.attr, size)
+        return _only(filter(None, found)) or shown
+
+    def _objects(self, base: Spot, hops: int) -> Iterator[Spot]:
+        """Yield the calls that made what a name stands for: ``Config(classes=5)``."""
+        node = base.node
+        if isinstance(node, ast.Call):
+            yield base
+        elif isinstance(node, ast.Name) and hops < _MAX_HOPS:
+            function = self._function(base)
+            if function is not None and node.id in _parameters(function):
+                for call, given in self._given(Spot(base.file, function), node.id):
+                    yield from self._objects(Spot(call.file, given), hops + 1)
+            else:
+                for value in self.values_of(None, node.id):
+                    yield from self._objects(value, hops + 1)
+        elif isinstance(node, ast.Attribute) and (owner := self._owner(base)) is not None:
+            for value in self.values_of(owner.name, node.attr, target=ast.unparse(node)):
+                yield from self._objects(value, hops + 1)
+
+    def _fields(self, owner: str, name: str, size: int) -> Iterator[Spot]:
+        """Yield the line in a class that gives a field this number."""
+        for spot in self._every(ast.ClassDef):
+            assert isinstance(spot.node, ast.ClassDef)
+            for item in spot.node.body if spot.node.name == owner else ():
+                match item:
+                    case ast.Assign([ast.Name(own)], ast.Constant(value)) | ast.AnnAssign(
+                        ast.Name(own), _, ast.Constant(value)
+                    ) if own == name and value == size:
+                        yield Spot(spot.file, item)
+
+    def _owner(self, spot: Spot) -> ast.ClassDef | None:
+        """Return the class in whose method a piece stands."""
+        return next((it for it in self._above(spot) if isinstance(it, ast.ClassDef)), None)
+
+    # --- calls of a function, and the layers that they make --------------------------------------
+
+    def _given(self, function: Spot, name: str) -> Iterator[tuple[Spot, ast.expr]]:
+        """Yield the calls of a function of the user's, each with what it gives a parameter."""
+        definition = function.node
+        assert isinstance(definition, ast.FunctionDef)
+        owner = self._class_around(function)
+        is_init = definition.name == "__init__" and owner is not None
+        called = owner.name if is_init and owner is not None else definition.name
+        at = _parameters(definition).index(name) - (owner is not None)
+        for spot in self._every(ast.Call):
+            call = spot.node
+            assert isinstance(call, ast.Call)
+            if last_name(call.func) != called and not (is_init and self._is_super(spot, called)):
+                continue
+            named = next((it.value for it in call.keywords if it.arg == name), None)
+            is_plain = not any(isinstance(it, ast.Starred) for it in call.args[: at + 1])
+            given = named or (call.args[at] if is_plain and 0 <= at < len(call.args) else None)
+            if given is None and is_plain and not any(it.arg is None for it in call.keywords):
+                given = _default(definition, name)
+                if given is not None:
+                    spot = Spot(function.file, given)  # noqa: PLW2901
+            if given is not None:
+                yield spot, given
+
+    def _is_super(self, spot: Spot, base: str) -> bool:
+        """Return whether ``super().__init__(…)`` calls that of a class."""
+        assert isinstance(spot.node, ast.Call)
+        function = self._function(spot)
+        owner = function and self._class_around(Spot(spot.file, function))
+        is_call = last_name(spot.node.func) == "__init__"
+        return bool(is_call and owner and base in map(last_name, owner.bases))
+
+    def layers(self, value: Spot, kind: str, size: int, hops: int = 0) -> list[Spot]:
+        """Return the calls of a class in an expression that can have made a layer of a size."""
+        node = value.node
+        if isinstance(node, ast.Name) and hops < _MAX_HOPS:
+            function = self._function(value)
+            if function is None or node.id not in _parameters(function):
+                return []
+            calls = self._given(Spot(value.file, function), node.id)
+            ways = (self.layers(Spot(it.file, arg), kind, size, hops + 1) for it, arg in calls)
+            return list(dict.fromkeys(spot for way in ways for spot in way))
+        spots = [
+            Spot(value.file, it)
+            for it in ast.walk(node)
+            if isinstance(it, ast.Call) and last_name(it.func) == kind
+        ]
+        return [spot for spot in spots if not self._is_refuted(spot, size)]
+
+    def _is_refuted(self, call: Spot, size: int) -> bool:
+        number = size_argument(call.node, 0)
+        return number is not None and self.chosen(Spot(call.file, number), call, size) is None
+
+    def values_of(self, owner: str | None, name: str, target: str = "") -> Iterator[Spot]:
+        """Yield what is assigned to an attribute of a class, or to a variable of the program.
+
+        Args:
+            target: the whole text of an attribute of another object: ``cfg.classes``.
+        """
+        for spot in self._every(ast.Assign):
+            node = spot.node
+            assert isinstance(node, ast.Assign)
+            for item in node.targets:
+                if last_name(item) != name:
+                    continue
+                is_own = owner is not None and self._is_own(spot, item, owner)
+                is_variable = owner is None and isinstance(item, ast.Name) and not target
+                is_other = owner is None and bool(target) and ast.unparse(item) == target
+                if is_own or is_variable or is_other:
+                    yield Spot(spot.file, node.value)
+
+    def _is_own(self, spot: Spot, target: ast.expr, owner: str) -> bool:
+        """Return whether a target is an attribute of ``self`` in a method of a class."""
+        classes = (it.name for it in self._above(spot) if isinstance(it, ast.ClassDef))
+        return isinstance(target, ast.Attribute) and next(classes, "") == owner
+
+    def text(self, spot: Spot) -> str:
+        """Return the source of a call or an assignment on one line; of a default ``n=10``."""
+        if not isinstance(spot.node, ast.Constant):
+            return ast.unparse(spot.node)
+        function = next(it for it in self._above(spot) if isinstance(it, ast.FunctionDef))
+        names = (it for it in _parameters(function) if _default(function, it) is spot.node)
+        return f"{next(names)}={ast.unparse(spot.node)}"
+
+    def line_text(self, spot: Spot) -> str:
+        """Return the line that a piece begins in."""
+        lines = source_lines(spot.file)
+        return lines[spot.line - 1].strip() if 0 < spot.line <= len(lines) else ""
+
+    def cell(self, spot: Spot) -> int | None:
+        """Return the number of the cell of a piece, ``None`` for a file."""
+        return cell_number(spot.file)
+
+
+def _only(spots: Iterable[Spot]) -> Spot | None:
+    """Return the one spot, ``None`` where there are others beside it."""
+    found = {(it.file, it.line, getattr(it.node, "col_offset", 0)): it for it in spots}
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _range(node: ast.AST) -> tuple[int, int, int, int]:
+    names = ("lineno", "col_offset", "end_lineno", "end_col_offset")
+    first, column, last, end = (getattr(node, name, 0) or 0 for name in names)
+    return first, column, last, end
+
+
+def _parameters(function: ast.FunctionDef) -> list[str]:
+    arguments = function.args
+    return [it.arg for it in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+
+
+def _default(function: ast.FunctionDef, name: str) -> ast.expr | None:
+    """Return the default of a parameter."""
+    arguments = function.args
+    plain = [*arguments.posonlyargs, *arguments.args]
+    last = plain[len(plain) - len(arguments.defaults) :]
+    pairs: list[tuple[ast.arg, ast.expr | None]] = [*zip(last, arguments.defaults, strict=True)]
+    pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return next((value for it, value in pairs if it.arg == name), None)
+
+
+def _bindings(scope: ast.AST, name: str) -> Iterator[ast.AST]:
+    """Yield the statements of one scope, not of those inside it, that bind a name."""
+    for child in ast.iter_child_nodes(scope):
+        if isinstance(child, _SCOPES):
+            continue
+        if isinstance(child, ast.stmt):
+            own = [it for it in ast.iter_child_nodes(child) if not isinstance(it, ast.stmt)]
+            stored = (it for part in own for it in ast.walk(part) if isinstance(it, ast.Name))
+            if any(it.id == name and isinstance(it.ctx, ast.Store) for it in stored):
+                yield child
+        yield from _bindings(child, name)

@@ -1,0 +1,152 @@
+"""Where the size was set that a value was outside of, of cells that fail."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import pytest
+
+from cudalens.core.evidence_types import BoundOrigin
+from cudalens.evidence import finding
+from tests.hostcells import SETUP, run_cell
+from tests.probes import cell
+
+pytestmark = pytest.mark.usefixtures("sim")
+NET = """\
+class Net(nn.Module):
+    def __init__(self, rows, classes):
+        super().__init__()
+        self.items = nn.Embedding(rows, 8)
+        self.head = nn.Linear(8, classes)
+        self.register_buffer("table", torch.zeros(rows, 2))
+    def forward(self, ids):
+        return self.head(self.items(ids))
+"""
+WRAP = """\
+class Wrap(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+    def forward(self, ids):
+        return self.inner(ids)
+"""
+WIDE = """\
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.top = nn.Linear(8, 1)
+    def widen(self, n):
+        self.top = nn.Linear(8, n).cuda()
+m = Wide().cuda()
+m.widen(5)
+"""
+STORE = """\
+class Store(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.k = torch.zeros(n, 2).cuda()
+    def forward(self, at):
+        self.k.index_copy_(0, at, torch.ones(1, 2).cuda())
+"""
+SIX = "y = torch.tensor([0, 5]).cuda()\n"
+BAD = "y = torch.tensor([5]).cuda()\n"
+CELLS = {
+    "a layer": (f"t = nn.Embedding(5, 2).cuda()\n{BAD}t(y)", (1, "nn.Embedding(5, 2)", None)),
+    "a layer of a model, by what the model was given": (
+        f"{NET}net = Net(5, 3).cuda()\n{BAD}net(y)",
+        (9, "Net(5, 3)", "nn.Embedding(rows, 8)"),
+    ),
+    "the last layer before a loss": (
+        f"{NET}net = Net(9, 5).cuda()\n{SIX}F.cross_entropy(net(y), y)",
+        (9, "Net(9, 5)", "nn.Linear(8, classes)"),
+    ),
+    "a buffer": (
+        f"{NET}net = Net(5, 3).cuda()\n{BAD}net.table[y]",
+        (9, "Net(5, 3)", "torch.zeros(rows, 2)"),
+    ),
+    "a layer inside wrappers": (
+        f"{WRAP}m = Wrap(Wrap(nn.Embedding(5, 2))).cuda()\n{BAD}m(y)",
+        (7, "nn.Embedding(5, 2)", None),
+    ),
+    "a layer that was replaced": (
+        f"{WIDE}{SIX}F.cross_entropy(m.top(torch.randn(2, 8).cuda()), y)",
+        (8, "m.widen(5)", "nn.Linear(8, n)"),
+    ),
+    "one of two objects of a class": (
+        f"{STORE}a, b = Store(8), Store(5)\n{BAD}for it in (a, b): it(y)",
+        (7, "Store(5)", "torch.zeros(n, 2)"),
+    ),
+    "a layer of a Sequential over several lines": (
+        f"net = nn.Sequential(nn.Linear(8, 9),\n    nn.Linear(9, 5)).cuda()\n{SIX}"
+        "F.cross_entropy(net(torch.randn(2, 8).cuda()), y)",
+        (2, "nn.Linear(9, 5)", None),
+    ),
+    "a half": (
+        f"left, right = torch.randn(10, 2).cuda().split(5)\n{BAD}left[y]",
+        (1, "torch.randn(10, 2).cuda().split(5)", None),
+    ),
+    "a slice": (f"lut = torch.arange(9).cuda()[:5]\n{BAD}lut[y]",
+                (1, "torch.arange(9).cuda()[:5]", None)),
+    "a function's result": (
+        f"def look(n):\n    return torch.zeros(n, 2).cuda()\nx = torch.zeros(3, 5)\n{BAD}"
+        "look(x.size(1))[y]",
+        (5, "look(x.size(1))", "torch.zeros(n, 2)"),
+    ),
+    "a number of classes": (f"n = 5\n{BAD}F.one_hot(y, n)", (1, "n = 5", None)),
+    "of two inputs that have the size none is named": (
+        f"x, w = torch.randn(5, 5).cuda(), torch.randn(5, 5).cuda()\n{BAD}(x @ w)[y]",
+        None,
+    ),
+    "a layer whose line has another size by a number that is computed": (
+        f"words = list('abcde')\nt = nn.Embedding(len(words), 2).cuda()\n{BAD}t(y)",
+        (2, "nn.Embedding(len(words), 2)", None),
+    ),
+}  # fmt: skip
+
+
+def origin_of(source: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> BoundOrigin | None:
+    found: list[BoundOrigin | None] = [None]
+    inner = finding.bound_origin
+
+    def watched(*args: Any, **kwargs: Any) -> BoundOrigin | None:
+        found.append(inner(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(finding, "bound_origin", watched)
+    report = run_cell(source, fast=False, **more).shown
+    assert report.bound_source == (found[-1] and found[-1].at)
+    assert not report.limits
+    return found[-1]
+
+
+@pytest.mark.parametrize(("source", "wanted"), CELLS.values(), ids=CELLS)
+def test_the_line_that_chose_the_size(
+    source: str, wanted: tuple[int, str, str | None] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = origin_of(SETUP + textwrap.dedent(source), monkeypatch)
+    said = origin and ((origin.at.line or 0) - 4, origin.expression)
+    assert said == (wanted and wanted[:2])
+    made = origin and origin.made_by
+    assert (made or "").replace(".cuda()", "") == ((wanted and wanted[2]) or "")
+
+
+@pytest.mark.parametrize(
+    ("made", "use", "wanted"),
+    [
+        ("t = nn.Embedding(5, 2).cuda()", "t(y)", "nn.Embedding(5, 2)"),
+        (f"{NET}t = Net(5, 3).cuda()", "t(y)", "Net(5, 3)"),
+        (f"{NET}t = Net(9, 5).cuda()", "F.cross_entropy(t(y), y)", "Net(9, 5)"),
+        ("n = 5\nt = torch.zeros(n, 2).cuda()", "t[y]", "n = 5"),
+        # Which of the two made it, the source does not tell.
+        ("t = nn.Embedding(5, 2).cuda()\nt = nn.Embedding(5, 3).cuda()", "t(y)", None),
+    ],
+)
+def test_what_is_older_than_the_record_is_found_by_its_source(
+    made: str, use: str, wanted: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: dict[str, Any] = {}
+    with cell(SETUP + made) as code:
+        exec(code, names)
+        origin = origin_of(BAD + use, monkeypatch, names=names)
+    assert (origin and origin.expression) == wanted
