@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import json
 import math
 import types
@@ -440,7 +441,9 @@ def _read(hint: Any, value: Any) -> Any:
         args = get_args(hint)
         if not isinstance(value, (list, tuple)):
             raise TypeError(f"{value!r:.40} is no list")
-        return tuple(_read(args[0], item) for item in value)
+        is_list = args[-1] is Ellipsis
+        kinds = itertools.repeat(args[0]) if is_list else args
+        return tuple(_read(kind, item) for kind, item in zip(kinds, value, strict=not is_list))
     if origin is Mapping:
         return {name: _frozen(item) for name, item in value.items()}
     if dataclasses.is_dataclass(hint):
