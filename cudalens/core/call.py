@@ -81,7 +81,9 @@ def public_name(func: Any) -> str:
         return f"torch.Tensor.{getattr(func.__self__, '__name__', name)}"
     resolved = torch.overrides.resolve_name(func)
     if resolved is not None:
-        return str(resolved)
+        # One built-in may have several names, as mm, spmm and dsmm: its own is what was called.
+        is_alias = str(resolved).rpartition(".")[2] != name and getattr(torch, name, None) == func
+        return f"torch.{name}" if is_alias else str(resolved)
     owner = getattr(func, "__objclass__", None) or type(getattr(func, "__self__", None))
     place = next((path for path, names in _PLACES if owner.__name__ in names), None)
     return f"{place or getattr(func, '__module__', None) or 'torch'}.{name}"

@@ -48,6 +48,24 @@ def number(value: float) -> Number:
     return float(f"{value:.7g}") if math.isfinite(value) else str(value)
 
 
+def short(value: object) -> str:
+    """Return a number with four digits, and with more where four would make another one of it.
+
+    ``0.0010000000000000009`` is ``0.001``, and 1.0000001 is not ``1``.
+    """
+    text = str(value)
+    try:
+        exact = float(text)
+    except ValueError:  # a complex number
+        return text
+    is_whole = text.lstrip("-").isdigit()
+    if len(text) <= 8 or is_whole or not math.isfinite(exact):
+        return text
+    rounded = f"{exact:.4g}"
+    is_other = float(rounded).is_integer() and not exact.is_integer() and abs(exact) < 1e4
+    return f"{exact:.9g}" if is_other else rounded
+
+
 # --- bad positions -------------------------------------------------------------------------------
 
 
@@ -95,7 +113,8 @@ def find_offenders(tensor: Tensor, bad: Tensor, marked: Sequence[int] = ()) -> O
         allowed += int(marks_here.count_nonzero())
         good &= ~marks_here
     least, most = _extremes_where(tensor, good)
-    others = None if least is None else f"{least} … {most}" if least != most else str(least)
+    low_end, high_end = short(least), short(most)
+    others = f"{low_end} … {high_end}" if least != most else low_end
     return Offenders(
         count=count,
         total=tensor.numel(),
@@ -103,7 +122,7 @@ def find_offenders(tensor: Tensor, bad: Tensor, marked: Sequence[int] = ()) -> O
         map=grid,
         min=low,
         max=high,
-        others=others,
+        others=None if least is None else others,
         allowed=allowed,
     )
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from cudalens.core import _torch
 from cudalens.core._python import raise_if_outside
 from cudalens.core.report_types import Number, Offender, Offenders, Violation
-from cudalens.core.tensor_values import find_offenders, number
+from cudalens.core.tensor_values import find_offenders, number, short
 from cudalens.recorder._torch import is_wrapped, physical
 from cudalens.recorder.calls import Api, is_pointwise
 from cudalens.recorder.tensor_refs import tensor_values, tensors_in
@@ -193,23 +193,6 @@ def make_violation(
         inputs=inputs,
         **facts,
     )
-
-
-def short(value: object) -> str:
-    """Return a number with four digits, and with more where four would make another one of it.
-
-    ``0.0010000000000000009`` is ``0.001``, and 1.0000001 is not ``1``.
-    """
-    text = str(value)
-    try:
-        exact = float(text)
-    except ValueError:  # a complex number
-        return text
-    if len(text) <= 8 or not math.isfinite(exact):
-        return text
-    rounded = f"{exact:.4g}"
-    is_other = float(rounded).is_integer() and not exact.is_integer() and abs(exact) < 1e4
-    return f"{exact:.9g}" if is_other else rounded
 
 
 def _is_masked_row(name: str, arguments: Mapping[str, Any], first: Offender) -> bool:

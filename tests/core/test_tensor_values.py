@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cudalens import simulate
 from cudalens.core import tensor_values
-from cudalens.core.tensor_values import find_offenders, number, outside, summarise
+from cudalens.core.tensor_values import find_offenders, number, outside, short, summarise
 from cudalens.recorder import Recorder
 
 SHAPES = [(1,), (63,), (64,), (65,), (200,), (31, 3), (32, 64), (33, 65), (70, 131), (5, 4, 9)]
@@ -167,3 +167,21 @@ def test_marks_are_listed_by_words_as_one_by_one(
     marks[torch.tensor(marked, dtype=torch.int64) + 8] = True
     for view in (marks[8:], marks[8:].clone(), torch.stack((marks, marks), 1)[8:, 0]):
         assert tensor_values._listed(view).tolist() == marked
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0010000000000000009, "0.001"),
+        (-3.094916e38, "-3.095e+38"),
+        (1.0000001, "1.0000001"),
+        (60000.0, "60000.0"),
+        (12345678901, "12345678901"),
+        ("nan", "nan"),
+        ("(1+2j)", "(1+2j)"),
+    ],
+)
+def test_a_number_has_four_digits_unless_they_make_another_one_of_it(
+    value: object, text: str
+) -> None:
+    assert short(value) == text

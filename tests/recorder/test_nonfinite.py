@@ -314,3 +314,49 @@ def test_no_value_went_in_where_none_is_known(call: Callable[[torch.Tensor], obj
     assert report.offenders.first
     assert all(item.inputs == () for item in report.offenders.first)
     assert all(node.value is None for node in report.graph.nodes)
+
+
+@pytest.mark.parametrize(
+    ("eps", "says"),
+    [
+        (1e-8, "1e-8 is 0 in float16, whose smallest number is 6e-08: use at least 1e-7"),
+        (None, "both are 0 there, and 0 / 0 gives nan"),
+    ],
+)
+def test_a_constant_that_vanishes_in_float16_is_named(eps: float | None, says: str) -> None:
+    s = torch.full((3,), 0.5, device="cuda", dtype=torch.float16)
+    if eps is None:
+        report = found(lambda: (s - s.min()) / (s.max() - s.min()))
+    else:
+        report = found(lambda: (s - s.min()) / (s.max() - s.min() + 1e-8))
+    assert report.hints[0].text.startswith(says)
+    assert found(lambda: (s - s.min()) / (s.max() - s.min() + 1e-7)) is None
+
+
+def test_operands_and_no_settings_are_named_with_their_largest_values() -> None:
+    conv = torch.nn.Conv1d(2, 2, 3, bias=False).to("cuda")
+    with torch.no_grad():
+        conv.weight.fill_(3e37)
+    x = torch.full((1, 2, 5), 9.0, device="cuda")
+    report = found(lambda: conv(x))
+    assert report.headline.endswith(
+        "made inf at [0, 0, 0] from x (up to 9.0), weight (up to 3e+37)"
+    )
+
+
+def test_an_overwritten_list_is_not_read_as_an_input() -> None:
+    """What it contained before is gone, and a setting is no operand."""
+    p, grad = torch.zeros(4, device="cuda"), torch.full((4,), 1e21, device="cuda")
+    report = found(lambda: torch._foreach_addcmul_([p], [grad], [grad], value=0.001))
+    assert "infinities" not in report.explanation
+    assert "value =" not in report.headline
+    assert "(up to 1e+21)" in report.headline
+
+
+def test_a_builtin_has_the_name_that_it_was_called_by() -> None:
+    big = torch.full((2, 2), 3e30, device="cuda")
+    report = found(lambda: torch.mm(big, big))
+    assert (
+        report.headline == "torch.mm made inf at [0, 0] from big (up to 3e+30), big (up to 3e+30)"
+    )
+    assert hints(report) == ["overflow"]

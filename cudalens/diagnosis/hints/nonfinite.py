@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import math
 import re
+from collections.abc import Iterator
 
 from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint
+from cudalens.core.report_types import Hint, TensorFact
 from cudalens.diagnosis.hints._base import rule
 from cudalens.diagnosis.hints._reading import came_from, numel
 from cudalens.diagnosis.hints._roles import name_of
@@ -41,6 +42,8 @@ _LARGEST = {
     "float64": 1.8e308,
 }
 """The largest number of each type."""
+_SMALLEST = {"float16": 6e-8, "bfloat16": 9.2e-41, "float32": 1.4e-45}
+"""The smallest number above 0 of each type: half of it is rounded to 0."""
 _WITH_POLE = ("div", "rdiv", "reciprocal", "pow")
 _OTHER_NAMES = {"rtruediv": "rdiv", "true_divide": "div"}
 _SPREADS = frozenset({"std", "var", "std_mean", "var_mean"})
@@ -165,7 +168,8 @@ def _above_zero(evidence: Evidence) -> str:
     fact = evidence.tensor("self")
     name = (fact.expression if fact else None) or "the input"
     name = name if name.isidentifier() else "its input"
-    text = f": keep {name} above 0, as {'x' if ' ' in name else name}.clamp_min(1e-8) does"
+    low = "1e-7" if fact is not None and fact.dtype == "float16" else "1e-8"
+    text = f": keep {name} above 0, as {'x' if ' ' in name else name}.clamp_min({low}) does"
     if re.search(
         rf"\b{re.escape(name)} ?\* ?(torch\.log\({name}\)|{name}\.log\(\))", _line(evidence)
     ):
@@ -192,8 +196,37 @@ def _of_division(evidence: Evidence, above: float, below: float) -> str | None:
     name = one.expression if one and two and one.expression == two.expression else None
     if name:
         return f"{name} is 0 there, and {name} / {name} is 0 / 0, which gives nan and not 1"
+    lost = _vanished(two)
+    if lost is not None:
+        return lost
     safe = "F.normalize" if "norm(" in _line(evidence) else "clamp(min=…)"
     return f"both are 0 there, and 0 / 0 gives nan: keep the divisor above 0, as {safe} does"
+
+
+def _vanished(divisor: TensorFact | None) -> str | None:
+    """Say of a constant that is to keep a divisor above 0 that it is 0 in the type of it."""
+    smallest = _SMALLEST.get(divisor.dtype) if divisor is not None else None
+    if divisor is None or divisor.node is None or smallest is None:
+        return None
+    added = (item for part in ast.walk(divisor.node) for item in _kept_above(part))
+    for item in added:
+        value = item.value if isinstance(item, ast.Constant) else None
+        if type(value) is float and 0 < value <= smallest / 2:
+            above = "1e-7" if divisor.dtype == "float16" else f"{smallest:g}"
+            return (
+                f"{ast.unparse(item).replace('e-0', 'e-')} is 0 in {divisor.dtype}, whose smallest "
+                f"number is {smallest:g}: use at least {above}, or compute in float32"
+            )
+    return None
+
+
+def _kept_above(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield what an expression adds, or clamps from below with."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        yield from (node.left, node.right)
+    if isinstance(node, ast.Call) and last_name(node.func) in ("clamp", "clamp_min", "clip"):
+        yield from node.args[:2]
+        yield from (item.value for item in node.keywords if item.arg == "min")
 
 
 @rule(priority=10)
