@@ -29,6 +29,15 @@ _UNDER_SANITIZER = (
 )
 _RAISED = "An exception of the host: it does not affect the GPU."
 """Of a message that no pattern knows: linalg.cholesky and bincount ask a kernel first."""
+_OF_THE_CPU = (
+    "Refused by the CPU's kernel, which stands in for the GPU's on the rehearsal device. What CUDA "
+    "does with it is not known here."
+)
+# Checks that stand in the CPU's kernels alone: of sparse products, and names of such kernels.
+_CPU_CHECK = re.compile(
+    r"^(?:\w+: )?index out of (?:row |column )?bound(?:\. sspmm)?: |"
+    r"^\"\w*_cpu(?:_\w*)?\" not implemented for '"
+)
 _OF_AUTOGRAD = re.compile(
     r"^Mismatch in shape: grad_output\[|^Output \d+ of \w+ is a view and "
     r"|[Ff]unction '?[\w:]+'? returned (?:an invalid gradient|an incorrect number of grad|nan val)"
@@ -238,6 +247,9 @@ def _placed(verdict: Verdict, error: ErrorFacts, evidence: Evidence) -> Verdict:
     """Add where a worker's error comes from, and what PyTorch's own advice is worth."""
     if verdict.kind == "cuda_error" and "TORCH_USE_CUDA_DSA" in error.message:
         verdict = replace(verdict, explanation=f"{verdict.explanation} {_NO_DSA}")
+    is_on_device = any((fact.device or "").startswith("cuda") for fact in evidence.tensors)
+    if evidence.environment.simulated and is_on_device and _CPU_CHECK.search(error.message):
+        verdict = replace(verdict, explanation=_OF_THE_CPU)
     reraised = _RERAISED.match(error.message)
     if reraised is None:
         return verdict

@@ -120,8 +120,25 @@ def test_of_an_unknown_message_nothing_is_said_about_kernels() -> None:
     assert "positive-definite" in report.headline_schema
     assert report.explanation.startswith("An exception of the host: ")
     assert "before running anything" not in report.explanation
+    assert "CPU" not in report.explanation
     known = run_cell("import torch\ntorch.ones(2, 3).cuda() @ torch.ones(2, 3).cuda()").shown
     assert "before running anything" in known.explanation
+
+
+_PRODUCT = """import torch
+rows = torch.tensor([[0, 2], [0, 1]], device={at!r})
+left = torch.sparse_coo_tensor(rows, torch.ones(2, device={at!r}), (2, 2), check_invariants=False)
+torch.sparse.mm(left, torch.ones(2, 3, device={at!r}))"""
+
+
+def test_what_the_kernel_of_the_cpu_alone_checks_is_said_to_be_its_own() -> None:
+    """On a GPU another kernel runs; on tensors of the CPU it is the one that always runs."""
+    report = run_cell(_PRODUCT.format(at="cuda")).shown
+    assert report.headline_schema.startswith("addmm: index out of row bound: 2 ")
+    assert report.explanation.startswith("Refused by the CPU's kernel, which stands in ")
+    neighbour = run_cell(_PRODUCT.format(at="cpu")).shown
+    assert neighbour.headline_schema == report.headline_schema
+    assert "stands in" not in neighbour.explanation
 
 
 def test_what_a_library_lacks_is_not_said_of_an_argument() -> None:
