@@ -31,6 +31,7 @@ _sources: dict[str, Source] = {}
 """The files that were read last; the newest is last."""
 _MAX_SOURCES = 16
 _IPYTHON_NAME = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
+_MARIMO_NAME = re.compile(r"[/\\]marimo_\d+[/\\]__marimo__cell_(.+)_\.py$")
 _IPYKERNEL_NAME = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py")
 # Names in angle brackets are generated code, except where a person typed the lines.
 _CELL_NAME = "<cell line: "
@@ -112,8 +113,9 @@ def user_cells() -> list[str]:
 
 
 def title_of(filename: str) -> str:
-    """Return the name of a file that a report shows."""
-    return _titles.get(filename, filename)
+    """Return the name of a file that a report shows: marimo gives its cells a name each."""
+    cell = _MARIMO_NAME.search(filename)
+    return f"marimo cell {cell[1]}" if cell else _titles.get(filename, filename)
 
 
 def cell_number(filename: str) -> int | None:

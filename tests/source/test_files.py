@@ -101,6 +101,13 @@ def test_ipythons_name_carries_the_number_when_no_shell_runs() -> None:
     assert files.cell_number("/tmp/ipykernel_4711/2947110.py") is None
 
 
+def test_a_cell_of_marimo_is_the_users_and_shown_by_its_name() -> None:
+    name = "/tmp/marimo_4711/__marimo__cell_MJUe_.py"
+    assert (files.is_user_file(name), files.title_of(name)) == (True, "marimo cell MJUe")
+    other = "/tmp/marimo_4711/helper.py"
+    assert files.title_of(other) == other
+
+
 def test_what_runs_cells_and_scripts_is_machinery() -> None:
     shell = pytest.importorskip("IPython.core.interactiveshell").__file__
     assert files.is_machinery(shell)
