@@ -114,6 +114,8 @@ class Evidence:
     modified: InPlaceChange | None = None
     freed: FreedGraph | None = None
     graph_cut: GraphCut | None = None
+    frozen: tuple[str, ...] = ()
+    """The parameters behind a tensor without a graph, where all of them require no grad."""
     lost_dimension: LostDimension | None = None
     device_fault: DeviceFault = field(default_factory=DeviceFault)
     synchronization: Synchronization = field(default_factory=Synchronization)

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from cudalens.core.call import ApiCall, Call
 from cudalens.core.evidence_types import (
@@ -50,7 +51,12 @@ from cudalens.evidence.failing_call import api_call_of_stack, arguments_of, refu
 from cudalens.evidence.freed_graph import FREED, freed_graph
 from cudalens.evidence.host_value import observed_value
 from cudalens.evidence.out_of_place import MODIFIED, with_tried_form
-from cudalens.evidence.recorded_way import graph_cut, lost_dimension, number_cut
+from cudalens.evidence.recorded_way import (
+    frozen_parameters,
+    graph_cut,
+    lost_dimension,
+    number_cut,
+)
 from cudalens.evidence.tensors import bad_key, facts_of, scalars_of, tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
 from cudalens.evidence.trial import ApiTrial, trial_of_error
@@ -167,6 +173,7 @@ def evidence_of_error(
         modified=changed,
         freed=freed,
         graph_cut=attempt("graph's end", partial(_graph_cut, failure, refused)),
+        frozen=attempt("parameters", partial(_frozen, failure), tuple),
         lost_dimension=attempt("lost dimension", partial(_lost_dimension, failure)),
         device_fault=replace(
             hidden, was_before=was_lost and is_lost, was_handled_inside=was_handled_inside
@@ -287,10 +294,24 @@ def _graph_cut(failure: FailureContext, refused: RefusedCall) -> GraphCut | None
     if _OF_NUMBER.search(message):
         names = [item.name for item in refused.odd_arguments]
         return number_cut(names[0], failure.recorder.snapshot()) if names else None
-    match = _WITHOUT_GRAPH.search(message)
-    keys = ("self", *(f"{name}[{match[1]}]" for name in ("tensors", "outputs"))) if match else ()
-    tensor = next((failure.values[key] for key in keys if key in failure.values), None)
+    tensor = _without_graph(failure)
     return None if tensor is None else graph_cut(tensor, failure.recorder.snapshot())
+
+
+def _without_graph(failure: FailureContext) -> Tensor | None:
+    """Return the tensor without a graph that backward was asked of."""
+    match = _WITHOUT_GRAPH.search(failure.error.message if failure.error else "")
+    keys = ("self", *(f"{name}[{match[1]}]" for name in ("tensors", "outputs"))) if match else ()
+    return next((failure.values[key] for key in keys if key in failure.values), None)
+
+
+def _frozen(failure: FailureContext) -> tuple[str, ...]:
+    """Name the parameters behind the tensor that backward was asked of, if all are frozen."""
+    tensor = _without_graph(failure)
+    if tensor is None or failure.recorder is None:
+        return ()
+    found = frozen_parameters(tensor, failure.recorder.snapshot())
+    return tuple(failure.names.get(id(item), "a parameter") for item in found)
 
 
 def _lost_dimension(failure: FailureContext) -> LostDimension | None:

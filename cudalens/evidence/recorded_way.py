@@ -83,6 +83,30 @@ def graph_cut(tensor: Tensor, snapshot: Snapshot) -> GraphCut | None:
     return None if line is None or more or unclear else GraphCut(op=op, line=line)
 
 
+def frozen_parameters(tensor: Tensor, snapshot: Snapshot) -> list[nn.Parameter]:
+    """Return the parameters that a tensor is made of, where none of them requires grad.
+
+    Empty where one does, or did when it was read, and where a cut may be the reason.
+    """
+    found: dict[int, nn.Parameter] = {}
+    others: list[Ref] = []
+
+    def visit(current: Ref, call: Recorded | None) -> Sequence[Ref]:
+        living = current()
+        if isinstance(living, nn.Parameter):
+            found[id(living)] = living
+            return ()
+        if call is None:
+            return ()
+        others.extend(item for item in call.inputs if _is_of_graph(item, call.seq, snapshot))
+        return call.inputs
+
+    with plain_torch(), no_dispatch_modes():
+        _walk([ref(tensor)], snapshot, visit)
+    is_known = not others and not any(item.requires_grad for item in found.values())
+    return list(found.values()) if is_known else []
+
+
 def number_cut(name: str, snapshot: Snapshot) -> GraphCut | None:
     """Return the last line that gave a variable the number of a tensor with a graph."""
     for call in reversed(snapshot.calls):

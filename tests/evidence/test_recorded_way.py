@@ -121,3 +121,22 @@ def test_the_squeeze_that_took_a_batch_of_one(
     assert report.limits == ()
     text = " ".join(item.text for item in report.hints)
     assert says in text if says else "took the batch dimension" not in text
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("net.requires_grad_(False)\nloss = F.mse_loss(net(x), y)", "none of its parameters "),
+        ("net.requires_grad_(False)\nloss = (x @ net.weight.T).sum()", "its only parameter "),
+        # The neighbours: one is not frozen, a cut is the reason, there is none behind the loss.
+        ("net.bias.requires_grad_(False)\nloss = F.mse_loss(net(x).detach(), y)", None),
+        ("loss = F.mse_loss(net(x).detach(), y)", None),
+        ("net.requires_grad_(False)\nloss = F.mse_loss(x, x)", None),
+    ],
+)
+def test_frozen_parameters_behind_a_loss_are_named(lines: str, says: str | None) -> None:
+    cell = "net, x, y = nn.Linear(4, 3).cuda(), torch.rand(2, 4).cuda(), torch.rand(2, 3).cuda()\n"
+    report = run_cell(f"{SETUP}{cell}{lines}\nloss.backward()\n", fast=False).shown
+    assert report.headline_schema.startswith("loss has no grad_fn")
+    assert f"Here {says}" in report.explanation if says else "Here " not in report.explanation
+    assert report.limits == ()

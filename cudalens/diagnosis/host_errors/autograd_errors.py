@@ -15,6 +15,9 @@ from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern
 from cudalens.diagnosis.host_errors._words import expression_of, format_shape, named
 from cudalens.diagnosis.user_code import place
 
+_SHOWN = 4
+"""Number of frozen parameters that are named."""
+
 
 @pattern(r"element (?P<at>\d+) of tensors does not require grad and does not have a grad_fn")
 def no_graph(evidence: Evidence, match: re.Match[str]) -> Answer:
@@ -23,6 +26,11 @@ def no_graph(evidence: Evidence, match: re.Match[str]) -> Answer:
     headline = f"{expression_of(fact) or 'the tensor'} has no grad_fn: nothing leads from it to a "
     headline += "tensor that requires grad"
     follows = "Autograd follows grad_fn from the loss to the parameters."
+    if evidence.frozen:
+        shown, count = ", ".join(evidence.frozen[:_SHOWN]), len(evidence.frozen)
+        more = f" and {count - _SHOWN} more" if count > _SHOWN else ""
+        none = "none of its parameters requires" if count > 1 else "its only parameter requires no"
+        follows = f"{follows} Here {none} grad: {shown}{more}."
     yield autograd(headline, follows, fact.argument if fact else None)
     if evidence.graph_cut is not None:
         yield _cut_by_call(evidence, evidence.graph_cut)
