@@ -22,7 +22,7 @@ WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
 MINUTES ?= 25
 INTO_EMPTY = $(BIN)/python -m pip --python build/package/bin/python install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help setup demo test lint types unit quick notebooks notebooks-update pages-update browser test-browser pictures test-all compat package coverage mutate soak bench test-cuda-host test-gpu clean colab docs
+.PHONY: help setup demo test lint types unit quick notebooks notebooks-update pages-update browser test-browser pictures test-all compat package coverage mutate soak libraries bench test-cuda-host test-gpu clean colab docs
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -155,6 +155,9 @@ soak: $(STAMP) ## a thousand generated cells in one shell, at most 25 minutes
 $(VENV)/.bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	touch $@
+
+libraries: $(STAMP) ## right programs of the libraries that people train with, every way: 15 minutes, 6 GB; NAMES="graph_networks" for some
+	$(BIN)/python -m tests.libraries $(NAMES)
 
 bench: $(VENV)/.bench ## measure the costs; writes benchmarks/results.json, docs/performance.md and the README's table
 	$(BIN)/python -m benchmarks
