@@ -30,7 +30,9 @@ MAY_IMPORT = {
 }
 """The entries of the package, and which others each may import: no two of one layer."""
 
-TORCH_IN_CORE = ("core._torch", "core._compiler", "core.call", "core.tensor_values")
+TORCH_IN_CORE = (
+    *("core._torch", "core._compiler", "core.call", "core.tensor_values", "core.user_objects"),
+)
 
 
 TREES = {

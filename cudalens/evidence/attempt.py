@@ -25,6 +25,7 @@ from cudalens.core import _torch
 from cudalens.core._python import parse_expression
 from cudalens.core.call import ApiCall, Operand
 from cudalens.core.report_types import Violation
+from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.diagnosis.user_code import RECEIVER, Fix
 from cudalens.evidence.failing_call import LIBRARIES
 from cudalens.evidence.tensors import tensors_of_output
@@ -160,9 +161,9 @@ class Attempt:
     def _function(self, api: ApiCall) -> Any:
         """Return what is called; of a module's own method that of a copy."""
         function = api.func
-        if isinstance(function, nn.Module):
+        if is_module(function):
             return self._copy(function)
-        if isinstance(function, MethodType) and isinstance(function.__self__, nn.Module):
+        if isinstance(function, MethodType) and is_module(function.__self__):
             return getattr(self._copy(function.__self__), function.__name__)
         return function
 
@@ -229,7 +230,7 @@ class Attempt:
 
     def _method(self, value: Any) -> Any:
         owner = getattr(value, "__self__", None)
-        if not isinstance(owner, Tensor):
+        if not is_tensor(owner):
             raise CannotTryError
         return getattr(self._copy(owner), value.__name__)
 
@@ -240,7 +241,7 @@ class Attempt:
             target, args = name, ()
         elif args and isinstance(args[0], str | torch.device):
             target, *args = args  # type: ignore[assignment]
-        elif args and isinstance(args[0], Tensor):
+        elif args and is_tensor(args[0]):
             target, args = self._device_of(args[0]), (args[0].dtype,)
         if target is not None:
             self._moved = torch.device(target)
@@ -299,9 +300,9 @@ class Attempt:
     def _copy(self, value: Any) -> Any:
         if id(value) in self._copies:
             return self._copies[id(value)][1]
-        if isinstance(value, Tensor):
+        if is_tensor(value):
             made: Any = self._copied_tensor(value)
-        elif isinstance(value, nn.Module):
+        elif is_module(value):
             made = self._copied_module(value)
         elif type(value) in (list, tuple):
             made = type(value)(map(self._copy, value))
@@ -311,7 +312,7 @@ class Attempt:
             made = type("Output", (), {key: self._copy(item) for key, item in results.items()})()
         elif f"{type(value).__module__}.{type(value).__name__}" == "numpy.ndarray":
             made = value.copy()
-        elif isinstance(getattr(value, "__self__", None), Tensor):
+        elif is_tensor(getattr(value, "__self__", None)):
             return getattr(self._copy(value.__self__), value.__name__)
         elif isinstance(value, _PLAIN) or is_torchs(value):
             return value
@@ -401,7 +402,7 @@ def is_torchs(value: object) -> bool:
     """Return whether something is torch's own: a function, a method, a class, a module."""
     if isinstance(value, ModuleType):
         return str(instance_dict(value).get("__name__")).partition(".")[0] == "torch"
-    if isinstance(value, nn.Module):
+    if is_module(value):
         return all(type(item).__module__.startswith(LIBRARIES) for item in value.modules())
     if isinstance(value, MethodType):
         return type(value.__self__).__module__.startswith("torch.nn.modules.")
@@ -438,8 +439,8 @@ def tensors_in(values: Sequence[Any]) -> list[Tensor]:
     tensors: list[Tensor] = []
     for leaf in _torch.pytree.tree_leaves(list(values)):
         item = leaf.__self__ if isinstance(leaf, MethodType) else leaf
-        if isinstance(item, Tensor):
+        if is_tensor(item):
             tensors.append(item)
-        elif isinstance(item, nn.Module):
+        elif is_module(item):
             tensors += [*item.parameters(), *item.buffers()]
     return tensors

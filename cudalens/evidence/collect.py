@@ -35,6 +35,7 @@ from cudalens.core.report_types import (
     Violation,
 )
 from cudalens.core.tensor_values import outside
+from cudalens.core.user_objects import is_tensor
 from cudalens.evidence import autograd_graph, context
 from cudalens.evidence.call_stack import locate, parameter_names
 from cudalens.evidence.module_names import module_names, owner_modules
@@ -195,7 +196,7 @@ def graph_of(
     if failure.error is not None:
         values = {item.expression: values[item.key] for item in site.names}
         for item in site.others:
-            if isinstance(item.value, Tensor):
+            if is_tensor(item.value):
                 values.setdefault(item.expression, item.value)
         if not any(item.requires_grad for item in values.values()):
             return AutogradNeighbourhood()

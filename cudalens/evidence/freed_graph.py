@@ -18,6 +18,7 @@ from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.call import NodeMark
 from cudalens.core.evidence_types import FreedGraph
 from cudalens.core.report_types import LineRef, SourceSpan
+from cudalens.core.user_objects import is_tensor
 from cudalens.evidence.autograd_graph import name_of, nodes_behind
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
@@ -173,13 +174,13 @@ def _holder_name(
 
 def _tensors_in(value: object) -> list[Tensor]:
     """Return a tensor, or those of a sequence and of its tuples."""
-    if isinstance(value, Tensor):
+    if is_tensor(value):
         return [value]
     items: list[object] = []
     if type(value) in (tuple, list, deque):
         items = list(cast("Iterable[object]", value))[:_MAX_ITEMS]
-    parts = [part for item in items for part in (item if isinstance(item, tuple) else (item,))]
-    return [item for item in parts if isinstance(item, Tensor)]
+    parts = [part for item in items for part in (item if type(item) is tuple else (item,))]
+    return [item for item in parts if is_tensor(item)]
 
 
 def _names_read(statement: ast.stmt | None) -> Iterator[ast.expr]:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from types import FrameType
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cudalens.core import _torch
+from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.source.stack import namespaces
 
 MAX_LISTED = 5
@@ -42,9 +43,9 @@ def largest(frames: Sequence[FrameType]) -> tuple[str, ...]:
 
 def _holder(name: str, value: object, seen: set[int]) -> tuple[int, str] | None:
     kind, held, what = type(value).__name__, list[object](), ""
-    if isinstance(value, Tensor):
+    if is_tensor(value):
         held, what = [value], f", {_torch.dtype_name(value.dtype)} {tuple(value.shape)}"
-    elif isinstance(value, nn.Module):
+    elif is_module(value):
         parameters = list(value.parameters())
         grads = [item.grad for item in parameters if item.grad is not None]
         held = [*parameters, *grads, *value.buffers()]
@@ -55,7 +56,7 @@ def _holder(name: str, value: object, seen: set[int]) -> tuple[int, str] | None:
     elif isinstance(value, (list, tuple, dict)):
         held = list(value.values() if isinstance(value, dict) else value)
         what = f" in {len(held)} item{'s' * (len(held) > 1)}"
-    size = _new_bytes((item for item in held if isinstance(item, Tensor)), seen)
+    size = _new_bytes((item for item in held if is_tensor(item)), seen)
     return (size, f"{name}: {format_bytes(size)}{what}") if size else None
 
 

@@ -19,6 +19,7 @@ from cudalens.core.report_types import (
     unravel,
 )
 from cudalens.core.tensor_values import summarise
+from cudalens.core.user_objects import is_tensor
 from cudalens.guards.process import PROCESS
 from cudalens.source.locate import CallSite
 from cudalens.source.safe_eval import instance_dict
@@ -67,7 +68,7 @@ def tensor_facts(
     rest = [
         (item, item.value)
         for item in site.others
-        if isinstance(item.value, Tensor)
+        if is_tensor(item.value)
         and not any(_torch.same_tensor(item.value, other) for other in shown.values())
     ]
     if not shown and not rest:
@@ -168,4 +169,4 @@ def tensors_of_output(value: object) -> dict[str, Tensor]:
     if not type(value).__module__.startswith("transformers."):
         return {}
     entries = instance_dict(value).items()
-    return {key: item for key, item in entries if isinstance(item, Tensor)}
+    return {key: item for key, item in entries if is_tensor(item)}

@@ -16,13 +16,14 @@ from dataclasses import replace
 from types import FrameType, TracebackType
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cudalens.core import _torch
 from cudalens.core._python import raise_if_outside
 from cudalens.core.call import ApiCall, Call, OpCall
 from cudalens.core.report_types import Violation
 from cudalens.core.tensor_values import summarise
+from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.diagnosis.candidates import Refusal, TrialResult
 from cudalens.diagnosis.user_code import Fix
 from cudalens.evidence.attempt import (
@@ -115,7 +116,7 @@ class ApiTrial(Variables):
                 except Exception as error:  # whatever torch says of it
                     raise_if_outside(error)
                     return TrialResult(succeeds=False, error=_reason(error))
-                shape = tuple(result.shape) if isinstance(result, Tensor) else None
+                shape = tuple(result.shape) if is_tensor(result) else None
                 return TrialResult(succeeds=True, shape=shape)
         return TrialResult()
 
@@ -187,14 +188,14 @@ class ApiTrial(Variables):
         values = [value for frame in frames for value in list(frame.f_locals.values())]
         objects: list[object] = []
         for module in [*values, self.line.module]:
-            if isinstance(module, nn.Module):
+            if is_module(module):
                 for part in module.modules():
                     objects += [*instance_dict(part).values(), *part.parameters(False)]
                     objects += part.buffers(False)
         return frozenset(
             item.untyped_storage().data_ptr()
             for item in objects
-            if isinstance(item, Tensor) and _torch.is_plain(item)
+            if is_tensor(item) and _torch.is_plain(item)
         )
 
 

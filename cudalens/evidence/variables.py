@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType, TracebackType
 
-from torch import Tensor, nn
+from torch import nn
 
 from cudalens.core import _torch
 from cudalens.core._python import parse_expression
 from cudalens.core.call import Call
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report_types import Expression, SourceSpan, TensorFact, syntax
+from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.diagnosis import candidates
 from cudalens.diagnosis.moves import Called
 from cudalens.evidence.tensors import of_meta, tensors_of_output
@@ -60,7 +61,7 @@ class RunningLine:
         if value is ABSENT and self.below:
             is_call = self.below[0].f_code.co_name in MODULE_CALLS
             value = self.below[0].f_locals.get("self") if is_call else None
-        return value if isinstance(value, nn.Module) else None
+        return value if is_module(value) else None
 
 
 def line_of(entries: Sequence[FrameType | TracebackType]) -> RunningLine | None:
@@ -101,7 +102,7 @@ class Variables(candidates.Trial):
         """The tensors that the running call works on, each by its text in the call."""
         facts = []
         for item in self.call.operands:
-            if isinstance(item.value, Tensor) and _torch.is_plain(item.value):
+            if is_tensor(item.value) and _torch.is_plain(item.value):
                 node, text = item.node, Expression(item.text, item.node)
                 fact = of_meta(None, _torch.meta_of(item.value), text)
                 span = (node.lineno, node.col_offset, node.end_col_offset or 0)
@@ -139,25 +140,25 @@ class Variables(candidates.Trial):
         called = self._read(node.func) if isinstance(node, ast.Call) else None
         if isinstance(called, type) and issubclass(called, nn.Module):
             return "layer", ()
-        if isinstance(value, nn.Module):
+        if is_module(value):
             return "module", self._tensor_names()
         if results := tensors_of_output(value):
             return "output", tuple(results)
         if type(value) is dict:
             entries = items_of(value, _MAX_PARTS)
-            keys = (key for key, item in entries if isinstance(item, Tensor))
+            keys = (key for key, item in entries if is_tensor(item))
             return "mapping", tuple(key for key in keys if isinstance(key, str))
         if type(value) is tuple:
             # Of one that the line itself writes, no item is meant alone.
             items = () if isinstance(node, ast.Tuple) else value[:_MAX_PARTS]
-            parts = tuple(str(at) for at, item in enumerate(items) if isinstance(item, Tensor))
+            parts = tuple(str(at) for at, item in enumerate(items) if is_tensor(item))
             return ("tuple" if parts else None), parts
         return _kind(value), ()
 
     def _tensor_names(self) -> tuple[str, ...]:
         """Name the tensors among the variables of the running code, those of a cell included."""
         names = self.line.frame.f_locals
-        tensors = [key for key, item in list(names.items()) if isinstance(item, Tensor)]
+        tensors = [key for key, item in list(names.items()) if is_tensor(item)]
         return tuple(key for key in tensors if not key.startswith("_"))[:_MAX_PARTS]
 
     def binding(self, expression: str, *, of_shape: bool = False) -> Binding | None:
@@ -167,14 +168,14 @@ class Variables(candidates.Trial):
         """
         target = _syntax(expression)
         value = self._read(target)
-        if isinstance(value, Tensor) and not of_shape and (value.is_inference() or value._version):
+        if is_tensor(value) and not of_shape and (value.is_inference() or value._version):
             return None
         if isinstance(target, ast.Name) and type(value) in (int, float):
             return binding_of(self.line.running, target.id)
-        if isinstance(target, ast.Name) and isinstance(value, Tensor | nn.Module):
+        if isinstance(target, ast.Name) and (is_tensor(value) or is_module(value)):
             return binding_of(self.line.running, target.id) or self._passed_in(target.id, value)
         owner = self._read(target.value) if isinstance(target, ast.Attribute) else None
-        if not isinstance(owner, nn.Module) or not isinstance(target, ast.Attribute):
+        if not is_module(owner) or not isinstance(target, ast.Attribute):
             return None
         made = next(d["__init__"] for k in type(owner).__mro__ if "__init__" in (d := vars(k)))
         code = getattr(made, "__code__", None)
@@ -221,10 +222,10 @@ class Variables(candidates.Trial):
         layers: dict[int, tuple[str, nn.Module, nn.Module]] = {}
         for variables in (self.line.frame.f_locals, self.line.frame.f_globals):
             for name, value in list(variables.items()):
-                if isinstance(value, nn.Module) and not name.startswith("_"):
+                if is_module(value) and not name.startswith("_"):
                     part = dict(_parts(value)).get(path)
                     own = registered(part, "_parameters").values() if part is not None else ()
-                    shapes = [item.shape for item in own if isinstance(item, Tensor)]
+                    shapes = [item.shape for item in own if is_tensor(item)]
                     if part is not None and (shape is None or shape in shapes):
                         layers.setdefault(id(value), (name, value, part))
         if len(layers) != 1:
@@ -263,11 +264,11 @@ class Variables(candidates.Trial):
         """
         value = self._read(_syntax(expression))
         owner = self.line.frame.f_locals.get("self")
-        if isinstance(owner, nn.Module):
+        if is_module(owner):
             registered = (*owner.parameters(recurse=False), *owner.buffers(recurse=False))
             if any(item is value for item in registered):
                 return type(owner).__name__, "module"
-        stored = instance_dict(owner).items() if isinstance(owner, nn.Module) else ()
+        stored = instance_dict(owner).items() if is_module(owner) else ()
         for key, item in list(stored):
             if item is value:
                 is_group = type(item) in (list, tuple, dict)
@@ -284,20 +285,20 @@ class Variables(candidates.Trial):
         frames = [self.line.frame, *map(frame_of, self.line.callers)]
         scopes = [list(frame.f_locals.items()) for frame in frames]
         values = [value for scope in scopes for _, value in scope]
-        modules = [item for item in (self.line.module, *values) if isinstance(item, nn.Module)]
+        modules = [item for item in (self.line.module, *values) if is_module(item)]
         ids = {id(self.line.module)} | {id(frame.f_locals.get("self")) for frame in frames}
         registered = {id(part) for item in modules for _, part in _parts(item)}
         spaces = {id(frame.f_globals) for frame in frames}
         for frame, scope in zip(frames, scopes, strict=True):
             owner = frame.f_locals.get("self")
-            stored = list(instance_dict(owner).items()) if isinstance(owner, nn.Module) else []
+            stored = list(instance_dict(owner).items()) if is_module(owner) else []
             named = [*((f"self.{key}", item) for key, item in stored), *scope]
             for name, value in named:
                 if id(value) in spaces:
                     continue
                 if type(value) in (list, tuple, dict) and "_" not in (name[:1], name[5:6]):
                     items = value.values() if type(value) is dict else value
-                    parts = {id(item) for item in items if isinstance(item, nn.Module)}
+                    parts = {id(item) for item in items if is_module(item)}
                     if (parts & ids) - registered:
                         return name, type(value).__name__
         return None
@@ -326,7 +327,7 @@ def _syntax(expression: str) -> ast.expr:
 def _parts(module: nn.Module, path: str = "", depth: int = 0) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules below one with their paths, by the entries that modules store."""
     for key, item in registered(module, "_modules").items() if depth < _MAX_DEPTH else ():
-        if isinstance(item, nn.Module):
+        if is_module(item):
             yield f"{path}{key}", item
             yield from _parts(item, f"{path}{key}.", depth + 1)
 
@@ -334,10 +335,10 @@ def _parts(module: nn.Module, path: str = "", depth: int = 0) -> Iterator[tuple[
 def _kind(value: object) -> str | None:
     """Return of what kind a value is that a tensor can be made of."""
     if type(value) is list and value:
-        has_tensors = all(isinstance(item, Tensor) for item in value)
+        has_tensors = all(is_tensor(item) for item in value)
         return "tensors" if has_tensors else "list"
     name = f"{type(value).__module__}.{type(value).__name__}"
     if name == "numpy.ndarray":
         return name
-    is_bound = isinstance(getattr(value, "__self__", None), Tensor)
+    is_bound = is_tensor(getattr(value, "__self__", None))
     return "method" if is_bound and callable(value) else None

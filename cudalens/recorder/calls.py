@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cudalens.core._python import raise_if_outside
 from cudalens.core.call import function_name, public_name
+from cudalens.core.user_objects import is_tensor
 from cudalens.recorder._torch import (
     base_of,
     dtype_of,
@@ -25,7 +26,7 @@ from cudalens.recorder._torch import (
     version_of,
 )
 from cudalens.recorder.sites import RawSite
-from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, is_tensor, tensors_in
+from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
 
 
 def names(text: str) -> frozenset[str]:

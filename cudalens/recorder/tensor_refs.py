@@ -9,6 +9,8 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from cudalens.core.user_objects import is_tensor
+
 Ref = ref[Tensor]
 """A weak reference without callback: the same object for each use of one tensor, even after its
 death, as long as somebody has it.  So ``is`` compares the tensors of two calls."""
@@ -22,11 +24,6 @@ _MAX_LISTED = 64
 def is_ref(value: object) -> TypeGuard[Ref]:
     """Return whether a value is a reference to a tensor."""
     return type(value) is ref
-
-
-def is_tensor(value: object) -> TypeGuard[Tensor]:
-    """Return whether a value is a tensor by its type; what it says of its class is not asked."""
-    return issubclass(type(value), Tensor)
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:

@@ -11,6 +11,7 @@ from cudalens.core._python import (
     entries_from_traceback,
     raise_if_outside,
 )
+from cudalens.core._torch import Unseen
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.core.limits import Limits
 from cudalens.core.report import Report
@@ -61,11 +62,12 @@ def explained(
         if lost_context.is_of_another(error):
             return exception.report_of_another(error)
         used = None if was_lost else recorder
-        return diagnose(
-            *exception.evidence_of_error(
-                error, used, device_text, started=started, raised=raised, was_lost=was_lost
+        with Unseen():  # a subclass of the user's is not to see what is asked of its tensors
+            return diagnose(
+                *exception.evidence_of_error(
+                    error, used, device_text, started=started, raised=raised, was_lost=was_lost
+                )
             )
-        )
 
     def bare() -> Report:
         return bare_report_of_error(error_facts(error), tuple(limits.lines))
@@ -83,9 +85,10 @@ def explained_early(
     try:
         started = time.perf_counter()
         raised = None if recorder is None else recorder.call_of(error)
-        evidence, _ = exception.evidence_of_error(
-            error, recorder, device_text, started=started, raised=raised
-        )
+        with Unseen():
+            evidence, _ = exception.evidence_of_error(
+                error, recorder, device_text, started=started, raised=raised
+            )
         return diagnose(evidence)
     except Exception as failure:
         raise_if_outside(failure)
