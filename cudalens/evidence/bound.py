@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cudalens.core.evidence_types import BoundOrigin
 from cudalens.core.report_types import LineRef, ProvenanceStep, SourceSpan
-from cudalens.evidence.program import Program, Spot, last_name, size_argument
+from cudalens.evidence.program import Program, Spot, size_argument
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.provenance import describe_step

@@ -65,6 +65,7 @@ from cudalens.evidence.collect import (
 from cudalens.evidence.dataset_column import column_of
 from cudalens.evidence.failing_call import arguments_of
 from cudalens.evidence.grown_parameter import grown_parameter
+from cudalens.evidence.module_names import other_modules
 from cudalens.evidence.replay import replay
 from cudalens.evidence.tensors import bad_key, facts_of, scalars_of
 from cudalens.evidence.trial import ApiTrial, trial_of_finding
@@ -244,7 +245,7 @@ def evidence_of_call(
         replay=attempt("replay", partial(_replay, violation, op), Replay),
         device_text=violation.device_text,
         provenance=tuple(way.steps),
-        seen_before=attempt("earlier calls", partial(_seen_before, violation, recorder)),
+        seen_before=attempt("earlier calls", partial(_seen_before, failure)),
         dataset_column=attempt("dataset", partial(column_of, way.batch, violation))
         if way.batch is not None
         else None,
@@ -338,11 +339,18 @@ def _bound(
     return None
 
 
-def _seen_before(violation: Violation, recorder: Any) -> SeenBefore | None:
+def _seen_before(failure: FailureContext) -> SeenBefore | None:
     """Return what earlier calls of the line gave the argument at fault."""
-    read = getattr(recorder, "seen_before", None)
-    earlier = None if read is None else read(bad_key(violation))
-    return None if earlier is None else SeenBefore(**earlier)
+    violation, read = failure.violation, getattr(failure.recorder, "seen_before", None)
+    earlier = None if read is None or violation is None else read(bad_key(violation))
+    if earlier is None or violation is None:
+        return None
+    modules = earlier.pop("modules", ())
+    related = failure.values.get(violation.related or "self")
+    others = other_modules(
+        modules, failure.modules, related, violation.size, violation.dim or 0, failure.frames
+    )
+    return SeenBefore(**earlier, other_modules=others)
 
 
 def _with_samples(violation: Violation, way: Provenance) -> Violation:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Mapping, Sequence, Set
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from cudalens.core.evidence_types import OwnerModule
+from cudalens.core.report_types import OtherModule
 from cudalens.source.locate import CallSite
 from cudalens.source.module_path import paths_below
 from cudalens.source.running_call import RunningCall, class_name
-from cudalens.source.safe_eval import registered
+from cudalens.source.safe_eval import instance_dict, registered
 from cudalens.source.stack import namespaces
+
+_MAX_ITEMS = 256
+"""Number of items of a list that are looked at."""
 
 
 def module_names(
@@ -84,6 +88,64 @@ def owner_modules(
                 )
                 break
     return tuple(owners)
+
+
+def other_modules(
+    seen: Iterable[tuple[object, int, Any, Any]],
+    stack: Sequence[object],
+    related: Tensor | None,
+    size: int | None,
+    dim: int,
+    frames: Sequence[FrameType],
+) -> tuple[OtherModule, ...]:
+    """Return the modules that ran the failing line before, of which the bound is another one.
+
+    Args:
+        seen: each with its calls, smallest and largest value.
+        stack: the modules that run, outermost first.
+        related: the tensor of the failing one that sets the bound, of this size in this dimension.
+    """
+    stores = [(it, _tensors_of(it)) for it in reversed(stack)]
+    held = (
+        (type(it), name) for it, own in stores for name, value in own.items() if value is related
+    )
+    kind, name = next(held, (None, ""))
+    others = []
+    for module, calls, low, high in seen if kind is not None else ():
+        tensor = _tensors_of(module).get(name) if type(module) is kind else None
+        shape = tuple(getattr(tensor, "shape", ()))
+        path = _path_of(module, frames) if dim < len(shape) and shape[dim] != size else None
+        if path is not None:
+            bound = {"module": path, "calls": calls, "min": low, "max": high, "size": shape[dim]}
+            others.append(OtherModule(**bound))
+    return tuple(others)
+
+
+def _tensors_of(module: object) -> dict[str, object]:
+    """Return the tensors that are attributes of a module, as they are stored."""
+    own = {**instance_dict(module), **registered(module, "_parameters")}
+    own.update(registered(module, "_buffers"))
+    return {str(name): value for name, value in own.items() if isinstance(value, Tensor)}
+
+
+def _path_of(module: object, frames: Sequence[FrameType]) -> str | None:
+    """Return the path of a module below a variable of the user's: ``stores.0``."""
+    for scope in namespaces(frames):
+        for name, value in list(scope.items()):
+            if name == "self" or name.startswith("_"):
+                continue
+            if value is module:
+                return name
+            if issubclass(type(value), torch.nn.Module):
+                path = paths_below(value, wanted={id(module)}).get(id(module))
+                if path is not None:
+                    return f"{name}.{path}"
+            if type(value) in (list, tuple):
+                items = enumerate(cast("list[object]", value)[:_MAX_ITEMS])
+                at = next((at for at, it in items if it is module), None)
+                if at is not None:
+                    return f"{name}.{at}"
+    return None
 
 
 def _text_of(

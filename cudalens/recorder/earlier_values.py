@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
 
-from cudalens.recorder.sites import RawSite
+from cudalens.recorder.sites import RawSite, shared_site
 
 _MODE = str(Path(__file__).with_name("mode.py"))
 _DETOUR = torch.overrides.__file__
@@ -21,7 +21,7 @@ class EarlierValues:
 
     def __init__(self) -> None:
         self._extremes: dict[tuple[Any, ...], list[Any]] = {}
-        """Calls, smallest, largest, number of the last call, and the code that its key numbers."""
+        """Calls, smallest, largest, number of the last call, and what its key numbers."""
 
     def note(
         self,
@@ -48,12 +48,38 @@ class EarlierValues:
             if low < seen[1] or high > seen[2]:
                 seen[1], seen[2] = min(seen[1], low), max(seen[2], high)
 
-    def find(
-        self, caller: FrameType | None, site: RawSite, argument: str
-    ) -> dict[str, float] | None:
-        """Return what earlier calls from a place gave to an argument, ``None`` without any."""
-        values = self._extremes.get((_place(caller, site)[0], argument))
-        return None if values is None else dict(zip(("calls", "min", "max"), values, strict=False))
+    def find(self, caller: FrameType | None, site: RawSite, argument: str) -> dict[str, Any] | None:
+        """Return what earlier calls from a place gave to an argument, ``None`` without any.
+
+        Where the user's own line called the module, the calls of all modules count: ``modules``
+        has each of the others with its calls, smallest and largest value.
+        """
+        place = _place(caller, site)[0]
+        is_of_line = place[0] == place[2] or _is_called_by_user(site)
+        entries = [
+            (key[-1], values)
+            for (key, name), values in self._extremes.items()
+            if name == argument and key[:-1] == place[:-1] and (is_of_line or key == place)
+        ]
+        if not entries:
+            return None
+        calls, lows, highs = zip(*(values[:3] for _, values in entries), strict=True)
+        others = [values for number, values in entries if number != place[-1]]
+        return {
+            "calls": sum(calls),
+            "min": min(lows),
+            "max": max(highs),
+            "modules": [(it[4][2] and it[4][2](), *it[:3]) for it in others],
+        }
+
+
+def _is_called_by_user(site: RawSite) -> bool:
+    """Return whether a line of the user's called the module that runs, and no library's."""
+    shared = shared_site(site)
+    outer = None if shared is None else shared.outer
+    if shared is None or outer is None:
+        return True
+    return (shared.code, shared.lasti) != (outer.code, outer.lasti)
 
 
 def caller_of(frame: FrameType | None) -> FrameType | None:
@@ -65,15 +91,13 @@ def caller_of(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def _place(
-    caller: FrameType | None, site: RawSite
-) -> tuple[tuple[int, ...], tuple[CodeType | None, CodeType | None]]:
+def _place(caller: FrameType | None, site: RawSite) -> tuple[tuple[int, ...], tuple[Any, ...]]:
     """Return the instruction that made a call, the user's line and the module, all as numbers.
 
     Code itself is slow to hash.  Its number is its own for as long as the code lives.
 
     Returns:
-        the numbers, and the code that they are of.
+        the numbers, and what they are of: code, code, and a reference to the module.
     """
     if isinstance(site, tuple):
         line, lasti, shared = site
@@ -83,4 +107,4 @@ def _place(
         line, lasti, shared = site.code, site.lasti, site
     module = None if shared is None else shared.module
     code, at = (None, 0) if caller is None else (caller.f_code, caller.f_lasti)
-    return (id(code), at, id(line), lasti, id(module and module())), (code, line)
+    return (id(code), at, id(line), lasti, id(module and module())), (code, line, module)

@@ -9,7 +9,6 @@ cannot be judged.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -24,6 +23,7 @@ from cudalens.core.report_types import FIRST_BAD, WRITES, ProvenanceStep, ravel,
 from cudalens.recorder.calls import CONVERSIONS, FROM_PYTHON, Recorded, names
 from cudalens.recorder.dataloader import Batch, describe
 from cudalens.recorder.history import Snapshot
+from cudalens.recorder.places import Position, contains, in_memory, reshaped, values_at
 from cudalens.recorder.tensor_refs import Ref, is_ref
 
 _MAX_STEPS = 24
@@ -32,7 +32,6 @@ _MAX_CALLS = 1000
 _MAX_PLACES = 1 << 20
 """Up to this many bad elements are followed; up to four times as many elements have a key."""
 IsBad = Callable[[Tensor], bool]
-Position = tuple[int, ...]
 
 _CHOOSING = names(
     "__getitem__ index_select gather take take_along_dim masked_select repeat_interleave"
@@ -130,7 +129,7 @@ class ProvenanceWalk:
         self._before: int | None = None
         """The current tensor has them right before this call; ``None`` for now."""
         if positions and all(len(item) == tensor.dim() for item in positions):
-            values = _values_at(tensor, positions)
+            values = values_at(tensor, positions)
             bad = None
             if mask is not None and mask.shape == tensor.shape:
                 places = mask.reshape(-1).nonzero().squeeze(1)[:_MAX_PLACES]
@@ -299,7 +298,7 @@ class ProvenanceWalk:
         values, places = self._at.values, self._at.positions
         if values is None:
             return False
-        rest = [at for at, value in enumerate(values) if not _contains(written, value)]
+        rest = [at for at, value in enumerate(values) if not contains(written, value)]
         self._at = self._at._replace(
             origins=tuple(self._at.origins[at] for at in rest),
             positions=None if places is None else [places[at] for at in rest],
@@ -341,7 +340,7 @@ class ProvenanceWalk:
         """Return whether what a call wrote to some elements has one of the bad values."""
         if self._at.values is None or (written.dim() and written.dtype != self._at.values.dtype):
             return self._is_bad(written)
-        return any(_contains(written, value) for value in self._at.values)
+        return any(contains(written, value) for value in self._at.values)
 
     # --- from one tensor to the next -------------------------------------------------------------
 
@@ -359,8 +358,8 @@ class ProvenanceWalk:
         if dtype != old_dtype:  # it reads the memory in another way
             positions = values = None
         elif is_in_order:
-            positions = _reshaped(positions, old, shape)
-        elif (found := _in_memory(positions, self._at.tensor(), base())) is not None:
+            positions = reshaped(positions, old, shape)
+        elif (found := in_memory(positions, self._at.tensor(), base())) is not None:
             positions = found
         elif positions is not None:
             # A size that no other dimension has is still that of the rows.
@@ -377,7 +376,7 @@ class ProvenanceWalk:
         living = self._at.tensor()
         base = None if living is None else base_of(living)
         if living is not None and base is not None and base.numel() == living.numel():
-            positions = _reshaped(self._at.positions, living.shape, base.shape)
+            positions = reshaped(self._at.positions, living.shape, base.shape)
             self._at = self._at._replace(tensor=ref(base), positions=positions, bad=None)
             return True
         self.provenance.is_open = True
@@ -437,7 +436,7 @@ class ProvenanceWalk:
         shape, own = self._snapshot.meta_of(tensor)[0], self._snapshot.meta_of(self._at.tensor)[0]
         if self._at.positions and shape is not None and math.prod(shape) == 1:  # one number for all
             return [(0,) * len(shape)] * len(self._at.positions)
-        return _reshaped(self._at.positions, own, shape)
+        return reshaped(self._at.positions, own, shape)
 
     def _marked_in(self, call: Recorded, tensor: Ref) -> _Marked:
         """Return what is known of the bad elements in an input, as it was before a call."""
@@ -459,15 +458,15 @@ class ProvenanceWalk:
         if not self._is_bad(living):
             return marked._replace(state="good")
         if positions and len(positions[0]) == living.dim():
-            own: Any = _values_at(living, positions)
-            matches = map(self._is_bad, own) if values is None else map(_contains, own, values)
+            own: Any = values_at(living, positions)
+            matches = map(self._is_bad, own) if values is None else map(contains, own, values)
             listed = [at for at, is_match in enumerate(matches) if is_match]
             places, state = [positions[at] for at in listed], "bad" if listed else "good"
             kept = tuple(origins[at] for at in listed)
             return _Marked(tensor, kept, places, own[listed], marked.bad, state)
         if values is None:
             return marked._replace(state="other")
-        held = [_contains(living, value) for value in values]
+        held = [contains(living, value) for value in values]
         state = "bad" if all(held) else "other" if any(held) else "good"
         return marked._replace(state=state)
 
@@ -509,45 +508,6 @@ def _what_it_writes(operand: Any) -> str | None:
     return f"{WRITES} {living.item()}" if living is not None and living.dim() == 0 else None
 
 
-def _in_memory(
-    positions: Sequence[Position] | None, view: Tensor | None, base: Tensor | None
-) -> list[Position] | None:
-    """Return the positions in a tensor of elements that a living view of it shows."""
-    if not positions or view is None or base is None or not base.is_contiguous():
-        return None
-    is_dense = view.layout == base.layout == torch.strided and len(positions[0]) == view.dim()
-    if not is_dense or base.untyped_storage()._cdata != view.untyped_storage()._cdata:
-        return None
-    start = view.storage_offset() - base.storage_offset()
-    steps = view.stride()
-    places = [start + sum(map(operator.mul, item, steps)) for item in positions]
-    if not all(0 <= place < base.numel() for place in places):
-        return None
-    return [unravel(place, tuple(base.shape)) for place in places]
-
-
-def _reshaped(
-    positions: Sequence[Position] | None, old: Any, new: Any
-) -> Sequence[Position] | None:
-    """Return positions in a tensor of another shape that has all elements in the same order."""
-    if not positions or old is None or new is None or math.prod(old) != math.prod(new):
-        return None
-    if len(positions[0]) == len(old):
-        return [unravel(ravel(item, old), tuple(new)) for item in positions]
-    return positions if tuple(old[:1]) == tuple(new[:1]) else None  # rows
-
-
-def _values_at(tensor: Any, positions: Any) -> Tensor:
-    """Return some elements as one row on the host."""
-    return torch.stack([tensor.detach()[position] for position in positions]).cpu()
-
-
 def _returned(call: Recorded, tensor: Ref) -> bool:
     """Return whether a call returned a tensor that it was given, as it was."""
     return not call.written and any(item is tensor for item in call.inputs)
-
-
-def _contains(tensor: Tensor, value: Tensor) -> bool:
-    """Return whether a tensor has an element of a value; NaN is equal to NaN."""
-    value = value.to(tensor.device)
-    return bool(((tensor == value) | ((tensor != tensor) & (value != value))).any())  # noqa: PLR0124

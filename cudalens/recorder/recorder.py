@@ -12,7 +12,8 @@ from cudalens.recorder import _torch
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.mode import RecordingMode
-from cudalens.recorder.provenance import IsBad, Position, Provenance, ProvenanceWalk
+from cudalens.recorder.places import Position
+from cudalens.recorder.provenance import IsBad, Provenance, ProvenanceWalk
 
 
 class Recorder(RecordingMode):

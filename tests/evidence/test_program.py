@@ -26,7 +26,10 @@ CASES = {
         "n = len(words)",
     ),
     "a parameter": (NET.format("", "classes") + "Net(8, 5)", "Net(8, 5)"),
-    "a parameter by keyword": (NET.format("", "classes") + "Net(8, classes=5)", "Net(8, classes=5)"),
+    "a parameter by keyword": (
+        NET.format("", "classes") + "Net(8, classes=5)",
+        "Net(8, classes=5)",
+    ),
     "a default": (NET.format("=5", "classes") + "Net(8)", "classes=5"),
     "one of two calls, by its number": (
         NET.format("", "classes") + "Net(8, 4), Net(8, 5)",

@@ -126,3 +126,49 @@ def test_the_check_around_it_has_seen_what_was_called_inside() -> None:
         look(10)
 
     assert seen(code) == (2, 1, 4)
+
+
+class Store(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.k = torch.zeros(size, 2).cuda()
+
+    def forward(self, at: torch.Tensor) -> None:
+        self.k.index_copy_(0, at, torch.ones(1, 2).cuda())
+
+
+@pytest.mark.parametrize(("size", "others"), [(8, [("stores.0", 4, 0, 3, 8)]), (3, [])])
+def test_the_line_is_counted_in_all_modules_and_that_with_another_bound_is_named(
+    size: int, others: list[tuple[object, ...]]
+) -> None:
+    stores = [Store(size), Store(3)]
+
+    def code() -> None:
+        for step in range(5):
+            for store in stores if size == 8 else reversed(stores):
+                store(cuda(step))
+
+    with pytest.raises(cudalens.DeviceAssertError) as caught, cudalens.check():
+        code()
+    report = caught.value.report
+    assert report is not None and report.seen_before is not None
+    before = report.seen_before
+    calls = 7 if size == 8 else 6
+    assert (before.calls, before.min, before.max) == (calls, 0, 3 if size == 8 else 2)
+    found = [(it.module, it.calls, it.min, it.max, it.size) for it in before.other_modules]
+    assert found == others
+
+
+def test_a_loss_that_is_made_anew_is_the_same_line() -> None:
+    def train(*batches: torch.Tensor) -> None:
+        loss = nn.CrossEntropyLoss()
+        for labels in batches:
+            loss(torch.zeros(len(labels), 4).cuda(), labels)
+
+    def code() -> None:
+        train(cuda(0, 1), cuda(3))
+        kept.append(nn.CrossEntropyLoss())
+        train(cuda(1), cuda(4))
+
+    kept: list[nn.Module] = []
+    assert seen(code) == (3, 0, 3)
