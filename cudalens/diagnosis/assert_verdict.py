@@ -30,7 +30,8 @@ _EARLIER = (
 )
 _UNWAITED = (
     "The check did not wait for each op, so the real cause may be an earlier line. Next step: "
-    "{rerun} with neither --no-sync nor --fast: the op at fault is then named."
+    "{rerun} under a full check, without options that leave out the waits: the op at fault is "
+    "then named."
 )
 _UNKNOWN_ASSERT = (
     "No known torch kernel prints it. One that is launched past torch's ops, by Triton, "

@@ -72,6 +72,9 @@ from cudalens.source.stack import frames_of
 MAX_TENSORS = 40
 
 
+_CAPTURE_INVALIDATED = 901
+
+
 def evidence_of_error(
     error: BaseException,
     recorder: Any,
@@ -95,6 +98,7 @@ def evidence_of_error(
         is_checked: whether a check was open.
         beside: where the context is gone, other tensors, after those of the line.
     """
+    error = _cause_in_capture(error)
     limits, facts = Limits(), error_facts(error)
     attempt = limits.attempt
     hidden = attempt("device", lambda: lost_context.hidden_fault(facts), DeviceFault)
@@ -162,8 +166,7 @@ def evidence_of_error(
     evidence = evidence_of(
         failure,
         phase=phase_of(entries, in_backward=is_backward) if failed is None else _phase_of(failed),
-        # It is not known where this process has not used CUDA.
-        context_usable=False if is_lost else torch.cuda.is_initialized() or None,
+        context_usable=False if is_lost else _lives_on(error),
         tensors=tensors,
         scalars=attempt("scalars", lambda: scalars_of(arguments), tuple),
         device_text=_printed(device_text, limits, is_expected=is_assert),
@@ -341,6 +344,24 @@ def _with_marked_write(
         for item in graph.nodes
     )
     return replace(graph, nodes=marked)
+
+
+def _cause_in_capture(error: BaseException) -> BaseException:
+    """Return what ended the capture of a CUDA graph, where an exception only says that it ended.
+
+    A forbidden call raises, and as the block is left the end of the capture raises once more.
+    """
+    first = error.__context__
+    is_end = getattr(error, "error_code", None) == _CAPTURE_INVALIDATED
+    return first if is_end and first is not None and lost_context.is_of_device(first) else error
+
+
+def _lives_on(error: BaseException) -> bool | None:
+    """Return whether the device goes on after an exception; ``None`` where that is not known."""
+    if not torch.cuda.is_initialized():
+        return None
+    is_silent = lost_context.is_of_device(error) and lost_context.is_unanswered()
+    return None if is_silent else True
 
 
 def _printed(device_text: Any, limits: Limits, *, is_expected: bool) -> str | None:

@@ -65,6 +65,18 @@ def is_fatal(error: BaseException) -> bool:
     return isinstance(error, Exception) and is_lost(error_facts(error))
 
 
+def is_unanswered() -> bool:
+    """Return whether the question for the device fails with an error that ends no context.
+
+    Such an answer is no sign of life, and no proof of an end.
+    """
+    try:
+        _torch.raise_pending_cuda_error(wait=True)
+    except Exception as error:
+        return not _names_lost_context(error_facts(error))
+    return False
+
+
 def probe(*, wait: bool = False) -> ErrorFacts | None:
     """Ask the device itself: give the error that ended its context, ``None`` while it lives.
 

@@ -230,3 +230,61 @@ def test_the_launch_s_own_line_raises_where_launches_block() -> None:
     with pytest.raises(torch.AcceleratorError) as caught:
         x.sigmoid()
     assert "CUDA_LAUNCH_BLOCKING" not in str(caught.value)
+
+
+@pytest.mark.parametrize("code", [999, 46])
+def test_an_answer_that_is_an_error_is_no_sign_of_life(code: int) -> None:
+    """A device that raises an unknown error when asked is not called fine; a refusal is over."""
+    x = torch.randn(8, 3, device="cuda")
+    session = cudalens.check()
+    with pytest.raises(torch.AcceleratorError), session:
+        if code == 999:
+            standin.fault("sigmoid", 1, code, "")
+            torch.sigmoid(x)
+        else:
+            standin.fault("call:cudaMalloc", 1, code)
+            torch.empty(2**28, device="cuda")
+    assert session.report is not None
+    assert session.report.context_usable is (None if code == 999 else True)
+
+
+REFUSED_LAUNCHES = {98: "built for other GPUs", 218: "update the driver", 222: "update the driver"}
+REFUSED_LAUNCHES |= {46: "nvidia-smi", 802: "nvidia-fabricmanager"}
+
+
+@pytest.mark.parametrize("code", REFUSED_LAUNCHES)
+def test_a_refusal_that_is_not_about_arguments_says_what_to_do(code: int) -> None:
+    x = torch.randn(8, 3, device="cuda")
+    session = cudalens.check()
+    standin.fault("call:cudaLaunchKernel", 1, code)
+    with pytest.raises(torch.AcceleratorError), session:
+        torch.sigmoid(x)
+    assert session.report is not None
+    assert REFUSED_LAUNCHES[code] in session.report.explanation
+    assert "arguments" not in session.report.explanation
+
+
+def test_the_next_step_after_deferred_guards_names_no_option_that_was_not_given() -> None:
+    x = values()
+    with pytest.raises(torch.AcceleratorError), cudalens.guard(deferred=True):
+        session = cudalens.check(fast=True)
+        with session:
+            standin.fault("sigmoid")
+            torch.sigmoid(x).tolist()
+    assert session.report is not None
+    assert "under a full check" in session.report.explanation
+    assert "--no-sync" not in session.report.explanation
+
+
+def test_the_call_that_a_capture_forbids_is_named() -> None:
+    """Leaving the block raises once more, at the line of the ``with``."""
+    x = values().detach()
+    graph, session = torch.cuda.CUDAGraph(), cudalens.check()
+    with pytest.raises(torch.AcceleratorError), session:
+        with torch.cuda.graph(graph):
+            y = torch.sigmoid(x)
+            y.sum().item()
+    report = session.report
+    assert report is not None and report.source is not None
+    assert "item()" in report.source.text
+    assert "while a CUDA graph is captured" in report.headline

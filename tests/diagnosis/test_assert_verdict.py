@@ -27,7 +27,7 @@ EMBEDDING = OpName(name="aten::embedding", overload="default")
 BASE = Evidence(error=ERROR, context_usable=False, environment=Environment(torch="2.13.0"))
 UNWAITED = Synchronization(is_op_unwaited=True)
 WAITING, UNWAITING = Synchronization(waits=True), Synchronization(waits=False)
-WAIT = "neither --no-sync nor --fast"
+WAIT = "under a full check"
 
 
 def evidence(**known: object) -> Evidence:

@@ -18,6 +18,7 @@ STICKY = (
     "device-side assert triggered",  # not the advice that torch prints under every CUDA error
     "illegal memory access",
     "misaligned address",
+    "operation not supported on global/shared address space",
     "launch failure",
     "launch timed out",
     "illegal instruction",

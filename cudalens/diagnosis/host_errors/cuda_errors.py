@@ -173,10 +173,51 @@ cuda_row(
 )
 cuda_row(
     "device_busy",
-    r"all CUDA-capable devices are busy or unavailable",
+    r"CUDA-capable device(?:s are|\(s\) is/are) busy or unavailable",
     "CUDA could not start on the GPU: it is busy or unavailable",
     "Nothing of this process was launched. Next step: see in nvidia-smi whether another process "
     "has the GPU for itself (compute mode), or the GPU reports an error.",
+)
+cuda_row(
+    "capture",
+    r"CUDA error: operation (?:not permitted when stream is capturing|failed due to a previous "
+    r"error during capture)",
+    "a call is not allowed while a CUDA graph is captured",
+    "During a capture no call may wait for the device, read a value on the CPU or allocate device "
+    "memory past the graph's own. The capture has ended. Next step: move the call out of the "
+    "torch.cuda.graph block.",
+)
+cuda_row(
+    "fabric_manager",
+    r"CUDA error: system not yet initialized",
+    "CUDA could not start: the system of GPUs is not initialized",
+    "Nothing of this process was launched, and nothing is wrong with the code. On machines whose "
+    "GPUs are joined by NVSwitch the service nvidia-fabricmanager has to run. Next step: see "
+    "whether it runs, in the driver's own release.",
+)
+cuda_row(
+    "no_function",
+    r"CUDA error: invalid device function",
+    "the GPU was given a kernel that its program does not have",
+    "Nothing is wrong with the values or shapes: PyTorch or an extension was built for other GPUs "
+    "or for another CUDA. Next step: compare torch.cuda.get_arch_list() with "
+    "torch.cuda.get_device_capability(), and build the extension anew.",
+)
+cuda_row(
+    "ptx",
+    r"CUDA error: a PTX JIT compilation failed"
+    r"|CUDA error: the provided PTX was compiled with an unsupported toolchain",
+    "the NVIDIA driver could not compile a kernel: {match}",
+    "Nothing is wrong with the values or shapes: the driver is older than the CUDA version that "
+    "PyTorch or an extension was built with, or the extension was built for another GPU. Next "
+    "step: update the driver, or install a build for the CUDA version that it supports.",
+)
+cuda_row(
+    "address_space",
+    r"operation not supported on global/shared address space|CUDA_ERROR_INVALID_ADDRESS_SPACE",
+    "a kernel used an address of another kind of memory",
+    "No check fired: a custom kernel is the usual place. {is_lost}",
+    certainty=None,
 )
 
 
@@ -186,7 +227,7 @@ cuda_row(
 def other_cuda_error(evidence: Evidence, match: re.Match[str]) -> Answer:
     """Another error of CUDA's."""
     rest = (
-        f"{_WAITED} Next step: look at the arguments on this line."
+        _WAITED
         if evidence.synchronization.waits
         else "Calls run asynchronously, so an earlier op can be the cause. Next step: "
         f"{evidence.steps.check}, which waits for each op."
