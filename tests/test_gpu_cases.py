@@ -25,7 +25,7 @@ import report  # noqa: E402
 from cases import CASES, NOT_TRIGGERED, Case, namespace  # noqa: E402
 from faults import FAULTS  # noqa: E402
 from harmless import HARMLESS, run_harmless  # noqa: E402
-from steps import TINY, run_step  # noqa: E402
+from steps import MODES, TINY, run_step  # noqa: E402
 from worker import RESULT, run_case  # noqa: E402
 
 RECORDS_OF = {
@@ -207,6 +207,9 @@ def test_the_stored_page_is_written_by_the_suite_or_says_that_nothing_has_run() 
     """Nobody edits it by hand."""
     stored = report.PAGE.read_text(encoding="utf-8")
     assert stored == report.page(None) or report.WRITTEN in stored
+    simulated = sum(case.record not in NOT_SIMULATED for case in CASES)
+    assert f"{len(CASES)} of {len(CASES)} records" in report.NOT_YET
+    assert f"{simulated} of {len(CASES)} records" in report.NOT_YET
 
 
 def test_texts_are_harvested_in_the_form_that_is_read(tmp_path: Path) -> None:
@@ -254,8 +257,8 @@ def deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_steps_are_bit_equal_on_the_rehearsal_device(
     sim: simulate.Simulation, deterministic: None
 ) -> None:
-    found = {kind: run_step(kind, TINY) for kind in ("plain", "guards", "full")}
-    assert found["plain"]["losses"] == found["guards"]["losses"] == found["full"]["losses"]
+    found = {kind: run_step(kind, TINY) for kind in ("plain", "guards", "deferred", *MODES)}
+    assert all(item["losses"] == found["plain"]["losses"] for item in found.values())
     assert len(set(found["plain"]["losses"])) == TINY.steps
     assert found["plain"]["peak_bytes"] > 0
 

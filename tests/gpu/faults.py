@@ -23,6 +23,8 @@ class Fault:
     op: str | None = None
     argument_max: tuple[str, float] | None = None
     """An argument of the op with its largest value: a host copy must have it."""
+    source: str | None = None
+    """What the line that is named has to contain."""
     is_no_op: bool = False
     """Whether the kernel is launched past the dispatcher: then no op is to blame."""
     is_lost: bool = True
@@ -71,6 +73,7 @@ def _in_pick(name: str, code: str) -> Fault:
         code=_KERNEL + code,
         kind="device_assert",
         op=_PICK,
+        source="gpu_suite.pick(",
     )
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 __all__ = ["STEPS", "TINY", "Size", "run_step", "train"]
@@ -25,15 +26,22 @@ class Size:
 
 BERT_BASE = Size(layers=12, width=768, heads=12, vocabulary=30522, batch=8, length=128, steps=4)
 TINY = Size(layers=1, width=16, heads=2, vocabulary=11, batch=2, length=5, steps=2)
-STEPS = ("plain", "guards", "full", "float16", "bfloat16")
+MODES: dict[str, dict[str, bool]] = {
+    "full": {},
+    "no sync": {"sync": False},
+    "fast": {"fast": True},
+    "nan": {"nan": True},
+}
+"""Options of a check, by the name of the run."""
+STEPS = ("plain", "guards", "deferred", *MODES, "float16", "bfloat16")
 
 
 def run_step(kind: str, size: Size = BERT_BASE, device: str = "cuda") -> dict[str, Any]:
     """Train a few steps in one way and tell losses, time and memory.
 
     Args:
-        kind: ``plain``, ``guards`` only, a ``full`` check, or a full check under autocast to a
-            dtype; under autocast a bad label follows and must be stopped.
+        kind: ``plain``, ``guards`` only, at once or ``deferred``, a check of :data:`MODES`, or a
+            full check under autocast to a dtype; then a bad label follows and must be stopped.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     import torch
@@ -43,6 +51,8 @@ def run_step(kind: str, size: Size = BERT_BASE, device: str = "cuda") -> dict[st
     checks: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "plain": nullcontext,
         "guards": cudalens.guard,
+        "deferred": partial(cudalens.guard, deferred=True),
+        **{name: partial(cudalens.check, **options) for name, options in MODES.items()},
     }
     torch.use_deterministic_algorithms(True)
     try:
