@@ -250,7 +250,7 @@ def provenance_of(failure: FailureContext, bad: Any) -> Provenance:
     is_bad = breaks(violation)
     if violation.is_nonfinite and not violation.argument:
         is_bad, positions = has_infinity, []
-    mask = failure.limits.attempt("bad values", partial(_bad_places, violation, bad))
+    mask = failure.limits.attempt("bad values", partial(bad_places, violation, bad))
     look = partial(recorder.provenance, bad, is_bad, positions, mask)
     provenance = failure.limits.attempt("provenance", look, Provenance)
     if positions and violation.offenders.first[0].value == "nan":
@@ -260,7 +260,7 @@ def provenance_of(failure: FailureContext, bad: Any) -> Provenance:
     return provenance
 
 
-def _bad_places(violation: Violation, tensor: Tensor) -> Tensor | None:
+def bad_places(violation: Violation, tensor: Tensor) -> Tensor | None:
     """Return which elements are outside the bound, as bool[shape of the tensor]."""
     low, high = violation.bounds.min, violation.bounds.max
     if violation.is_nonfinite or low is None or high is None or not _torch.is_plain(tensor):

@@ -29,12 +29,13 @@ from cudalens.core.errors import (
     NonFiniteError,
     SilentFindingWarning,
 )
-from cudalens.core.evidence_types import BoundOrigin, NanHolder
+from cudalens.core.evidence_types import BoundOrigin, Marks, NanHolder
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence, Report
 from cudalens.core.report_types import (
     AutogradNeighbourhood,
     OpName,
+    ProvenanceStep,
     Replay,
     SeenBefore,
     Violation,
@@ -56,6 +57,7 @@ from cudalens.evidence.call_stack import (
 )
 from cudalens.evidence.collect import (
     FailureContext,
+    bad_places,
     current_recorder,
     evidence_of,
     graph_of,
@@ -65,6 +67,7 @@ from cudalens.evidence.collect import (
 from cudalens.evidence.dataset_column import column_of
 from cudalens.evidence.failing_call import arguments_of
 from cudalens.evidence.grown_parameter import grown_parameter
+from cudalens.evidence.marks import marks_of, vanished
 from cudalens.evidence.module_names import other_modules
 from cudalens.evidence.replay import replay
 from cudalens.evidence.tensors import bad_key, facts_of, scalars_of
@@ -235,6 +238,7 @@ def evidence_of_call(
     evidence = evidence_of(
         failure,
         bound=origin,
+        marks=attempt("marks", partial(_marks, failure, way.steps, trial), Marks),
         bound_source=None if origin is None else origin.at,
         phase=phase_of(frames, in_backward=node is not None),
         tensors=tensors,
@@ -337,6 +341,24 @@ def _bound(
             if (found := find(tensor, dim=violation.dim if is_alike else None)) is not None:
                 return found
     return None
+
+
+def _marks(failure: FailureContext, steps: Sequence[ProvenanceStep], trial: Any) -> Marks:
+    """Return what all the bad values have in common."""
+    violation, site = failure.violation, failure.site
+    assert violation is not None
+    if violation.is_nonfinite:
+        statement = None if trial is None else trial.line.running.statement
+        return Marks(vanished=vanished(statement, violation.dtype))
+    tensor = failure.values.get(bad_key(violation))
+    bad = None if tensor is None else bad_places(violation, tensor)
+    if tensor is None or bad is None:
+        return Marks()
+    named = [(str(it.expression), failure.values[it.key]) for it in site.names]
+    named += [(str(it.expression), it.value) for it in site.others if isinstance(it.value, Tensor)]
+    plain = [(name, it) for name, it in named if _torch.is_plain(it)]
+    with _torch.no_dispatch_modes(), _torch.plain_torch():
+        return marks_of(violation, tensor, bad, others=plain, steps=steps, frames=failure.frames)
 
 
 def _seen_before(failure: FailureContext) -> SeenBefore | None:

@@ -1,0 +1,128 @@
+"""What all bad values of a finding have in common: a number that is a sign, a mask, a maker.
+
+Each mark is proven by looking at every bad element.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType
+
+import torch
+from torch import Tensor
+
+from cudalens.core.api_names import stem_of
+from cudalens.core.evidence_types import Marks, NamedConstant
+from cudalens.core.report_types import LineRef, ProvenanceStep, Violation
+from cudalens.core.tensor_values import number
+from cudalens.evidence.program import Program, Spot
+from cudalens.recorder.calls import names
+from cudalens.source.files import is_user_file
+from cudalens.source.safe_eval import instance_dict
+from cudalens.source.stack import namespaces
+
+_MAX_KINDS = 4
+_MAKERS = names(
+    "argmax argmin argsort bucketize searchsorted floor ceil round trunc nonzero topk eq ne lt le "
+    "gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__ floor_divide __floordiv__"
+)
+"""Functions that say what an integer of theirs is: a place, a truth, a rounded number."""
+_SMALL = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def marks_of(
+    violation: Violation,
+    tensor: Tensor,
+    bad: Tensor,
+    *,
+    others: Iterable[tuple[str, Tensor]],
+    steps: Sequence[ProvenanceStep],
+    frames: Sequence[FrameType],
+) -> Marks:
+    """Return what the bad values of a guard's finding have in common.
+
+    Args:
+        tensor: the one at fault.
+        bad: bool[shape of the tensor], true at its bad elements.
+        others: the other tensors on the user's line, by their expressions.
+        steps: the way of the bad values, newest first.
+        frames: the stack, outermost first.
+    """
+    values = tensor.detach()[bad]
+    kinds = values.unique()[: _MAX_KINDS + 1].tolist() if values.numel() else []
+    size = violation.size
+    maker = next((it for it in steps if stem_of(it.op or "") in _MAKERS), None)
+    few = [int(it) for it in kinds if it == it and it == int(it)] if len(kinds) < 5 else []  # noqa: PLR0124
+    return Marks(
+        value=number(kinds[0]) if len(kinds) == 1 and values.numel() > 1 else None,
+        constants=tuple(_constants(few, frames)),
+        zero_at=next((name for name, it in others if _is_zero_at(it, tensor, bad)), None),
+        is_size=size is not None and kinds == [size],
+        copies=_copies(tensor),
+        maker=maker,
+    )
+
+
+def _is_zero_at(other: Tensor, tensor: Tensor, bad: Tensor) -> bool:
+    """Return whether a tensor is 0 or False at the bad places, and nowhere else."""
+    if other is tensor or other.shape != tensor.shape or other.device != tensor.device:
+        return False
+    return bool(((other.detach() == 0) == bad).all())
+
+
+def _copies(tensor: Tensor) -> int:
+    """Return how often each element stands in a tensor that ``expand`` made."""
+    if tensor.layout is not torch.strided:
+        return 1
+    repeated = zip(tensor.shape, tensor.stride(), strict=True)
+    return math.prod(length for length, step in repeated if step == 0 and length > 1)
+
+
+def _constants(values: Sequence[int], frames: Sequence[FrameType]) -> Iterator[NamedConstant]:
+    """Yield the program's names for numbers: variables of modules and classes in capitals."""
+    scopes = [*namespaces(frames)]
+    owners = (frame.f_locals.get("self") for frame in reversed(frames))
+    kinds = {id(type(it)): type(it) for it in owners if it is not None}
+    scopes += [instance_dict(kind) or dict(vars(kind)) for kind in kinds.values()]
+    named: dict[str, int] = {}
+    for scope in scopes:
+        for name, value in list(scope.items()):
+            if type(value) is int and value in values and name.isupper():
+                named.setdefault(name, value)
+    files = [it.f_code.co_filename for it in reversed(frames)]
+    program = Program(file for file in files if is_user_file(file)) if named else None
+    for name, value in named.items():
+        assert program is not None
+        spots = [it for it in program.values_of(None, name) if _literal(it.node) == value]
+        yield NamedConstant(name=name, value=value, line=_line(spots, program))
+
+
+def _literal(node: ast.AST) -> object:
+    try:
+        return ast.literal_eval(node) if isinstance(node, ast.expr) else None
+    except ValueError:
+        return None
+
+
+def _line(spots: Sequence[Spot], program: Program) -> LineRef | None:
+    if len(spots) != 1:
+        return None
+    cell = program.cell(spots[0])
+    file = spots[0].file if cell is None else None
+    return LineRef(line=spots[0].line, text=program.line_text(spots[0]), cell=cell, file=file)
+
+
+def vanished(statement: ast.AST | None, dtype: str) -> tuple[str, ...]:
+    """Return the constants of a statement that are 0 in a type: ``1e-8`` in float16."""
+    kind = _SMALL.get(dtype.removeprefix("torch."))
+    if kind is None or statement is None:
+        return ()
+    texts = [
+        ast.unparse(it)
+        for it in ast.walk(statement)
+        if isinstance(it, ast.Constant) and type(it.value) is float and it.value != 0
+        if torch.tensor(it.value, dtype=kind).item() == 0
+    ]
+    return tuple(dict.fromkeys(texts))

@@ -1,0 +1,98 @@
+"""What all bad values have in common, each looked at."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pytest
+import torch
+
+from cudalens.core.evidence_types import Marks
+from cudalens.core.report_types import ProvenanceStep, Violation
+from cudalens.evidence import finding
+from cudalens.evidence.marks import marks_of, vanished
+from tests.hostcells import SETUP, run_cell
+
+
+def marks(values: list[int], *, size: int = 5, **more: Any) -> Marks:
+    tensor = more.pop("tensor", torch.tensor(values))
+    bad = (tensor < 0) | (tensor >= size)
+    violation = Violation(headline="", size=size)
+    options = {"others": (), "steps": (), "frames": (), **more}
+    return marks_of(violation, tensor, bad, **options)
+
+
+@pytest.mark.parametrize(
+    ("values", "value", "is_size"),
+    [
+        ([1, 7, 7], 7, False),
+        ([1, 7, 8], None, False),
+        ([1, 5, 5], 5, True),
+        ([1, 5, 2], None, True),
+        ([1, 5, 6], None, False),
+        ([1, 7, 2], None, False),
+    ],
+)
+def test_one_number(values: list[int], value: int | None, is_size: bool) -> None:
+    found = marks(values)
+    assert (found.value, found.is_size) == (value, is_size)
+
+
+@pytest.mark.parametrize(
+    ("weight", "name"), [([1, 0, 0], "w"), ([0, 0, 0], None), ([1, 0, 1], None), ([2, 1, 1], None)]
+)
+def test_a_weight_that_is_zero_at_the_bad_places_alone(weight: list[int], name: str | None) -> None:
+    others = [("y", torch.tensor([1, 7, 7])), ("w", torch.tensor(weight).float())]
+    assert marks([1, 7, 7], others=others).zero_at == name
+
+
+def test_copies_of_an_expanded_tensor() -> None:
+    assert marks([], tensor=torch.tensor([[1], [7]]).expand(2, 4)).copies == 4
+    assert marks([1, 7]).copies == 1
+
+
+@pytest.mark.parametrize(("op", "is_maker"), [("torch.argmax", True), ("torch.add", False)])
+def test_the_maker_of_integers(op: str, is_maker: bool) -> None:
+    steps = [ProvenanceStep(op="torch.Tensor.long"), ProvenanceStep(op=op)]
+    assert marks([1, 7], steps=steps).maker == (steps[1] if is_maker else None)
+
+
+@pytest.mark.parametrize(
+    ("code", "dtype", "wanted"),
+    [
+        ("y = x / (n + 1e-8)", "float16", ("1e-08",)),
+        ("y = x / (n + 1e-8)", "float32", ()),
+        ("y = x / (n + 1e-3)", "float16", ()),
+        ("y = x / (n + 1e-8)", "bfloat16", ()),
+        ("y = x / (n + 0.0)", "float16", ()),
+    ],
+)
+def test_constants_that_vanish(code: str, dtype: str, wanted: tuple[str, ...]) -> None:
+    assert vanished(ast.parse(code), dtype) == wanted
+
+
+@pytest.mark.usefixtures("sim")
+@pytest.mark.parametrize(
+    ("made", "wanted"),
+    [
+        ("HOLE = -7\nOTHER = -8", [("HOLE", -7, "HOLE = -7")]),
+        ("hole = -7", []),
+        ("HOLE = -7.0", []),
+    ],
+)
+def test_the_programs_name_for_a_bad_value(
+    made: str, wanted: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Marks] = []
+    inner = finding.marks_of
+
+    def watched(*args: Any, **kwargs: Any) -> Marks:
+        found.append(inner(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(finding, "marks_of", watched)
+    cell = f"{SETUP}{made}\nt = nn.Embedding(5, 2).cuda()\nt(torch.tensor([1, -7]).cuda())"
+    assert not run_cell(cell, fast=False).shown.limits
+    said = [(it.name, it.value, it.line and it.line.text) for it in found[0].constants]
+    assert said == wanted
