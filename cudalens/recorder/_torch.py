@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -77,6 +78,21 @@ class RemovableMode(TorchFunctionMode):
                 above.append(mode)
         for mode in reversed(above):
             _push_on_torch_function_stack(mode)
+
+    def remove_soon(self) -> None:
+        """Take this mode off the stack of this thread when its turn is over.
+
+        While it has its turn it is not there, and torch puts it back.  So the next function that
+        the thread calls does it; not where the user profiles.
+        """
+
+        def remove(*_: object) -> None:
+            if self.is_on():
+                sys.setprofile(None)
+                self.remove()
+
+        if sys.getprofile() is None:
+            sys.setprofile(remove)
 
 
 def pop_below_ours(pop: Callable[[], Any]) -> Any:

@@ -119,7 +119,7 @@ class RecordingMode(_torch.RemovableMode):
                 _torch.add_step_hooks(self._before_step, self._after_step)
             REPLACED.install(self)
             here().append(self)
-            self._opened_on = THREAD.running
+            self._thread, self._opened_on = threading.get_ident(), THREAD.running
             self._opened_on.extremes += (self._read,)
             self.install()
             return self
@@ -137,6 +137,8 @@ class RecordingMode(_torch.RemovableMode):
     def _close(self) -> None:
         try:
             self.remove()
+            if threading.get_ident() != self._thread:
+                self._apis = _Closed(self)  # the other thread's stack cannot be reached from here
         finally:
             _torch.remove_hooks(
                 *(self.sites.enter_module, self.sites.enter_step),
@@ -464,6 +466,26 @@ class RecordingMode(_torch.RemovableMode):
         if self.watch is not None:
             self.watch.let_go()
         self._batches.clear()
+
+
+class _Closed(Apis):
+    """What a recorder knows of a function once another thread has closed it: nothing.
+
+    The first call that still comes to it takes it off the stack of its own thread.
+    """
+
+    def __init__(self, recorder: RecordingMode) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __getitem__(self, func: Any) -> Api:
+        """Return the facts of a function that nothing is noted of."""
+        self._recorder.remove_soon()
+        return _UNKNOWN
+
+
+_UNKNOWN = Api(Tensor.size)
+_UNKNOWN.is_quiet = True
 
 
 def _device_of(tensors: Sequence[Tensor]) -> torch.device | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from types import ModuleType
@@ -205,3 +206,18 @@ def test_a_mode_that_is_left_too_often_fails_as_without() -> None:
     with Recorder() as recorder:
         assert leave() == expected
         assert recorder.is_on()
+
+
+def test_a_check_that_another_thread_closes_leaves_nothing() -> None:
+    before = depth()
+    recorder = Recorder()
+    recorder.__enter__()
+    torch.ones(1)
+    thread = threading.Thread(target=recorder.__exit__, args=(None, None, None))
+    thread.start()
+    thread.join()
+    for _ in range(2):
+        assert nn.functional.softmax(torch.zeros(1), 0).tolist() == [1.0]
+    assert depth() == before
+    assert sys.getprofile() is None
+    assert recorder.recorded_ops == 1
