@@ -1,6 +1,6 @@
 """Install the libraries, run their programs every way, and write the table of ``docs/programs.md``.
 
-``make libraries`` runs all; ``NAMES="graph_networks"`` some, and then the page stays as it is.
+``make libraries`` runs all; ``NAMES="graph_networks"`` some, with the last outcomes of the others.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from tests.libraries.one import WAYS
 
 ROOT = Path(__file__).parent.parent.parent
 HOME = ROOT / "build" / "libraries"
+OUTCOMES = ROOT / "build" / "libraries-outcomes"
 PAGE = ROOT / "docs" / "programs.md"
 PINS = Path(__file__).with_name("requirements.txt")
 MARKS = ("<!-- libraries:begin -->", "<!-- libraries:end -->")
 LIMIT_S = 10 * 60
-WORKERS = 2
+WORKERS = int(os.environ.get("WORKERS", "2"))
 
 
 def install() -> str:
@@ -74,7 +75,11 @@ def run(python: str, name: str) -> dict[str, Any]:
         if not file.exists():
             return {"ways": {"plain": {"problem": error[-1500:] or "nothing came back"}}}
         outcome: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return {**outcome, "seconds": round(time.perf_counter() - started)}
+        outcome["date"] = date.today().isoformat()
+        outcome["seconds"] = round(time.perf_counter() - started)
+        OUTCOMES.mkdir(parents=True, exist_ok=True)
+        (OUTCOMES / f"{name}.json").write_text(json.dumps(outcome), encoding="utf-8")
+        return outcome
 
 
 def row(name: str, outcome: dict[str, Any]) -> str:
@@ -86,15 +91,14 @@ def row(name: str, outcome: dict[str, Any]) -> str:
     return f"| {outcome.get('title', name)} | {' | '.join([*cells[1:], mistakes])} |"
 
 
-def page(outcomes: dict[str, dict[str, Any]], seconds: float) -> str:
+def page(outcomes: dict[str, dict[str, Any]]) -> str:
     """Return the generated part of the page."""
     versions = sorted({pair for item in outcomes.values() for pair in item.get("versions", [])})
-    names = " | ".join(
-        f"`--{way}`" if way in ("fast", "deferred", "nan") else way for way in WAYS[1:]
-    )
+    dates = sorted({item["date"] for item in outcomes.values() if "date" in item})
+    names = (f"`--{way}`" if way in ("fast", "deferred", "nan") else way for way in WAYS[1:])
     lines = [
         MARKS[0],
-        f"| program | {names} | mistakes |",
+        f"| program | {' | '.join(names)} | mistakes |",
         "| --- " * (len(WAYS) + 1) + "|",
         *(row(name, outcome) for name, outcome in sorted(outcomes.items())),
         "",
@@ -103,9 +107,8 @@ def page(outcomes: dict[str, dict[str, Any]], seconds: float) -> str:
         "that users of the library make, for how many the report names the line, the value and "
         "the bound.",
         "",
-        f"Run by `make libraries` on {date.today().isoformat()}, Python "
-        f"{platform.python_version()}, on the rehearsal device (no GPU), in {seconds / 60:.0f} "
-        f"minutes on {os.cpu_count()} cores: {', '.join(versions)}.",
+        f"Run by `make libraries`, {' to '.join(dates[:1] + dates[1:][-1:])}, Python "
+        f"{platform.python_version()}, on the rehearsal device (no GPU): {', '.join(versions)}.",
         MARKS[1],
     ]
     return "\n".join(lines)
@@ -123,22 +126,22 @@ def main(names: list[str]) -> int:
     """Run the lane; 1 if a program is not as it is unchecked, or a mistake is told wrongly."""
     python, started = install(), time.perf_counter()
     known = sorted(item.stem for item in Path(__file__).parent.glob("programs/[a-z]*.py"))
-    outcomes: dict[str, dict[str, Any]] = {}
+    chosen = names or known
+    outcomes = {item.stem: json.loads(item.read_text()) for item in OUTCOMES.glob("*.json")}
+    outcomes = {name: outcomes[name] for name in known if name in outcomes and name not in chosen}
     problems = 0
     with ThreadPoolExecutor(WORKERS) as pool:
-        runs = {pool.submit(run, python, name): name for name in names or known}
+        runs = {pool.submit(run, python, name): name for name in chosen}
         for done in as_completed(runs):
             outcomes[runs[done]] = done.result()
             lines = told(runs[done], done.result())
             problems += len(lines) - 1
             print(*lines, sep="\n", flush=True)
-            if not names:
-                text = PAGE.read_text(encoding="utf-8")
-                start, stop = text.index(MARKS[0]), text.index(MARKS[1]) + len(MARKS[1])
-                made = page(outcomes, time.perf_counter() - started)
-                PAGE.write_text(text[:start] + made + text[stop:], encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
+    start, stop = text.index(MARKS[0]), text.index(MARKS[1]) + len(MARKS[1])
+    PAGE.write_text(text[:start] + page(outcomes) + text[stop:], encoding="utf-8")
     seconds = time.perf_counter() - started
-    print(f"{len(outcomes)} programs, {problems} problems, {seconds:.0f} s", flush=True)
+    print(f"{len(chosen)} programs, {problems} problems, {seconds:.0f} s", flush=True)
     return int(problems > 0)
 
 

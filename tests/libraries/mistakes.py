@@ -35,8 +35,8 @@ trainer = Trainer(BertForSequenceClassification(config), options, train_dataset=
 trainer.train()
 """,
         "trainer.train()",
-        "labels[",
         "= 3 is outside the 3 classes",
+        "the model has num_labels=3",
     ),
     Mistake(
         "bert_trainer",
@@ -50,8 +50,8 @@ tokens = torch.randint(3, 50, (2, 16), device="cuda")
 hidden = model(tokens)
 """,
         "hidden = model(tokens)",
-        "position_ids[0, 14] = 16",
-        "18 rows",
+        "index[0, 14] = 16 is outside dimension 1 (size 16)",
+        "positions start at 2 here, so 16 rows are enough for 14 tokens",
     ),
     Mistake(
         "gpt2_generate",
@@ -78,8 +78,8 @@ tokens = torch.randint(0, 40, (1, 7), device="cuda")
 made = model.generate(tokens, max_new_tokens=4, do_sample=False, pad_token_id=0)
 """,
         "made = model.generate(tokens, max_new_tokens=4, do_sample=False, pad_token_id=0)",
-        "position_ids[0, 0] = 8",
-        "8 rows",
+        "indices[0, 0] = 8, but model.transformer.wpe (nn.Embedding) has 8 rows",
+        "prompt and new tokens together may have at most 8",
     ),
     Mistake(
         "t5_bart",

@@ -27,7 +27,9 @@ def program():
         lambda row: tokenizer(row["text"]), remove_columns=["text"]
     )
     shape = {"n_embd": 24, "n_layer": 1, "n_head": 3, "n_positions": 24}
-    model = GPT2LMHeadModel(GPT2Config(len(tokenizer), bos_token_id=1, eos_token_id=1, **shape))
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=len(tokenizer), bos_token_id=1, eos_token_id=1, **shape)
+    )
     options = TrainingArguments(
         "out",
         max_steps=3,
