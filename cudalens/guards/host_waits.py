@@ -7,8 +7,9 @@ looked at first, and a finding is raised before anything is read, written or sen
 from __future__ import annotations
 
 import gc
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -35,7 +36,8 @@ class HostWaits:
     """Kernels and a hook that settle what is pending before they go on.
 
     Args:
-        settle: waits if it may, and returns what is to be raised.
+        settle: waits if it may, and returns what is to be raised; by this thread, and in place of
+            other threads that it is given.
         devices: the device types that guards act on.
         count: returns how many guarded calls there were.
         on_failed_call: told what a call raised.
@@ -43,7 +45,7 @@ class HostWaits:
 
     def __init__(
         self,
-        settle: Callable[[], BaseException | None],
+        settle: Callable[[Collection[int]], BaseException | None],
         devices: frozenset[str],
         count: Callable[[], int],
         on_failed_call: Callable[[BaseException], None],
@@ -53,6 +55,8 @@ class HostWaits:
         self._has_host = "cpu" in devices
         self.count = count
         self._left: WeakKeyDictionary[Optimizer, _LeftGradients] = WeakKeyDictionary()
+        self._steppers: WeakKeyDictionary[Optimizer, set[int]] = WeakKeyDictionary()
+        """By optimizer, the threads that have called its step."""
         self._buffers: deque[tuple[int, ref[Tensor]]] = deque(maxlen=_MOST_WRITTEN)
 
     def install(self) -> Callable[[], None]:
@@ -80,12 +84,27 @@ class HostWaits:
     def _wait(self, *_: Any, **__: Any) -> None:
         """Raise what is found among the checks that are pending."""
         __tracebackhide__ = True
-        error = self._settle()
+        self._raise_if_found(())
+
+    def _raise_if_found(self, others: Collection[int]) -> None:
+        __tracebackhide__ = True
+        error = self._settle(others)
         if error is not None:
             try:
                 raise error
             finally:
                 del error
+
+    def _forward_threads(self, optimizer: Optimizer) -> list[int]:
+        """Return the threads with a finding that may have computed the gradients of an optimizer.
+
+        Not one that may step an optimizer of its own: it has stepped another one, or there is
+        another one that nobody has stepped.  Its finding comes before its own step.
+        """
+        others = [item for item in _optimizers() if item is not optimizer]
+        steppers = [self._steppers.get(item, set()) for item in others]
+        threads = {check.thread for check in list(PENDING.findings)}
+        return [thread for thread in threads if not any(not it or thread in it for it in steppers)]
 
     def written_since(self, count: int) -> tuple[Tensor, ...]:
         """Return the running statistics that were written since a guarded call, by its number."""
@@ -94,7 +113,7 @@ class HostWaits:
 
     def note_finding(self, error: BaseException) -> None:
         """Take note that a finding is raised: gradients that are there now may come of it."""
-        for optimizer in [item for item in gc.get_objects() if issubclass(type(item), Optimizer)]:
+        for optimizer in _optimizers():
             groups = vars(optimizer).get("param_groups", ())
             owners = (item for group in groups for item in group["params"])
             owner = next((it for it in owners if it.requires_grad and it.grad is not None), None)
@@ -144,7 +163,10 @@ class HostWaits:
 
         def wait() -> None:
             __tracebackhide__ = True
+            self._steppers.setdefault(optimizer, set()).add(threading.get_ident())
             self._wait()
+            if PENDING.findings:  # of other threads that are at work
+                self._raise_if_found(self._forward_threads(optimizer))
             left = self._left.get(optimizer)
             if left is not None and left.is_there():
                 raise left.error()
@@ -161,6 +183,10 @@ class HostWaits:
         if len(args) > 1:
             return (args[0], closed, *args[2:]), kwargs
         return args, {**kwargs, "closure": closed}
+
+
+def _optimizers() -> list[Optimizer]:
+    return [item for item in gc.get_objects() if issubclass(type(item), Optimizer)]
 
 
 class _LeftGradients:

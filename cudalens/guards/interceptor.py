@@ -9,7 +9,7 @@ nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -247,11 +247,14 @@ class Interceptor:
         while self._leave_later:
             self._leave_later.pop()()
 
-    def settle(self, thread: int | None = None) -> BaseException | None:
+    def settle(
+        self, thread: int | None = None, others: Collection[int] = ()
+    ) -> BaseException | None:
         """Wait for the checks that are pending; return what is to be raised.
 
         Args:
             thread: leave the findings of other threads that are at work to them.
+            others: but not those of these threads.
         """
         if not PENDING:
             return None
@@ -260,15 +263,15 @@ class Interceptor:
         try:
             with _torch.own_wait():
                 if _torch.has_modes():
-                    return self._raised(_torch.unseen_without_wait(PENDING.settle, thread))
-                return self._raised(PENDING.settle(thread))
+                    return self._raised(_torch.unseen_without_wait(PENDING.settle, thread, others))
+                return self._raised(PENDING.settle(thread, others))
         finally:
             inside.busy = was_busy
 
-    def _settle_here(self) -> BaseException | None:
+    def _settle_here(self, others: Collection[int] = ()) -> BaseException | None:
         if self._inside.busy or _torch.is_capturing():
             return None
-        return self.settle(threading.get_ident())
+        return self.settle(threading.get_ident(), others)
 
     def _raised(
         self, past: Sequence[BaseException], now: BaseException | None = None

@@ -18,7 +18,7 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import _DummyThread
@@ -132,10 +132,14 @@ class _Replays:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.checks: list[Check] = []
         is_float, limit = dtype.is_floating_point, torch.iinfo(torch.int64)
-        none_yet = (math.inf, -math.inf) if is_float else (limit.max, limit.min)
-        self._none_yet = torch.tensor(none_yet, dtype=dtype)
+        self._none_yet = (math.inf, -math.inf) if is_float else (limit.max, limit.min)
         self._slots = _torch.zeros(MAX_CAPTURED, 2, dtype, device)
-        self._slots.copy_(self._none_yet)
+        self._empty(self._slots)
+
+    def _empty(self, slots: Tensor) -> None:
+        # Filled on the device: a copy of the host's numbers would wait for it.
+        for column, value in enumerate(self._none_yet):
+            slots[..., column].fill_(value)
 
     def add(self, tensor: Tensor, check: Check) -> None:
         """Capture a check; the host reads nothing."""
@@ -153,7 +157,7 @@ class _Replays:
         values = self._slots[: len(self.checks)].tolist() if self.checks else ()
         for at, ends in enumerate(values):
             if self.checks[at].decide(ends, findings):
-                self._slots[at] = self._none_yet  # the next replay that fails is found again
+                self._empty(self._slots[at])  # the next replay that fails is found again
 
 
 class Pending:
@@ -223,11 +227,14 @@ class Pending:
         for dtype in (torch.int64, torch.float64):
             self._replays[device, dtype.is_floating_point] = _Replays(device, dtype)
 
-    def settle(self, thread: int | None = None) -> list[BaseException]:
+    def settle(
+        self, thread: int | None = None, others: Collection[int] = ()
+    ) -> list[BaseException]:
         """Wait for everything that is pending; return what is to be raised, the first first.
 
         Args:
             thread: leave the findings of other threads that are at work to them.
+            others: but not those of these threads.
         """
         self._is_used = False
         try:
@@ -240,7 +247,7 @@ class Pending:
             raise
         errors = []
         for check in sorted(self.findings, key=lambda item: item.number):
-            if thread is None or check.is_for(thread):
+            if thread is None or check.is_for(thread) or check.thread in others:
                 with suppress(ValueError):  # another thread has taken it
                     self.findings.remove(check)
                     errors.append(check.report(check.smallest, check.largest))

@@ -608,6 +608,63 @@ def test_the_finding_of_another_thread(is_alive: bool) -> None:
     thread.join()
 
 
+def stepped_elsewhere(step: Callable[[], object]) -> list[str]:
+    """Call ``step`` in a thread of its own; return what it raised."""
+    told: list[str] = []
+    thread = threading.Thread(target=lambda: told.extend(found_by(step)))
+    thread.start()
+    thread.join()
+    return told
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("second", [None, "of the stepping thread", "of this thread", "unused"])
+def test_an_optimizer_that_steps_in_another_thread_writes_nothing_bad(second: str | None) -> None:
+    """Unless this thread may have another optimizer of its own, whose step raises the finding."""
+    net = nn.Embedding(3, 2).to("cuda")
+    before = net.weight.detach().clone()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    other = second and torch.optim.SGD([nn.Parameter(torch.ones(1, device="cuda"))], lr=1.0)
+    if second == "of the stepping thread":
+        assert stepped_elsewhere(other.step) == []
+    elif second == "of this thread":
+        other.step()
+    net(cuda(3)).sum().backward()
+    told = stepped_elsewhere(optimizer.step)
+    if second in (None, "of the stepping thread"):
+        assert told and told[0].startswith("indices contained 3, which is outside the 3 rows")
+        assert torch.equal(net.weight, before)
+        assert found_by(cudalens.settle) == []
+    else:
+        assert told == []
+        assert found_by(other.step)
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_optimizer_with_a_thread_of_its_own_is_left_alone() -> None:
+    """Two trainings in two threads: each raises its own findings."""
+    nets = [nn.Embedding(3, 2).to("cuda") for _ in range(2)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=1.0) for net in nets]
+    done = [threading.Event() for _ in range(2)]
+    told: list[str] = []
+
+    def bad() -> None:
+        optimizers[1].step()
+        nets[1](cuda(3)).sum().backward()
+        done[0].set()
+        done[1].wait(30)
+        told.extend(found_by(optimizers[1].step))
+
+    thread = threading.Thread(target=bad)
+    thread.start()
+    done[0].wait(30)
+    nets[0](cuda(2)).sum().backward()
+    assert found_by(optimizers[0].step) == []
+    done[1].set()
+    thread.join()
+    assert len(told) == 1
+
+
 # --- blocks that end by an exception --------------------------------------------------------------
 
 
@@ -820,3 +877,18 @@ def test_the_status_counts_what_is_pending() -> None:
 def test_without_guards_there_is_nothing_to_settle() -> None:
     cudalens.settle()
     cudalens.uninstall()
+
+
+def test_the_first_guarded_call_of_a_device_does_not_wait() -> None:
+    """Also where room is made for checks in graphs; see :func:`torch.cuda.set_sync_debug_mode`."""
+    ids, table = cuda(1, 2), torch.ones(5, 2, device="cuda")
+    PENDING.forked()  # nothing is prepared for the device
+    with warnings.catch_warnings(), cudalens.check(deferred=True) as session:
+        warnings.simplefilter("error")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            F.embedding(ids, table)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert session.internal_errors == []
+    assert session.internal_errors == []
