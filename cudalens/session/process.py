@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
 from functools import cache, lru_cache
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from cudalens import guards, simulate
@@ -20,7 +22,7 @@ from cudalens.evidence.finding import on_past_violation, on_violation
 from cudalens.guards.interceptor import Interceptor
 from cudalens.guards.pending import PENDING
 from cudalens.guards.process import PROCESS
-from cudalens.source.files import is_user_file
+from cudalens.source.files import is_user_file, torch_path
 from cudalens.source.shown_frames import hide_own_frames
 
 if TYPE_CHECKING:
@@ -180,6 +182,34 @@ def settle() -> None:
             stacklevel=2,
         )
     _raise(PROCESS.settle())
+
+
+def _clean_worker_errors() -> None:
+    """Leave our frames out of the errors of a process that a DataLoader has forked.
+
+    The error goes to its parent as the text of its traceback, with all frames.
+    """
+    frames = [frame for frame, _ in walk_stack(sys._getframe())]
+    is_worker = any(
+        torch_path(it.f_code.co_filename) == "utils/data/dataloader.py" for it in frames
+    )
+    if not (is_worker and PROCESS.is_installed):
+        return
+    wrapper = _torch.ExceptionWrapper
+    before = wrapper.__init__
+
+    def wrap(self: Any, exc_info: Any = None, *args: Any, **kwargs: Any) -> None:
+        kind, error, trace = sys.exc_info() if exc_info is None else exc_info
+        if error is not None:
+            hide_own_frames(error)
+            trace = error.__traceback__
+        before(self, (kind, error, trace), *args, **kwargs)
+
+    wrapper.__init__ = wrap
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_clean_worker_errors)
 
 
 def _raise(error: BaseException | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+import cudalens
 from cudalens.recorder import Recorder
 
 BAD = 23
@@ -116,6 +118,23 @@ def test_the_error_of_a_worker_is_as_without_a_recorder(workers: int) -> None:
     assert str(checked.value) == str(plain.value)
     assert ("Original Traceback" in str(plain.value)) == bool(workers)
     assert recorder.recorded_ops > 0
+
+
+class Outside(Samples):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.ones(3)[torch.tensor([index + 3])], index
+
+
+@pytest.mark.parametrize("options", [{}, {"fast": True}, {"deferred": True}])
+def test_the_error_of_a_guarded_op_of_a_worker_is_as_unchecked(options: dict[str, bool]) -> None:
+    loader = DataLoader(Outside(), num_workers=1)
+    texts = []
+    for block in (contextlib.nullcontext(), cudalens.check(**options)):
+        with pytest.raises(IndexError) as caught, block:
+            next(iter(loader))
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]
+    assert "Original Traceback" in texts[0]
 
 
 WEIGHTED = WeightedRandomSampler([1.0] * 40, 400)
