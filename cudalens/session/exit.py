@@ -109,11 +109,22 @@ def wraps_finding(error: BaseException, finding: Report) -> bool:
 
     It says so itself, with ``raise … from …``.
     """
-    if not leads_to(finding, error, "__cause__") or not is_torch_error(error):
+    is_cause = leads_to(finding, error, "__cause__") and is_torch_error(error)
+    if not (is_cause or is_retold(finding, error)):
         return False
     if report_beside(error) is None:
         attached(error, finding, note_line(finding, Limits()))
     return True
+
+
+def is_retold(finding: Report, error: BaseException | None) -> bool:
+    """Return whether an exception is ``finding`` in the words of TorchScript's interpreter.
+
+    It raises an error of its own, which holds the text of the one that was raised inside.
+    """
+    if type(error) is not RuntimeError or "TorchScript interpreter" not in str(error):
+        return False
+    return any(text in str(error) for text in (finding.headline, finding.headline_schema) if text)
 
 
 def report_of_own(

@@ -31,6 +31,7 @@ from cudalens.session.exit import (
     complete_message,
     explained,
     explained_early,
+    is_retold,
     leads_to,
     note_line,
     report_of_own,
@@ -314,7 +315,8 @@ class CheckSession:
             if other is None and not self._was_raised_by_launcher(error):
                 other = self._explained(error, started)
             other = other or self._explained(self._late(error), started)
-        if first is not None and (own is None or own.report is not first):
+        is_first = own is not None and own.report is first
+        if first is not None and not (is_first or is_retold(first, error)):
             self.swallowed = self._swallowed(first, error)
         outcome = Outcome(
             finding=first,

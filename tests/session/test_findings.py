@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import contextlib
+import importlib
+from pathlib import Path
 
+import pytest
+import torch
+
+import cudalens
+from cudalens import simulate
 from cudalens.core.report import Report, SourceSpan
 from cudalens.session.findings import MAX_FINDINGS, Findings, SwallowedFinding
 
@@ -85,3 +92,43 @@ def test_what_is_not_kept_whole_is_counted(number: int) -> None:
 def test_what_became_of_a_finding(swallowed: SwallowedFinding, sentence: str) -> None:
     """Of errors behind one that did not leave its block: ``test_session.py``."""
     assert swallowed.sentence("block") == sentence
+
+
+SCRIPTED = """
+import torch
+@torch.jit.script
+def look_up(table: torch.Tensor, index: torch.Tensor):
+    return table[index]
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_a_finding_in_the_words_of_torchscript_has_left_the_block(
+    sim: simulate.Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It raises an error of its own, which holds the text of the finding."""
+    (tmp_path / "scripted.py").write_text(SCRIPTED, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    look_up = importlib.import_module("scripted").look_up
+    table, bad = torch.ones(3, device="cuda"), torch.tensor([9], device="cuda")
+    with pytest.raises(RuntimeError) as caught, cudalens.check() as session:
+        look_up(table, bad)
+    assert "TorchScript" in str(caught.value)
+    assert session.swallowed is None
+    assert "did not leave" not in session.report.to_text()
+    assert any(note.startswith("cudalens: ") for note in caught.value.__notes__)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_another_error_of_torchscript_is_not_the_finding(
+    sim: simulate.Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scripted_too.py").write_text(SCRIPTED, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    look_up = importlib.import_module("scripted_too").look_up
+    table, bad = torch.ones(3, device="cuda"), torch.tensor([9], device="cuda")
+    with pytest.raises(RuntimeError), cudalens.check() as session:
+        with contextlib.suppress(cudalens.DeviceIndexError):
+            table[bad]
+        look_up(table, torch.ones(1, device="cuda"))
+    assert session.swallowed is not None
