@@ -21,7 +21,7 @@ from cudalens.core._python import add_note, came_from_outside, innermost, replac
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.core.limits import failure_line
 from cudalens.notebook.display import Shown, finish, show_early
-from cudalens.notebook.statement import CellPlace, place_in_cell, raising
+from cudalens.notebook.statement import CellPlace, give_line, place_in_cell, raising
 from cudalens.session.options import Options, OptionsError, meant_command, split_line, subcommand
 from cudalens.source.cell_text import (
     counted_lines,
@@ -443,6 +443,7 @@ class CellWatch:
         if not self._cells:
             self._timed.clear()
         if late is not None:
+            give_line(self.shell, late)
             self.shell.showtraceback((type(late), late, late.__traceback__))
             if result is not None and result.success:
                 result.error_in_exec = error = late

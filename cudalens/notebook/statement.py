@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+from contextlib import suppress
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -67,6 +68,19 @@ def raising(error: BaseException, filename: str, line: int = 1) -> CodeType:
     code = compile("\n" * (line - 1) + "raise 'error'", filename, "exec")
     constants = (error if item == "error" else item for item in code.co_consts)
     return code.replace(co_consts=tuple(constants))
+
+
+def give_line(shell: Any, error: BaseException) -> None:
+    """Let the traceback of a finding that comes after its call end in the line of that call."""
+    source = getattr(getattr(error, "report", None), "source", None)
+    if source is None or error.__traceback__ is not None:
+        return
+    names = [name for name, number in cells_of(shell).items() if number == source.cell]
+    if source.cell is not None and names:
+        with suppress(BaseException):
+            exec(raising(error, names[-1], source.line), shell.user_ns)
+        trace = error.__traceback__
+        error.__traceback__ = None if trace is None else trace.tb_next
 
 
 def place_in_cell(shell: Any, text: str) -> CellPlace | None:

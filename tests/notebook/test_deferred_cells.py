@@ -26,3 +26,14 @@ def test_a_finding_is_told_where_its_cell_ends(notebook: Notebook, how: str) -> 
     assert not PENDING
     notebook.run(f"{magic}result = table[:2].sum().item()")
     assert (notebook.error, notebook.shown) == (None, [])
+
+
+@pytest.mark.parametrize("line", [2, 4])
+def test_a_finding_at_the_end_of_a_cell_has_its_line_in_the_traceback(
+    line: int, notebook: Notebook
+) -> None:
+    lines = ["%%cudacheck --deferred", "a = 1", "b = 2", "c = 3"]
+    lines[line - 1] = call = f"rows = {BAD}"
+    notebook.run("\n".join(lines))
+    assert isinstance(notebook.error, DeviceIndexError)
+    assert f"{line} {call}" in notebook.out.partition("Traceback")[2]
