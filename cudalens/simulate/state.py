@@ -65,7 +65,7 @@ class DeviceState:
         """The first failure, reported or not."""
         self.is_poisoned = False
         """True if the error has been raised, after which every launch raises it again."""
-        self._process = os.getpid()
+        self._forks = Forks.count
         self.sync_debug_mode = 0
         self.sync_count = 0
         """Number of times the host waited in a call that this mode reports."""
@@ -161,7 +161,7 @@ class DeviceState:
     @property
     def is_forked(self) -> bool:
         """Return whether this is a child process, which CUDA does not serve."""
-        return os.getpid() != self._process
+        return Forks.count != self._forks
 
     def check_process(self) -> None:
         """Raise torch's error in a child process, such as a worker of a data loader."""
@@ -172,6 +172,24 @@ class DeviceState:
         """Raise CUDA's error for a device that does not exist; the simulation has cuda:0 only."""
         if index is not None and index > 0:
             raise _error(_INVALID_DEVICE_TEXT, INVALID_DEVICE_CODE)
+
+
+class Forks:
+    """How many forks lie between this process and the one that has loaded this module.
+
+    Asked at every launch, also where the compiler traces it, which does not know ``os.getpid``.
+    """
+
+    count = 0
+
+    @classmethod
+    def add(cls) -> None:
+        """Count a fork, in the child."""
+        cls.count += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=Forks.add)
 
 
 def _error(text: str, code: int) -> Exception:

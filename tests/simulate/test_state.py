@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -222,3 +223,19 @@ def test_calls_raise_as_on_torch_s_cuda_build(
     with pytest.raises(torch.AcceleratorError) as caught:
         torch.ones(1, device="cuda:9")
     assert str(caught.value) == ORDINAL
+
+
+# --- forks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_the_compiler_can_trace_what_asks_for_a_fork(sim: Simulation) -> None:
+    """It warns of functions that it does not know, such as ``os.getpid``."""
+    import torch._dynamo  # takes seconds
+
+    torch.compiler.reset()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.compile(lambda x: x.sum().item(), backend="eager")(on_cuda(3))
+    assert not [item for item in caught if "getpid" in str(item.message)]
+    torch.compiler.reset()
