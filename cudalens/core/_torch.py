@@ -357,8 +357,7 @@ has_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """Return whether a function mode of this thread would see our own torch calls."""
 is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 """Return whether deterministic algorithms are in use, without torch's function around it."""
-ExceptionWrapper: Any = torch._utils.ExceptionWrapper
-"""What a DataLoader's worker sends in place of an exception: its class and a text."""
+ExceptionWrapper: Any = torch._utils.ExceptionWrapper  # what the worker of a loader sends
 Unseen: Any = torch._C.DisableTorchFunction
 """Block whose calls no function mode and no subclass sees."""
 _is_excluded: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded
