@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cudalens.core.evidence_types import SavedValues
+
 _PLACES = (
     ("torch.Tensor", ("Tensor", "TensorBase", "_TensorBase")),
     ("torch", ("_VariableFunctionsClass", "_VariableFunctions")),
@@ -22,6 +24,8 @@ class NodeMark(NamedTuple):
 
     name: str
     sequence_nr: int
+    saved: tuple[SavedValues, ...] = ()
+    """What it had saved, in anomaly mode: it is let go before the mode finds a NaN."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cudalens.core.report_types import (
     LineRef,
@@ -15,6 +16,16 @@ from cudalens.core.report_types import (
     ProvenanceStep,
     SourceSpan,
 )
+
+
+class SavedValues(NamedTuple):
+    """Values that an autograd node has saved: the smallest, the largest, the nearest to 0."""
+
+    name: str
+    min: float
+    max: float
+    nearest: float
+    has_nan: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,7 @@ from cudalens.core.evidence_types import (
     NanHolder,
     OwnerModule,
     RefusedCall,
+    SavedValues,
     Synchronization,
 )
 from cudalens.core.next_steps import NOTEBOOK, SCRIPT, NextSteps
@@ -101,6 +102,8 @@ class Evidence:
     provenance: tuple[ProvenanceStep, ...] = ()
     history: tuple[HistoryEntry, ...] = ()
     seen_before: SeenBefore | None = None
+    node_saved: tuple[SavedValues, ...] = ()
+    """What the autograd node that failed in anomaly mode had saved."""
     bound_source: SourceSpan | None = None
     """The line that set the size behind the bound."""
     bound: BoundOrigin | None = None

@@ -159,6 +159,7 @@ def evidence_of(
         error=failure.error,
         op=replace(failure.op, api=api),
         phase=phase,
+        node_saved=() if failure.call.node is None else failure.call.node.saved,
         source=site.source,
         forward_source=forward or forward_source,
         call=site.call,

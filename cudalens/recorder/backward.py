@@ -19,8 +19,10 @@ from torch.autograd.function import FunctionCtx
 from cudalens.core._python import raise_if_outside
 from cudalens.core._torch import Unseen
 from cudalens.core.call import ApiCall, NodeMark
+from cudalens.core.evidence_types import SavedValues
 from cudalens.recorder import _torch
 from cudalens.recorder.nonfinite import PassNotes
+from cudalens.recorder.nonfinite_values import saved_values
 from cudalens.recorder.sites import Site
 
 _PASSING_ON = (
@@ -78,6 +80,9 @@ class BackwardPass:
     def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
         self.notes = PassNotes()
+        self._saved: dict[int, tuple[SavedValues, ...]] = {}
+        """In anomaly mode: what the node that runs in each thread has saved."""
+        self._is_anomalous = torch.is_anomaly_enabled()
         self.marks: dict[int, Any] = {}
         """The node that runs in each thread.  It is let go when the next one starts: to keep it
         would keep alive what a checkpoint or a custom Function has saved."""
@@ -170,7 +175,10 @@ class BackwardPass:
 
     def _mark(self, grads: Any) -> None:
         """Mark the node that is about to run."""
-        self.marks[get_ident()] = _torch.current_node()
+        node = self.marks[get_ident()] = _torch.current_node()
+        if self._is_anomalous:
+            with Unseen():
+                self._saved[get_ident()] = saved_values(node)
 
     def _wait_and_mark(self, grads: Any) -> None:
         """Wait for what the node before has launched.
@@ -202,7 +210,9 @@ class BackwardPass:
         if self.fault is not None:
             return self.fault
         nodes = list(self.marks.values())
-        return _mark_of(self.marks.get(get_ident()) or (nodes[0] if len(nodes) == 1 else None))
+        mark = _mark_of(self.marks.get(get_ident()) or (nodes[0] if len(nodes) == 1 else None))
+        saved = self._saved.get(get_ident(), ())
+        return mark._replace(saved=saved) if mark is not None and saved else mark
 
     def _failed(self, error: BaseException, outputs: Any) -> ApiCall | None:
         """Note in which node an exception came; return its call, for its frame to keep.

@@ -232,7 +232,7 @@ class RecordingMode(_torch.RemovableMode):
     def _versions(self, api: Api, args: tuple[Any, ...], tensors: list[Tensor]) -> list[int] | None:
         """Return the versions of what a call may write to, once the watch has seen its values."""
         __tracebackhide__ = True
-        if self.watch is not None:
+        if api.is_in_place and self.watch is not None:
             self.ask_watch(self.watch.before, api, args)
         return versions_of(tensors)
 
@@ -316,8 +316,18 @@ class RecordingMode(_torch.RemovableMode):
                 self._read.clear()
         except Exception as trouble:
             self.internal_error("a call was not recorded", trouble)
-        if self.watch is not None:
-            self.ask_watch(self.watch, api, args, kwargs, result, written, in_optimizer=is_brief)
+        watch = self.watch
+        # What an optimizer computes stays inside: its parameters are looked at after the step.
+        if watch is None or (is_brief and not watch.is_strict):
+            return
+        try:
+            is_asked = api.makes_values or watch.marked
+            finding = watch(api, args, kwargs, result, written) if is_asked else None
+        except Exception as trouble:
+            self.internal_error("a result was not looked at", trouble)
+        else:
+            if finding is not None:
+                raise finding
 
     def ask_watch(
         self, look: Callable[..., BaseException | None], *args: Any, **options: Any

@@ -87,6 +87,8 @@ class NonFiniteWatch:
         self._recorder = recorder
         self.is_strict = is_strict
         self._marks = NonFiniteTensors(recorder)
+        self.marked = self._marks.bad
+        """The tensors that are not finite, by the ``id`` of their references."""
         self.steps = StepWatch(self._marks, reports)
         self._before: dict[int, NonFiniteTensor | bool] = {}
         """Of the tensors that the running call writes to, by ``id``: whether they were finite, or
@@ -116,19 +118,17 @@ class NonFiniteWatch:
         kwargs: Mapping[str, Any] | None,
         result: Any,
         written: Sequence[Write],
-        *,
-        in_optimizer: bool = False,
     ) -> BaseException | None:
         """Judge one call; a result that merely passes a value on is not its making."""
         # The usual results first: every call pays for it.
         kind = result.__class__
-        if not api.makes_values or (in_optimizer and not self.is_strict):
-            if self._marks and api.is_view and not in_optimizer:
+        if not api.makes_values:
+            if api.is_view:
                 self._marks.mark_view(args, result)
-            return None  # an optimizer's own values stay inside, and its parameters are looked at
+            return None
         if kind is Tensor and not _torch.has_dispatch_modes() and is_surely_finite(result):
             self._marks.last = ref(result)
-            if written or self._marks:
+            if written or self.marked:
                 self._note_finite(result, written)
             return None
         self._marks.last = None

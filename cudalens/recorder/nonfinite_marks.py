@@ -111,7 +111,7 @@ class NonFiniteTensors:
 
     def __init__(self, recorder: Callable[[], Any]) -> None:
         self._recorder = recorder
-        self._bad: dict[int, NonFiniteTensor] = {}
+        self.bad: dict[int, NonFiniteTensor] = {}
         """The marks by the ``id`` of their references."""
         self._finite: dict[int, tuple[Ref, int | None]] = {}
         """Tensors that were finite when they were last written to, and their versions then."""
@@ -119,17 +119,17 @@ class NonFiniteTensors:
         """The result of the call before, if it was finite."""
 
     def __bool__(self) -> bool:
-        return bool(self._bad)
+        return bool(self.bad)
 
     def let_go(self) -> None:
         """Forget all tensors: torch is about to swap some, and refuses those with references."""
-        self._bad.clear()
+        self.bad.clear()
         self._finite.clear()
         self.last = None
 
     def forget(self, tensor: Tensor) -> None:
         """Take the mark off a tensor, which is finite."""
-        self._bad.pop(id(ref(tensor)), None)
+        self.bad.pop(id(ref(tensor)), None)
 
     def was_finite(self, tensor: Tensor) -> bool:
         """Return whether all values of a tensor are finite; read only if that is not known."""
@@ -139,7 +139,7 @@ class NonFiniteTensors:
         known = self._finite.get(id(key))
         if known is not None and known[1] == version and version is not None:
             return True
-        mark = self._bad.get(id(key))
+        mark = self.bad.get(id(key))
         if mark is not None and mark.version == version and not mark.is_of_view:
             return False
         finite: bool = _torch.without_modes(are_finite, (tensor,))
@@ -148,7 +148,7 @@ class NonFiniteTensors:
     def keep_finite(self, tensor: Tensor) -> None:
         """Remember that a tensor is finite, until it is written to."""
         key = ref(tensor)
-        self._bad.pop(id(key), None)
+        self.bad.pop(id(key), None)
         self._finite[id(key)] = (key, _version(tensor))
         _shorten(self._finite)
 
@@ -183,9 +183,9 @@ class NonFiniteTensors:
         """Mark a tensor that is not finite."""
         key = ref(tensor)
         mark = NonFiniteTensor(key, _version(tensor), maker, has_nan, way, is_of_view)
-        self._bad[id(key)] = mark
+        self.bad[id(key)] = mark
         self._finite.pop(id(key), None)
-        _shorten(self._bad)
+        _shorten(self.bad)
         return mark
 
     def pass_on(
@@ -199,7 +199,7 @@ class NonFiniteTensors:
         """Return the mark of a tensor, of that which it is a view of, unless written to since."""
         base = _torch.base_of(tensor)
         for item in (tensor,) if base is None else (tensor, base):
-            mark = self._bad.get(id(ref(item)))
+            mark = self.bad.get(id(ref(item)))
             if mark is not None and mark.version == _version(item):
                 if item is tensor:
                     return mark

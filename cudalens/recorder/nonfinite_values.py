@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from cudalens.core import _torch
 from cudalens.core._python import raise_if_outside
+from cudalens.core.evidence_types import SavedValues
 from cudalens.core.report_types import Number, Offender, Offenders, Violation
 from cudalens.core.tensor_values import find_offenders, number, short
 from cudalens.recorder._torch import is_wrapped, physical
@@ -23,6 +25,8 @@ MAX_INPUTS = 3
 _SOFTMAXES = ("softmax", "log_softmax")
 _SAVED = ("self", "result", "exponent", "other")
 """Attributes of the nodes of elementwise ops, without their prefix ``_saved_``."""
+_STEEP = re.compile("(Sqrt|Pow|Log|LinalgVectorNorm|Norm|Acos|Asin|Div)Backward")
+"""Nodes whose slope is infinite somewhere, or does not exist."""
 _HANDFUL = 16
 """Values up to this number are added by Python, which is faster than any op of torch's."""
 
@@ -245,6 +249,30 @@ def beside_of_node(
         except Exception as trouble:  # it was changed in place, or a hook for saved tensors raised
             raise_if_outside(trouble)
     return {key: value for key, value in inputs.items() if _torch.is_plain(value)}
+
+
+_MAX_READ = 1 << 20
+"""Values of a saved tensor that are looked at for an error that may never come."""
+
+
+def saved_values(node: Any) -> tuple[SavedValues, ...]:
+    """Return what a node has saved of its input or its result, for those that have a pole."""
+    found = []
+    for name in _SAVED if _STEEP.match(node.name()) else ():
+        try:
+            value = getattr(node, f"_saved_{name}", None)
+            for item in floats([value]) if isinstance(value, Tensor) else ():
+                if item.numel() > _MAX_READ or item.is_complex():
+                    continue
+                own = physical(item).detach()
+                has_nan = bool(own.isnan().any())
+                low, high, nearest = (
+                    float(end.item()) for end in (own.min(), own.max(), own.abs().min())
+                )
+                found.append(SavedValues(name, low, high, nearest, has_nan))
+        except Exception as trouble:  # it was changed in place, or a hook for saved tensors raised
+            raise_if_outside(trouble)
+    return tuple(found)
 
 
 def violation_of_node(

@@ -376,3 +376,24 @@ def test_a_guard_that_meets_a_nan_names_its_maker() -> None:
     assert report is not None
     assert report.headline.startswith("torch.Tensor.div made nan at [0, 0]")
     assert places(report) == (2, 3)
+
+
+@pytest.mark.filterwarnings("ignore:.*SqrtBackward0")
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ((-1.0, 4.0), "the result of sqrt is NaN in forward already"),
+        ((0.0, 4.0), "the slope of a root is infinite at 0"),
+    ],
+)
+def test_anomaly_mode_is_explained_by_what_the_node_saved(
+    values: tuple[float, ...], says: str
+) -> None:
+    x = torch.tensor(values, requires_grad=True)
+    with pytest.raises(RuntimeError, match="SqrtBackward0"), cudalens.check() as session:
+        with torch.autograd.set_detect_anomaly(True, check_nan=True):
+            (x.sqrt() * torch.zeros(2)).sum().backward()
+    assert session.report is not None
+    (hint,) = session.report.hints
+    assert hint.text.startswith(says)

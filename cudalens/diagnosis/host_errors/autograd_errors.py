@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from cudalens.core.api_names import stem_of
-from cudalens.core.evidence_types import GraphCut
+from cudalens.core.evidence_types import GraphCut, SavedValues
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern
@@ -92,6 +92,18 @@ def anomalous_gradient(evidence: Evidence, match: re.Match[str]) -> Answer:
     stem = match["f"].removesuffix("0").removesuffix("Backward").lower()
     if stem not in _STEEP:
         return
+    saved = next((item for item in evidence.node_saved if item.name == _STEEP_AT[stem]), None)
+    if saved is not None and saved.has_nan:
+        what = "result" if saved.name == "result" else "input"
+        text = f"the {what} of {stem} is NaN in forward already: %%cudacheck --nan finds its maker"
+        yield Hint(rule="steep_gradient", text=text)
+        return
+    if saved is not None and stem == "log" and saved.min < 0:
+        text = f"the input of log goes down to {saved.min:.4g}, where log is NaN in forward already"
+        yield Hint(rule="steep_gradient", text=text)
+        return
+    if saved is not None and not _is_at_pole(stem, saved):
+        return
     places = {
         item.source.format()
         for item in evidence.history
@@ -105,6 +117,19 @@ def anomalous_gradient(evidence: Evidence, match: re.Match[str]) -> Answer:
     )
 
 
+def _is_at_pole(stem: str, saved: SavedValues) -> bool:
+    """Return whether a value that a node has saved is one where the function has no slope."""
+    if stem in ("acos", "asin"):
+        return bool(max(-saved.min, saved.max) >= 1)
+    return bool(saved.nearest == 0)
+
+
+_STEEP_AT = {
+    **dict.fromkeys(("sqrt", "norm", "linalgvectornorm"), "result"),
+    **dict.fromkeys(("pow", "log", "acos", "asin"), "self"),
+    "div": "other",
+}
+"""The value that tells whether the function has a slope, by the name that its node saves it as."""
 _STEEP = {
     "sqrt": "the slope of a root is infinite at 0, and 0 * inf is NaN",
     "pow": "the slope of a power below 1 is infinite at 0, and 0 * inf is NaN",
