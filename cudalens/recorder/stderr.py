@@ -11,9 +11,13 @@ import contextlib
 import os
 import select
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from types import FrameType
 
 from cudalens.core._python import raise_if_outside
 from cudalens.core.device_asserts import AssertLine, fold
@@ -146,14 +150,44 @@ def _start(program: str, source: int, copy: int, lives: int) -> None:
     first = max(source, copy, lives) + 1
     paths = [f"/dev/fd/{first}", f"/dev/fd/{first + 1}"]
     ends = ((source, 0), (copy, first), (lives, first + 1))
-    shell = os.posix_spawn(
-        "/bin/sh",
-        ["/bin/sh", "-c", _START, program, *paths],
-        os.environ,
-        file_actions=[(os.POSIX_SPAWN_DUP2, ours, its) for ours, its in ends],
-    )
-    with contextlib.suppress(ChildProcessError):  # the program collects all of its children
-        os.waitpid(shell, 0)
+    with _own_child():
+        shell = os.posix_spawn(
+            "/bin/sh",
+            ["/bin/sh", "-c", _START, program, *paths],
+            os.environ,
+            file_actions=[(os.POSIX_SPAWN_DUP2, ours, its) for ours, its in ends],
+        )
+        with contextlib.suppress(ChildProcessError):  # the program collects all of its children
+            os.waitpid(shell, 0)
+
+
+@contextlib.contextmanager
+def _own_child() -> Iterator[None]:
+    """Start a child and collect it in this block, of which a handler of the program is not told.
+
+    Where another child has ended meanwhile, it is called as ever.  Outside the main thread no
+    handler can be replaced.
+    """
+    handler = signal.getsignal(signal.SIGCHLD)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    calls: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGCHLD, lambda *call: calls.append(call))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+        if calls and _has_ended_child():
+            handler(*calls[-1])
+
+
+def _has_ended_child() -> bool:
+    """Return whether a child has ended that nobody has collected."""
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
 
 
 def _nameless_file() -> int:

@@ -133,6 +133,32 @@ def test_a_program_that_waits_for_its_children_does_not_wait_for_tee() -> None:
     assert (done.stdout, done.stderr) == ("no child is left\n", "printed\n")
 
 
+@pytest.mark.parametrize("has_other", [False, True])
+def test_a_handler_is_told_of_the_programs_own_children_alone(has_other: bool) -> None:
+    """Of one that ends while the block is being opened, too."""
+    done = alone(
+        f"""
+        import signal, time
+        told = []
+        signal.signal(signal.SIGCHLD, lambda *call: told.append(call[0]))
+        handler = signal.getsignal(signal.SIGCHLD)
+        if {has_other}:
+            import cudalens.recorder.stderr as stderr
+            spawn = os.posix_spawn
+            def with_other(*args, **kwargs):
+                if os.fork() == 0:
+                    os._exit(0)
+                time.sleep(0.1)
+                return spawn(*args, **kwargs)
+            stderr.os.posix_spawn = with_other
+        with DeviceText():
+            pass
+        print(len(told), signal.getsignal(signal.SIGCHLD) is handler)
+        """
+    )
+    assert (done.stdout, done.stderr) == (f"{int(has_other)} True\n", "")
+
+
 def test_no_object_with_a_finalizer_is_left_to_the_blocks() -> None:
     """What a signal handler raises while Python code of a finalizer runs is lost."""
     gc.collect()
