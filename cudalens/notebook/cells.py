@@ -54,6 +54,7 @@ NOT_OPENED = (
     f"%%{MAGIC}, or after %{MAGIC} off, it runs unchecked."
 )
 _MAGIC_LINE = re.compile(rf"\s*(?P<sign>%%?){MAGIC}(?:\s(?P<rest>.*))?", re.DOTALL)
+_BARE_SIGN = re.compile(r"(?m)^((?:\x1b\[[\d;]*m|[ \d>-])*)#((?:\x1b\[[\d;]*m)*) *$")
 
 
 @dataclass
@@ -504,6 +505,8 @@ class CellWatch:
     def _print_traceback(self, kind: Any, error: Any, lines: Any) -> None:
         for comment in filter(len, (item[2:] for item in self._comments)):
             lines = [line.replace(f"# {comment}", comment) for line in lines]
+        if "#" in self._comments:  # in place of blank lines at the top
+            lines = [_BARE_SIGN.sub(r"\1\2", line) for line in lines]
         self._print(kind, error, lines)
 
 

@@ -730,3 +730,10 @@ def test_a_misspelt_command_is_refused_with_the_one_that_was_meant(
 def test_a_variable_that_is_named_much_like_a_command_is_a_statement(notebook: Notebook) -> None:
     notebook.run("explian = 3")
     assert notebook.run("%cudacheck explian").result == 3
+
+
+def test_blank_lines_above_the_magic_are_blank_in_the_traceback(notebook: Notebook) -> None:
+    notebook.run("\n\n%%cudacheck\n1/0  # of the user")
+    lines = [line.rstrip() for line in notebook.out.splitlines()]
+    assert "      1" in lines and "      2" in lines
+    assert any(line.endswith("4 1/0  # of the user") for line in lines)
