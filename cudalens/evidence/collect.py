@@ -196,7 +196,8 @@ def graph_of(
     values = dict(failure.values)
     if failure.error is not None:
         values = {item.expression: values[item.key] for item in site.names}
-        for item in site.others:
+        # Where arguments of the call are named, the other tensors of the line are not its inputs.
+        for item in site.others if not values else ():
             if is_tensor(item.value):
                 values.setdefault(item.expression, item.value)
         if not any(item.requires_grad for item in values.values()):

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from types import CodeType, FrameType
+from types import BuiltinFunctionType, CodeType, FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from cudalens.core import _python, _torch
 from cudalens.core.api_names import api_names, stem_of
-from cudalens.core.call import Call, NodeMark, OpCall
+from cudalens.core.call import ApiCall, Call, NodeMark, OpCall
 from cudalens.core.errors import (
     DeviceAssertError,
     DeviceIndexError,
@@ -246,7 +246,7 @@ def evidence_of_call(
         prevented=not (violation.is_silent or violation.is_nonfinite),
         context_usable=True,
         scalars=attempt("scalars", lambda: scalars_of(op.arguments), tuple),
-        replay=attempt("replay", partial(_replay, violation, op), Replay),
+        replay=attempt("replay", partial(_replay, violation, op, failure.call.api), Replay),
         device_text=violation.device_text,
         provenance=tuple(way.steps),
         seen_before=attempt("earlier calls", partial(_seen_before, failure)),
@@ -301,9 +301,22 @@ def _compiled_function(op: str, entries: Sequence[Entry]) -> str | None:
     return f"torch.nn.functional.{name}" if is_known else None
 
 
-def _replay(violation: Violation, op: OpCall) -> Replay:
+def _replay(violation: Violation, op: OpCall, api: ApiCall | None) -> Replay:
+    """Return what the CPU says of the same call.
+
+    A function of C++ may make its op by itself, and then has words of its own on the CPU: one_hot
+    checks its classes before it scatters.
+    """
     if op.op is None:
         return Replay()
+    func = None if api is None else api.func
+    own = violation.op.partition("::")[2].strip("_")
+    if (
+        api is not None
+        and isinstance(func, BuiltinFunctionType)
+        and func.__name__.strip("_") != own
+    ):
+        return replay(func, api.args, api.kwargs, is_safe=violation.is_replay_safe)
     return replay(op.op, op.args, op.kwargs, is_safe=violation.is_replay_safe)
 
 

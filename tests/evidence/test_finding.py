@@ -269,3 +269,24 @@ def test_a_finding_is_made_once_and_goes_up_three_times() -> None:
         ("guards", "evidence", "on_violation"),
         ("guards", "session", "CheckSession.add_finding"),
     ]
+
+
+# --- of the call that the user made, and of no other --------------------------------------
+
+
+def test_the_words_of_the_cpu_are_those_of_the_function_that_was_called() -> None:
+    """``one_hot`` scatters; on the CPU it looks at its classes itself."""
+    code = f"{SETUP}F.one_hot(torch.tensor([0, 4]).cuda(), num_classes=4)"
+    replay = run_cell(code, fast=False).shown.replay
+    assert replay.message == "Class values must be smaller than num_classes."
+    assert replay.outcome == "raised"
+
+
+def test_what_another_call_of_the_line_was_given_is_no_input() -> None:
+    code = (
+        "skip = torch.ones(1, 2, 5, requires_grad=True) * 2\n"
+        "low = torch.ones(1, 2, 2, requires_grad=True) * 2\n"
+        "torch.cat([skip, F.interpolate(low, scale_factor=2)], 1)"
+    )
+    graph = run_cell(SETUP + code, fast=False).shown.graph
+    assert [edge.input for edge in graph.edges if edge.dst == graph.focus] == [0, 1]
