@@ -47,6 +47,7 @@ def other_readers(run: Running, expression: ast.expr) -> tuple[list[int], list[i
     for item in ast.walk(scope):
         if isinstance(item, ast.Assign) and any(ast.dump(t) in _stored(keys) for t in item.targets):
             within |= {id(part) for part in ast.walk(item.value)}  # bound anew: y = y.flip(0)
+    last = min((it.end_lineno or 0 for it in _bound_anew(run, _stored(keys))), default=None)
     every, counting = set(), set()
     for parent in ast.walk(scope):
         for node in ast.iter_child_nodes(parent):
@@ -54,10 +55,26 @@ def other_readers(run: Running, expression: ast.expr) -> tuple[list[int], list[i
                 continue
             if isinstance(parent, ast.Attribute) and parent.attr in _CHANGES | _FACTS:
                 continue
+            if last is not None and node.lineno > last:
+                continue  # the name stands for another value there
             every.add(node.lineno)
             if _needs_numbers(parent, node):
                 counting.add(node.lineno)
     return sorted(every), sorted(counting)
+
+
+def _bound_anew(run: Running, stored: set[str]) -> Iterator[ast.Assign]:
+    """Yield the assignments to a name that run on every way on from the running statement."""
+    path = {id(item) for item in (*run.parents, run.node)}
+    for parent in run.parents:
+        for part in ("body", "orelse", "finalbody"):
+            block = getattr(parent, part, None)
+            items = block if isinstance(block, list) else []
+            at = next((at for at, item in enumerate(items) if id(item) in path), len(items))
+            for item in items[at:]:
+                targets = item.targets if isinstance(item, ast.Assign) else []
+                if any(ast.dump(target) in stored for target in targets):
+                    yield item
 
 
 def _stored(keys: set[str]) -> set[str]:
