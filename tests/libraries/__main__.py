@@ -88,7 +88,7 @@ def row(name: str, outcome: dict[str, Any]) -> str:
     cells = ["not run" if way not in ways else "x" if ways[way]["problem"] else "=" for way in WAYS]
     right = [item for item in outcome.get("mistakes", []) if not item["problem"]]
     mistakes = f"{len(right)} of {len(outcome['mistakes'])}" if outcome.get("mistakes") else ""
-    return f"| {outcome.get('title', name)} | {' | '.join([*cells[1:], mistakes])} |"
+    return f"| {outcome.get('title', f'`{name}`')} | {' | '.join([*cells[1:], mistakes])} |"
 
 
 def page(outcomes: dict[str, dict[str, Any]]) -> str:
@@ -103,6 +103,8 @@ def page(outcomes: dict[str, dict[str, Any]]) -> str:
         *(row(name, outcome) for name, outcome in sorted(outcomes.items())),
         "",
         "=: the same bits as without cudalens, no report, nothing more printed. x: not so. "
+        "*not run*: not on these versions, or not since a part of cudalens that it shows was "
+        "changed. "
         "*script* is `python -m cudalens`, *pytest* is `pytest --cudacheck`. *Mistakes*: of those "
         "that users of the library make, for how many the report names the line, the value and "
         "the bound.",
@@ -129,6 +131,7 @@ def main(names: list[str]) -> int:
     chosen = names or known
     outcomes = {item.stem: json.loads(item.read_text()) for item in OUTCOMES.glob("*.json")}
     outcomes = {name: outcomes[name] for name in known if name in outcomes and name not in chosen}
+    outcomes |= {name: {"ways": {}} for name in known if name not in outcomes}
     problems = 0
     with ThreadPoolExecutor(WORKERS) as pool:
         runs = {pool.submit(run, python, name): name for name in chosen}

@@ -134,8 +134,8 @@ boxes = torch.tensor([[[10, 10, 400, 90], [1180, 20, 1650, 80]]], device="cuda")
 hidden = model(input_ids=words, bbox=boxes)
 """,
         "hidden = model(input_ids=words, bbox=boxes)",
-        "bbox[",
-        "pixels",
+        "= 1180, but model.embeddings.x_position_embeddings (nn.Embedding) has 1024 rows",
+        "these look like pixels; scale them by the page's width and height",
     ),
     Mistake(
         "llama_cache",
@@ -233,7 +233,7 @@ trainer = lightning.Trainer(max_epochs=1, accelerator="gpu", devices=1, logger=F
 trainer.fit(Model(), torch.utils.data.DataLoader(rows, batch_size=6))
 """,
         "return (self.net(batch[0]) + (batch[0] + noise).sum()).mean()",
-        "",
+        "noise",
         "forward",
     ),
     Mistake(
@@ -373,7 +373,7 @@ score.update(guess, truth)
 """,
         "score.update(guess, truth)",
         "",
-        "",
+        "5",
     ),
     Mistake(
         "baselines",
@@ -414,8 +414,8 @@ task = torch.tensor([[0], [1], [2]], device="cuda")
 covariance = kernel(task).to_dense()
 """,
         "covariance = kernel(task).to_dense()",
-        "",
-        "",
+        "index out of row bound: 2",
+        "What CUDA does with it is not known here",
     ),
     Mistake(
         "forecasting",

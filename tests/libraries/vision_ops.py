@@ -32,16 +32,19 @@ def define_where_missing() -> None:
     for key in ("CompositeExplicitAutograd", "Autograd"):
         library.impl("nms", _nms, key)
         library.impl("roi_align", _roi_align, key)
+    import torchvision
+
+    torchvision.extension._has_ops = lambda: True  # which it asks before each call
 
 
 def _nms(boxes: Tensor, scores: Tensor, limit: float) -> Tensor:
     from torchvision.ops import box_iou
 
-    overlap = box_iou(boxes, boxes) > limit
+    overlap = (box_iou(boxes, boxes) > limit).tolist()
     left = scores.argsort(descending=True).tolist()
     kept: list[int] = []
     for at in left:
-        if not any(overlap[at, other] for other in kept):
+        if not any(overlap[at][other] for other in kept):
             kept.append(at)
     return torch.tensor(kept, dtype=torch.int64, device=boxes.device)
 
