@@ -22,7 +22,7 @@ WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
 MINUTES ?= 25
 INTO_EMPTY = $(BIN)/python -m pip --python build/package/bin/python install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help setup demo test lint types unit quick notebooks notebooks-update pages-update browser test-browser pictures test-all compat package coverage mutate soak libraries bench test-cuda-host test-gpu clean colab docs
+.PHONY: help setup demo test lint types unit quick notebooks notebooks-update pages-update browser test-browser pictures test-all compat package coverage mutate soak libraries bench test-cuda-host test-gpu hardware clean colab docs
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -169,6 +169,16 @@ test-cuda-host: $(STAMP) ## torch's CUDA build without a GPU, on the stand-in of
 SEES_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null
 test-gpu: ## the tests that need a CUDA device
 	$$($(SEES_CUDA) && echo $(BIN)/python || echo $(PYTHON)) -m pytest tests/gpu -m gpu -p no:cacheprovider
+
+WHEELS = build/hardware/wheels
+FOR_GPU = --only-binary=:all: --python-version 3.12 --implementation cp $(addprefix --platform manylinux,_2_28_x86_64 _2_17_x86_64 2014_x86_64 1_x86_64)
+hardware: $(STAMP) ## pack what a lent GPU machine lacks, and print the one command to run there
+	rm -rf $(WHEELS) && mkdir -p $(WHEELS)
+	grep -v '^#' tests/gpu/wheels.txt | PIP_CONSTRAINT=/dev/null xargs $(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps $(FOR_GPU) -d $(WHEELS)
+	@test $$(du -sm $(WHEELS) | cut -f1) -le 48 || { echo "$(WHEELS) is over 48 MiB"; exit 2; }
+	@echo "Carry $(WHEELS), and run there, in the repository's root, with OUT naming an empty folder:"
+	@echo "bash tests/gpu/hardware.sh"
+	@echo "Then judge here: CUDALENS_GPU_RESULTS=results.json $(BIN)/python -m pytest tests/gpu -m gpu"
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) build dist demo .pytest_cache .mypy_cache .ruff_cache

@@ -33,6 +33,8 @@ from tests.releases import release
 # Checks the syntax of addresses for whoever imports jsonschema, and takes 1.3 s to be imported.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
+IS_TOLD = bool(os.environ.get("CUDALENS_GPU_RESULTS"))
+"""Judged is what was seen on another machine."""
 HAS_GPU = torch.cuda.is_available()
 HAS_DEVICE = HAS_GPU or release() >= OLDEST
 """Whether this torch has the rehearsal device; else tests that start it are skipped."""
@@ -128,7 +130,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
     )
     for item in items:
-        if "gpu" in item.keywords and not HAS_GPU:
+        if "gpu" in item.keywords and not HAS_GPU and not IS_TOLD:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 

@@ -273,3 +273,49 @@ def test_the_code_of_a_cell_compiles(cell: Any) -> None:
     assert [item.name for item in (*FAULTS, *HARMLESS)].count(cell.name) == 1
     before, found, _ = cell.code.partition("torch.cuda._compile_kernel")
     assert not found or 'device="cuda"' in before
+
+
+# --- judged at home -------------------------------------------------------------------------------
+
+GOOD_FAULT = {
+    "error": "AcceleratorError", "message": "CUDA error", "code": 710, "stderr": LINE.format("a"),
+    "report": {
+        "kind": "device_assert", "context_usable": False, "certainty": "likely", "tensors": [],
+        "op": {"name": "gpu_suite::pick"}, "device_text": LINE.format("a"),
+        "source": {"text": "out = torch.ops.gpu_suite.pick(table, rows)"},
+    },
+}  # fmt: skip
+NAN = [float("nan").hex()] * 4
+
+
+def judged(tmp_path: Path, results: dict[str, Any], words: str) -> tuple[int, str]:
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(results), encoding="utf-8")
+    done = python(
+        "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "tests/gpu",
+        "-m", "gpu", "-k", words, CUDALENS_GPU_RESULTS=str(file), CUDA_VISIBLE_DEVICES="",
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "status"),
+    [("kind", "device_assert", 0), ("context_usable", None, 1), ("device_text", "", 1)],
+)
+def test_results_of_another_machine_are_judged_without_a_device(
+    tmp_path: Path, key: str, value: object, status: int
+) -> None:
+    """One that does not know whether the device lives, or what was printed, does not pass."""
+    fault = GOOD_FAULT | {"report": GOOD_FAULT["report"] | {key: value}}  # type: ignore[operator]
+    results = {"fault": {"assert in a kernel of an extension": fault}}
+    found, said = judged(tmp_path, results, "extension and not lines")
+    assert (found, "skipped" in said) == (status, False), said
+
+
+@pytest.mark.parametrize(("losses", "status"), [(["0x1p+0"], 0), (NAN, 1), ([], 1)])
+def test_losses_that_are_no_numbers_are_not_equal(
+    tmp_path: Path, losses: list[str], status: int
+) -> None:
+    runs = {name: {"losses": losses, "peak_bytes": 0} for name in ("plain", "full")}
+    found, said = judged(tmp_path, {"step": runs}, "change_no_bit and full")
+    assert (found, "skipped" in said) == (status, False), said

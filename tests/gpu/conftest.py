@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import sys
 import threading
@@ -14,10 +15,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import hour
 import report
 import suite
 
 HARD_LIMIT_S = 8 * 60
+RESULTS = os.environ.get("CUDALENS_GPU_RESULTS")
+"""A file of ``hour.py``'s: it is judged, and nothing is run."""
+if RESULTS:
+    collect_ignore = ["test_captured_on_gpu.py"]
 _written: list[str] = []
 
 
@@ -33,6 +39,9 @@ def end_at_the_limit() -> None:
 @pytest.fixture(scope="session")
 def results() -> Iterator[suite.Results]:
     """Run everything; the page and the texts are written at once, whatever the verdicts are."""
+    if RESULTS:  # seen elsewhere: no device is needed
+        yield hour.completed(json.loads(Path(RESULTS).read_text(encoding="utf-8")))
+        return
     import torch
 
     end_at_the_limit()
