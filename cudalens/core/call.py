@@ -94,7 +94,7 @@ def public_name(func: Any) -> str:
 
 
 Extreme = tuple[str, float, float]
-"""What a guard read of an argument: its name, the smallest and the largest value."""
+"""Name, smallest and largest value of an argument, as a guard read them."""
 
 
 class CallInProgress:

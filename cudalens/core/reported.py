@@ -26,15 +26,15 @@ def attach(error: BaseException, report: Report, line: str) -> None:
 def replace_report(error: BaseException, report: Report) -> None:
     """Let an exception that has a report have another."""
     for note in notes_of(error):
-        known = _by_note.get(id(note))
-        if known is not None and known[0] is note:
-            _by_note[id(note)] = known[0], report
+        entry = _by_note.get(id(note))
+        if entry is not None and entry[0] is note:
+            _by_note[id(note)] = entry[0], report
 
 
 def report_beside(error: BaseException | None) -> Report | None:
     """Return the report of an exception, ``None`` where it has none or where that is long ago."""
     for note in () if error is None else notes_of(error):
-        known = _by_note.get(id(note))
-        if known is not None and known[0] is note:
-            return known[1]
+        entry = _by_note.get(id(note))
+        if entry is not None and entry[0] is note:
+            return entry[1]
     return None

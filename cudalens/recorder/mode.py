@@ -162,7 +162,7 @@ class RecordingMode(_torch.RemovableMode):
         tensors: Any = None
         versions: list[int] | None = _UNWRITTEN
         hides: object = False
-        api = device = result = value = found = running = outer = None
+        api = device = result = value = listed = running = outer = None
         is_called = False
         frame = _getframe(1)
         try:
@@ -179,9 +179,9 @@ class RecordingMode(_torch.RemovableMode):
                         if kind is Tensor or kind is Parameter:
                             tensors.append(value)
                         elif kind not in NO_TENSORS:
-                            found = tensors_in((value,))
-                            tensors += found
-                            hides = hides or not _TENSORS.issuperset(map(type, found))
+                            listed = tensors_in((value,))
+                            tensors += listed
+                            hides = hides or not _TENSORS.issuperset(map(type, listed))
                     may_write = api.may_write or (kwargs and "out" in kwargs)
                     if hides:
                         with Unseen():
@@ -225,7 +225,7 @@ class RecordingMode(_torch.RemovableMode):
                 _held = self._failed(func, args, kwargs, error, frame)
             else:  # what Triton, CuPy or a CUDA graph launched before has failed
                 self.note_end(error, None)
-            args, kwargs, tensors, result, value, found = (), None, None, None, None, None
+            args, kwargs, tensors, result, value, listed = (), None, None, None, None, None
             running = outer = frame = None  # type: ignore[assignment]
             raise
 
@@ -479,7 +479,7 @@ class RecordingMode(_torch.RemovableMode):
 
 
 class _Closed(Apis):
-    """What a recorder knows of a function once another thread has closed it: nothing.
+    """Facts about functions in a recorder that another thread has closed: none is recorded.
 
     The first call that still comes to it takes it off the stack of its own thread.
     """
