@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dis
+import gc
 import inspect
 import random
 import signal
@@ -14,7 +15,9 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 from traceback import walk_stack, walk_tb
 from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+
+_T = TypeVar("_T")
 
 _MAIN = threading.main_thread()
 
@@ -278,3 +281,19 @@ def forget(error: BaseException | None = None) -> None:
         copies = frame.f_locals
         if sys.getrefcount(copies) <= _OURS:  # else the user holds it, by locals()
             copies.clear()
+
+
+def live_instances(cls: type[_T]) -> list[_T]:
+    """Return the living instances of a class and its subclasses that the collector knows.
+
+    ``gc.get_objects`` would for a moment hold the tuples that other threads are building, and
+    CPython raises a ``SystemError`` in the thread that then resizes one.  The referrers of a class
+    are its instances and little else.
+    """
+    classes, found = {cls}, [cls]
+    while found:
+        below = [item for item in type.__subclasses__(found.pop()) if item not in classes]
+        classes.update(below)
+        found += below
+    # Asked for its class, an object can run code of its own: a lazy module of another library.
+    return [item for item in gc.get_referrers(*classes) if issubclass(type(item), cls)]

@@ -6,7 +6,6 @@ inferred from a version number.
 
 from __future__ import annotations
 
-import gc
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from cudalens.core._python import Uninterrupted
+from cudalens.core._python import Uninterrupted, live_instances
 from cudalens.core.report_types import TensorMeta
 
 ACCELERATORS = frozenset({"cuda", "xpu", "mps", "hpu", "npu", "mtia", "maia", "privateuseone"})
@@ -284,8 +283,7 @@ def outlive_lost_device() -> None:
         with suppress(RuntimeError, ValueError):  # torch 2.11 and older have no such setting
             change("pinned_free_catch_all:True")
     if not _KEPT:
-        # Asked for its class, an object can run code of its own: a lazy module of another library.
-        _KEPT.extend(item for item in gc.get_objects() if issubclass(type(item), Tensor))
+        _KEPT.extend(live_instances(Tensor))
 
 
 # What torch.cuda.set_sync_debug_mode sets; builds without CUDA have no such mode.

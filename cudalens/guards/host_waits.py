@@ -6,7 +6,6 @@ looked at first, and a finding is raised before anything is read, written or sen
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from cudalens.core import _torch
+from cudalens.core._python import live_instances
 from cudalens.guards import GUARDS
 from cudalens.guards.pending import PENDING
 
@@ -101,7 +101,7 @@ class HostWaits:
         Not one that may step an optimizer of its own: it has stepped another one, or there is
         another one that nobody has stepped.  Its finding comes before its own step.
         """
-        others = [item for item in _optimizers() if item is not optimizer]
+        others = [item for item in live_instances(Optimizer) if item is not optimizer]
         steppers = [self._steppers.get(item, set()) for item in others]
         threads = {check.thread for check in list(PENDING.findings)}
         return [thread for thread in threads if not any(not it or thread in it for it in steppers)]
@@ -113,7 +113,7 @@ class HostWaits:
 
     def note_finding(self, error: BaseException) -> None:
         """Take note that a finding is raised: gradients that are there now may come of it."""
-        for optimizer in _optimizers():
+        for optimizer in live_instances(Optimizer):
             groups = vars(optimizer).get("param_groups", ())
             owners = (item for group in groups for item in group["params"])
             owner = next((it for it in owners if it.requires_grad and it.grad is not None), None)
@@ -183,10 +183,6 @@ class HostWaits:
         if len(args) > 1:
             return (args[0], closed, *args[2:]), kwargs
         return args, {**kwargs, "closure": closed}
-
-
-def _optimizers() -> list[Optimizer]:
-    return [item for item in gc.get_objects() if issubclass(type(item), Optimizer)]
 
 
 class _LeftGradients:
