@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from cudalens.core.report import Evidence
+from cudalens.core.report import Evidence, Report
 from cudalens.core.report_types import (
     FIRST_BAD,
     FIRST_NAN,
@@ -46,6 +46,19 @@ def hints_of(evidence: Evidence) -> tuple[Hint, ...]:
     report = diagnose(evidence, Believing())
     assert report.limits == evidence.limits, report.limits
     return report.hints
+
+
+def words_of(evidence: Evidence) -> tuple[Hint, ...]:
+    """Return the reading, else the observations as one hint of the rule ``observations``."""
+    report = diagnose(evidence, Believing())
+    assert report.limits == evidence.limits, report.limits
+    return report.hints or (spoken(report),)
+
+
+def spoken(report: Report) -> Hint:
+    """Return the first hint of a report, else its observations as one."""
+    text = "; ".join(item.text for item in report.observations)
+    return report.hints[0] if report.hints else Hint(rule="observations", text=text)
 
 
 def summary(values: Sequence[float]) -> TensorSummary:

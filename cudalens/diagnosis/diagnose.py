@@ -11,19 +11,19 @@ from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import (
     Bounds,
-    Expression,
     Hint,
     Kind,
     Offenders,
     OpName,
     RaisedException,
+    Replay,
     Violation,
     format_count,
     syntax,
 )
 from cudalens.diagnosis.assert_verdict import explain_assert
-from cudalens.diagnosis.candidates import BY_CHANCE, Refusal, Trial, search, verify_fixes
-from cudalens.diagnosis.hints import MAX_HINTS, find_hints
+from cudalens.diagnosis.candidates import Trial, search, verify_fixes
+from cudalens.diagnosis.hints import find_hints
 from cudalens.diagnosis.host_errors import REFUSED, Verdict, explain_host_error
 from cudalens.diagnosis.observations import observe
 from cudalens.diagnosis.origins import (
@@ -31,15 +31,13 @@ from cudalens.diagnosis.origins import (
     batch_second,
     lost_dimension,
     true_division,
-    two_places,
 )
-from cudalens.diagnosis.user_code import Fix, call_node, list_items, parsed, syntax_of, written
+from cudalens.diagnosis.user_code import Fix, call_node, list_items, written
 
 ASSERT_CODE = 710
 _ASSERT_SENTENCE = "device-side assert triggered"
-_WITHOUT_FIX = ("dimension_of_norm", "pad_lists", "pad_samples", "size_of_layer")
-"""Rules whose words say what else may be, where no change of the call succeeds."""
-_SEVERAL = "one of several changes that work"
+_CAUSES = ("table_of_positions", "input_beyond_positions", "batch_first", "problem_type")
+"""Readings of an exception that say more than an edit with which the call succeeds."""
 _LONGEST_NAME = 40
 """Characters; a longer expression is no name to begin a sentence with."""
 
@@ -58,7 +56,7 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
     trial = trial or Trial()
     hints = limits.attempt(
         "fixes",
-        lambda: _hints(evidence, verdict, causes, trial, limits),
+        lambda: _hints(evidence, verdict, causes, trial),
         lambda: verify_fixes(causes, Trial()),
     )
     argument = verdict.argument or _argument_changed(evidence, hints) or verdict.argument_named
@@ -91,7 +89,7 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
         forward_source=evidence.forward_source,
         module_path=evidence.module_path,
         frames=evidence.frames,
-        replay=evidence.replay,
+        replay=_replay(evidence),
         device_text=evidence.device_text,
         tensors=evidence.tensors,
         graph=replace(evidence.graph, module_names=evidence.module_names),
@@ -123,43 +121,24 @@ def _exception(evidence: Evidence, report: Report) -> RaisedException | None:
 
 
 def _hints(
-    evidence: Evidence, verdict: Verdict, causes: tuple[Hint, ...], trial: Trial, limits: Limits
+    evidence: Evidence, verdict: Verdict, causes: tuple[Hint, ...], trial: Trial
 ) -> tuple[Hint, ...]:
-    """Return what was tried first, what can only be said after it."""
-    hints = verify_fixes((*verdict.hints, *causes), trial)
+    """Return at most one reading, or one edit that was tried, of those that the facts allow."""
+    readings = verify_fixes((*verdict.hints, *causes), trial)
     # What a distribution refused for its values may pass in another shape by chance.
     is_hosts = verdict.kind in ("host_error", "python_error") and not evidence.has_run_kernels
-    searched = search(evidence, trial) if is_hosts and not any(h.fix for h in hints) else ()
-    if is_hosts and not searched and not any(h.fix for h in hints):
-        searched = _hints_after_fix(evidence, trial, limits)
-    if any(item.rule not in _WITHOUT_FIX for item in hints):
-        searched = tuple(item for item in searched if item.rule != BY_CHANCE)
-    if all(item.rule == BY_CHANCE for item in searched):
-        hints = (*searched, *hints)
-    else:
-        # What a layer would have to be is not asked where the call succeeds without it.
-        hints = (*searched, *(item for item in hints if item.rule not in _WITHOUT_FIX))
-    second = batch_second(evidence, trial) if is_hosts else None
-    if second is not None and not any(item.rule == "batch_first" for item in hints):
-        return (second,)  # another change of the shapes would mix the samples
-    hints = at_origin(hints, evidence, trial)
-    if evidence.lost_dimension is not None:
+    if is_hosts and evidence.lost_dimension is not None:
         # What makes this call succeed leaves the line as it is.
         return (lost_dimension(evidence, evidence.lost_dimension),)
+    has_cause = any(item.fix or item.rule in _CAUSES for item in readings)
+    edits = search(evidence, trial) if is_hosts and not has_cause else ()
+    second = batch_second(evidence, trial) if is_hosts else None
+    if second is not None and not any(item.rule == "batch_first" for item in edits):
+        return (second,)  # another change of the shapes would mix the samples
+    hints = at_origin((*edits, *readings), evidence, trial)
     if is_hosts and not hints:
-        return tuple(true_division(evidence, trial)) or tuple(two_places(evidence, trial))
-    if len(searched) > 1 and not any(item.rule == BY_CHANCE for item in searched):
-        # Each means another thing, and to the lines behind the call as well.
-        hints = tuple(
-            replace(item, text=f"{item.text}, {_SEVERAL}", fix=None, tried=None, at=None)
-            if at < len(searched)
-            else item
-            for at, item in enumerate(hints)
-        )
-    # Two changes without their code may read the same.
-    hints = tuple({(item.text, item.fix): item for item in hints}.values())
-    fixed = [item for item in hints if item.fix]
-    return (*fixed, *(item for item in hints if not item.fix))[:MAX_HINTS]
+        hints = tuple(true_division(evidence, trial))
+    return tuple(sorted(hints, key=lambda item: item.fix is None)[:1])
 
 
 def _argument_changed(evidence: Evidence, hints: tuple[Hint, ...]) -> str | None:
@@ -175,53 +154,6 @@ def _argument_changed(evidence: Evidence, hints: tuple[Hint, ...]) -> str | None
     text = texts.pop()
     arguments = [item.argument for item in evidence.tensors if item.expression == text]
     return next(filter(None, arguments), None) if text else "self"
-
-
-_KEEPS_VALUES = re.compile(
-    r"\{x\}(?:\.(?:long|int|float|double|half|bfloat16|bool|cpu|cuda|to|squeeze)\([^()]*\))+"
-)
-
-
-def _keeps_values(fix: Fix) -> bool:
-    return all(_KEEPS_VALUES.fullmatch(item.template) for item in fix.changes)
-
-
-def _hints_after_fix(evidence: Evidence, trial: Trial, limits: Limits) -> tuple[Hint, ...]:
-    """Return what the rules say of the first changed call that a guard refused, and their fixes.
-
-    Float labels that count from 1 need a cast, and then meet the bound: both are said, and tried
-    together.
-    """
-    for refusal in trial.refusals:
-        changed = refusal.fix.of_name() if _keeps_values(refusal.fix) else None
-        if changed is not None:
-            goes_on = f"with {changed[1]} the call goes on, and "
-            hints = find_hints(_after(evidence, refusal, changed[1]), limits)
-            with_fixes = []
-            for hint in hints:
-                fix = hint.fix
-                if isinstance(fix, Fix):
-                    fix = fix.behind(refusal.fix, changed[1])
-                with_fixes.append(replace(hint, text=goes_on + hint.text, fix=fix))
-            return verify_fixes(with_fixes, trial)
-    return ()
-
-
-def _after(evidence: Evidence, refusal: Refusal, expression: str) -> Evidence:
-    """Return the evidence that the guard's finding would have, had the fix been written."""
-    violation = refusal.violation
-    fact = replace(refusal.fact, expression=Expression(expression, parsed(expression)))
-    rest = tuple(item for item in evidence.tensors if item.argument != violation.argument)
-    return replace(
-        evidence,
-        error=None,
-        violation=violation,
-        op=OpName(name=violation.op, overload=violation.overload, api=evidence.op.api),
-        call=syntax_of(refusal.fix),
-        source=None,
-        tensors=(fact, *rest),
-        scalars=refusal.scalars,
-    )
 
 
 def _offenders(evidence: Evidence) -> Offenders | None:
@@ -283,6 +215,17 @@ def _is_one_hot(evidence: Evidence) -> bool:
     """Return whether ``F.one_hot`` failed in its ``scatter_``: the index is labels[..., None]."""
     is_scatter = evidence.violation is not None and evidence.op.name == "aten::scatter_"
     return is_scatter and evidence.op.api == "torch.nn.functional.one_hot"
+
+
+def _replay(evidence: Evidence) -> Replay:
+    """Return the result of the CPU's kernel, for ``F.one_hot`` that of its own check of values."""
+    replay = evidence.replay
+    if not _is_one_hot(evidence) or replay.outcome != "raised":
+        return replay
+    listed = evidence.violation.offenders.first if evidence.violation else ()
+    is_negative = any(isinstance(it.value, int) and it.value < 0 for it in listed)
+    sign = "non-negative" if is_negative else "smaller than num_classes"
+    return replace(replay, exception="RuntimeError", message=f"Class values must be {sign}.")
 
 
 def _labels_of_one_hot(evidence: Evidence) -> str | None:
@@ -385,7 +328,10 @@ def _own_element(evidence: Evidence, violation: Violation) -> dict[str, Any]:
         if fact.bad_at is not None and (name := _own_name(fact.expression)):
             return {"argument": name, "position": fact.bad_at}
     # No function of torch's has an argument of this name for its callers.
-    return {"argument": "input"} if violation.argument == "self" else {}
+    name = "input" if violation.argument == "self" else violation.argument
+    if re.search(rf"(?<![\w.]){re.escape(name)}\b(?!=)", evidence.call_text or ""):
+        return {"argument": f"argument {name}"}  # a variable of the user's has the name too
+    return {"argument": name} if name else {}
 
 
 def _own_name(expression: str | None) -> str | None:

@@ -138,7 +138,8 @@ def _of_dtype(
     operands: Sequence[TensorFact],
     others: Sequence[TensorFact],
 ) -> Iterator[Move]:
-    seen = [item.dtype for item in others]
+    weight = evidence.tensor("weight")
+    seen = [item.dtype for item in others] + ([weight.dtype] if weight is not None else [])
     function = api_function(evidence)
     message = evidence.error.message if evidence.error is not None else ""
     if (function == "__getitem__" and fact.dtype == "bool") or _OF_MASK.search(message):
@@ -194,7 +195,8 @@ def _of_shape(
             words = f": without its dimension {dim} of size 1 it is {left}"
             yield "extra_dimension", f"{{x}}.squeeze({dim})", words, 1
     yield from _of_missing(evidence, fact, others, called, layer)
-    if rank > 2:
+    # Of the steps of a sequence a loss would take each feature for a class.
+    if rank > 2 and not _is_loss(evidence):
         words = ": make one dimension of all behind the first"
         # Beside a tensor of another rank a dimension may be missing there as well.
         yield "not_flattened", "{x}.flatten(1)", words, 1 + (function != "linear")
@@ -260,10 +262,6 @@ def _of_missing(
     for rest in (size - 2 for kind, size in channels if kind == shape):
         words = ", one number for each channel of dimension 1: {it} lines it up with them"
         yield "missing_dimension", "{x}[:" + ", None" * rest + "]", words, 2
-    if is_layer and rank == 2 and layer.startswith("conv") and layer.endswith(("2d", "3d")):
-        rest = int(layer[-2])
-        words = f": as images of one pixel it is {format_shape((*shape, *[1] * rest))}"
-        yield "missing_dimension", "{x}[:, :" + ", None" * rest + "]", words, 2
     if is_layer and rank == 2 and layer.startswith(_OF_IMAGES) and layer.endswith("2d"):
         words = f": one image of one channel is (1, 1, {shape[0]}, {shape[1]})"
         yield "missing_dimension", "{x}[None, None]", words, 3
@@ -275,10 +273,11 @@ def _of_order(
     """Put the dimensions from ``first`` on in another order."""
     shape, rank, function = fact.shape, len(fact.shape), api_function(evidence)
     is_product, name = function in PRODUCTS, _called(evidence)
-    is_index = function.startswith(("gather", "scatter", "index_", "take_"))
-    if rank == 2 and (is_product or not first) and not (is_index or _is_loss(evidence)):
-        is_equal = all(len(item.shape) == 2 for item in others)
-        yield "transposed_operand", "{x}.T", ": transpose it", 2 if is_equal or is_product else 3
+    # (2, 3) @ (4, 2) may be meant in the other order as well.
+    is_ordered = [item.shape for item in others if len(item.shape) == 2 and rank == 2]
+    is_either = any(a[-1] == shape[0] or a[0] == shape[-1] for a in is_ordered)
+    if rank == 2 and is_product and not is_either:
+        yield "transposed_operand", "{x}.T", ": transpose it", 2
     for one, two in itertools.combinations(range(first, rank), 2):
         # Steps and classes of one size would be taken for each other.
         if _has_classes(evidence) and len(set(shape)) < rank:

@@ -6,6 +6,7 @@ templates of a finding of a guard stand here, those of an exception in ``observe
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -28,6 +29,7 @@ from cudalens.core.report_types import (
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.hints._reading import fills_row_ends, ids_of, maker_steps
 from cudalens.diagnosis.hints._roles import Role, bad_values, fault, role_of
+from cudalens.diagnosis.hints.labels import head_of
 from cudalens.diagnosis.observed_errors import observe_error
 from cudalens.diagnosis.origins import bounding
 from cudalens.diagnosis.user_code import is_failing_line, list_of, place
@@ -214,6 +216,9 @@ def earlier(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     text = f"{calls} of the line had {_interval(seen.min, seen.max)}"
     facts = {"calls": seen.calls, "min": seen.min, "max": seen.max}
     yield Observation(kind="earlier", text=text, facts=facts)
+    if evidence.phase == "backward" and evidence.module_path:
+        text = "backward runs the checkpointed forward again, with all that the first run counted"
+        yield Observation(kind="earlier", text=text)
     for other in seen.other_modules[:_MAX_LINES]:
         yield Observation(kind="earlier", text=_of_module(evidence, other), facts=vars(other))
 
@@ -297,6 +302,13 @@ def bound(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     unit = _UNITS.get(role_of(evidence)) or violation.unit or "place"
     many = format_count(violation.size, unit)
     facts: dict[str, object] = {"size": violation.size, "unit": unit}
+    column = evidence.dataset_column
+    if column is not None and column.classes and role_of(evidence) == "label":
+        text = f"{column.name} names {column.classes} classes"
+        yield Observation(kind="bound", text=text, facts={"classes": column.classes})
+    if head_of(evidence) == "classes":
+        text = f"the model has num_labels={violation.size}"
+        yield Observation(kind="bound", text=text, facts={"num_labels": violation.size})
     if origin is None:
         yield from _bound_of_variables(evidence, trial, many, facts)
         return
@@ -394,6 +406,25 @@ def pattern(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         yield say(text=text, facts={"constant": constant_text, "dtype": violation.dtype})
 
 
+def shifted(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
+    """Yield the range of what the line adds a number to, and the range that fits."""
+    ids = ids_of(evidence, *_ALL)
+    node = ids.fact.node if ids is not None else None
+    if ids is None or ids.low is None or not isinstance(node, ast.BinOp):
+        return
+    by = node.right.value if isinstance(node.right, ast.Constant) else None
+    if not isinstance(by, int) or not isinstance(node.op, ast.Add | ast.Sub):
+        return
+    by = by if isinstance(node.op, ast.Add) else -by
+    low = ids.violation.bounds.min
+    low = low if isinstance(low, int) else 0
+    name, ends = ast.unparse(node.left), (ids.low - by, ids.high - by)
+    text = f"{name} is {ends[0]} … {ends[1]}, {low - by} … {ids.size - 1 - by} fits"
+    yield Observation(
+        kind="pattern", text=text, facts={"name": name, "min": ends[0], "max": ends[1]}
+    )
+
+
 def _plural(unit: str) -> str:
     return format_count(2, unit).partition(" ")[2]
 
@@ -435,5 +466,6 @@ OF_FINDING: tuple[Observer, ...] = (
     bound,
     pattern,
     other_dimension,
+    shifted,
 )
 """The observers of a guard's finding, in the order of the report."""

@@ -98,6 +98,8 @@ def _operands(
             what = _what(fact, kind) if name == fact.expression else ""
             is_what = f" is {what}," if what else " is"
             text = f"{name}{is_what} made in {place(made.at, evidence)}: {_code(made)}"
+            if kind == "device" and fact.device == "cpu" and _is_without_device(made):
+                text += " (without device=)"
             mark = f"{what} is made here" if what else f"{name} is made here"
             yield Observation(
                 kind=kind,
@@ -118,6 +120,19 @@ def _operands(
         source = _marked(layer.at, f"{layer.name} is made here")
         layer_facts = {"name": layer.name, "code": layer.value}
         yield Observation(kind=kind, text=text, facts=layer_facts, sources=(source,))
+
+
+_FACTORIES = frozenset(
+    {"arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn"}
+    | {"randperm", "tensor", "zeros"}
+)
+
+
+def _is_without_device(made: Binding) -> bool:
+    """Return whether a function of torch's made a tensor on the CPU as nothing named a device."""
+    module, _, function = (made.called or "").rpartition(".")
+    is_factory = f"{module}.".startswith("torch.") and function in _FACTORIES
+    return is_factory and not {"device", "**"} & {*made.keywords}
 
 
 def _what(fact: TensorFact, kind: ObservationKind) -> str:

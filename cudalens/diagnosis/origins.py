@@ -14,7 +14,7 @@ from dataclasses import replace
 from cudalens.core._python import parse
 from cudalens.core.evidence_types import Binding, LostDimension
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint, SourceSpan, TensorFact, syntax
+from cudalens.core.report_types import Hint, SourceSpan, syntax
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.hints._roles import LOOKUP_OPS
 from cudalens.diagnosis.moves import OF_KIND
@@ -23,7 +23,6 @@ from cudalens.diagnosis.user_code import (
     Fix,
     api_function,
     call_node,
-    is_failing_line,
     last_name,
     list_of,
     parsed,
@@ -38,14 +37,6 @@ _AT_ORIGIN = frozenset(
 
 A cast and a move act at the failing call alone: others may need the dtype and device as they are.
 """
-_FACTORIES = frozenset(
-    {"arange", "empty", "eye", "from_numpy", "full", "linspace", "ones", "rand", "randint"}
-    | {"randn", "randperm", "tensor", "zeros"}
-)
-_OF_BOUND = frozenset({"too_few_places", "what_is_there", "binary_labels_one_output"})
-_OF_BOUND |= {"added_tokens", "padding_beyond_table", "positions_beyond_table"}
-"""Rules after which is said where the number of places comes from."""
-_OF_SIZE = frozenset({"size_of_layer"})
 _LONGEST = 80
 _MAX_HOPS = 4
 
@@ -53,8 +44,7 @@ _MAX_HOPS = 4
 def at_origin(hints: Iterable[Hint], evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
     """Return the hints, those whose tensor is used again with a fix at the line that made it."""
     placed = (_placed(item, evidence, trial) if item.fix else item for item in hints)
-    bound = (_with_bound(item, evidence, trial) for item in placed)
-    return tuple(_where_it_acts(item, evidence, trial) for item in bound if item.text)
+    return tuple(_where_it_acts(item, evidence, trial) for item in placed if item.text)
 
 
 def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
@@ -63,6 +53,9 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     others = evidence.refused_call.other_functions
     if not isinstance(fix, Fix) or not fix.changes:
         return hint
+    if _is_chosen_in_loop(fix, trial):
+        text += "; each turn of the loop has another tensor here: check them all"
+        return replace(hint, text=text, fix=None, tried=None, at=None)
     every: list[int] = []
     counting: list[int] = []
     if hint.rule in (*_AT_ORIGIN, *OF_KIND) and len(fix.changes) == 1:
@@ -87,6 +80,23 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     else:
         return hint
     return replace(hint, text=text, fix=None, tried=None, at=None)
+
+
+def _is_chosen_in_loop(fix: Fix, trial: Trial) -> bool:
+    """Return whether a variable of a loop chooses what is changed: ``truth[n]``, ``tensor(y)``.
+
+    The batch of a loop over a loader is the variable itself, or a constant entry of it.
+    """
+    for change in fix.changes:
+        tree = parsed(change.text) if change.text else None
+        for node in ast.walk(tree) if tree is not None else ():
+            parts = [node.slice] if isinstance(node, ast.Subscript) else []
+            if isinstance(node, ast.Call):
+                parts = [*node.args, *(item.value for item in node.keywords)]
+            names = {n.id for part in parts for n in ast.walk(part) if isinstance(n, ast.Name)}
+            if names & trial.loop_names:
+                return True
+    return False
 
 
 def _elsewhere(lines: Iterable[int], name: str, evidence: Evidence) -> str:
@@ -145,7 +155,7 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     if hint.rule in OF_KIND:
         if binding.dropped is not None:
             return _keep_result(hint, name, value, binding.dropped, trial)
-        return replace(hint, text=hint.text + _how_made(hint, binding))
+        return hint
     assert isinstance(hint.fix, Fix)
     own, (change,) = binding.name or name, hint.fix.changes
     value = change.template.replace("{x}", own)
@@ -182,21 +192,6 @@ def _keep_result(
     return hint
 
 
-def _how_made(hint: Hint, binding: Binding) -> str:
-    """Say how a tensor came to its device or dtype."""
-    if binding.value is None:
-        return ""
-    made = f"; {f'it is {binding.name}, ' if binding.name else ''}made in line {binding.at.line}: "
-    made += _short(binding)
-    module, _, function = (binding.called or "").rpartition(".")
-    is_factory = f"{module}.".startswith("torch.") and function in _FACTORIES
-    changes = hint.fix.changes if isinstance(hint.fix, Fix) else ()
-    is_on_host = hint.rule == "move_tensor" and all("cpu()" not in it.template for it in changes)
-    if is_on_host and is_factory and not {"device", "**"} & {*binding.keywords}:
-        made = made.replace("made", "made on the CPU") + " without device="
-    return made
-
-
 def _where_dropped(hint: Hint, trial: Trial) -> str:
     """Name the line that took a dimension away: an index of a tensor, or ``squeeze``."""
     tree = parsed(hint.fix or "")
@@ -215,40 +210,6 @@ def _where_dropped(hint: Hint, trial: Trial) -> str:
                 line = f"line {binding.at.line} takes away what has size 1"
                 return f"; {line}: {name} = {_short(binding)}"
     return ""
-
-
-def _with_bound(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
-    """Add the layer, or else the tensor, that sets the bound, and the line that made it."""
-    is_bound = hint.rule in _OF_BOUND and evidence.violation is not None
-    made = _layer(hint, evidence, trial) if is_bound or hint.rule in _OF_SIZE else None
-    parts, named = [hint.text], ""
-    if made is not None and (made.value is not None or evidence.op.name not in LOOKUP_OPS):
-        parts.append(named := f"the layer is {made.name}")
-    if made is None and is_bound:
-        made = _bounding_tensor(evidence, trial)
-    has_line = made is not None and (made.value or (named and made.at.line))
-    if made is not None and has_line and not is_failing_line(made.at, evidence):
-        line = f"made in {place(made.at, evidence)}: {_short(made)}"
-        parts[-1:] = [f"{named}, {line}"] if named else [parts[-1], f"{made.name} is {line}"]
-        if made.tied or made.beside:
-            goes = f"its weight is that of {made.tied} too" if made.tied else ""
-            parts.append(goes or f"{made.beside} has the same size")
-        if size := _size_of(made, trial):
-            line = place(size.at, evidence)
-            is_said = f"{line}: " in hint.text
-            parts += [] if is_said else [f"{size.name} is set in {line}: {_short(size)}"]
-    if is_bound and (number := _number_of_classes(evidence)):
-        size = trial.binding(number)
-        if size is not None and size.value and not is_failing_line(size.at, evidence):
-            parts.append(f"{number} is set in {place(size.at, evidence)}: {_short(size)}")
-    fact = evidence.tensor("input") if hint.rule in _OF_SIZE else None
-    if hint.rule == "outside_domain":
-        fact = evidence.tensor("other") or evidence.tensor("self")
-    if fact is not None and (name := fact.expression or "").isidentifier():
-        binding = trial.binding(name, of_shape=True)
-        if binding is not None and binding.value and not is_failing_line(binding.at, evidence):
-            parts.append(f"{name} is made in {place(binding.at, evidence)}: {_short(binding)}")
-    return replace(hint, text="; ".join(filter(None, parts)))
 
 
 def bounding(evidence: Evidence, trial: Trial) -> tuple[Binding | None, Binding | None]:
@@ -286,15 +247,6 @@ def _number_of_classes(evidence: Evidence) -> str | None:
         return None
     values = [*tree.args[1:], *(it.value for it in tree.keywords if it.arg == "num_classes")]
     return values[0].id if len(values) == 1 and isinstance(values[0], ast.Name) else None
-
-
-def _layer(hint: Hint, evidence: Evidence, trial: Trial) -> Binding | None:
-    """Return the layer whose rows or outputs are too few: the table, or the last one before."""
-    if hint.rule in _OF_SIZE:
-        return trial.layer(evidence.module_path) if evidence.module_path else None
-    made = _layer_of_bound(evidence, trial)
-    size = evidence.violation.size if evidence.violation is not None else None
-    return made if made is not None and _may_have_size(made, size) else None
 
 
 def _layer_of_bound(evidence: Evidence, trial: Trial) -> Binding | None:
@@ -354,43 +306,6 @@ def _size_of(made: Binding, trial: Trial) -> Binding | None:
         if item is not None and item.value and (item.at.line or 0) < (made.at.line or 0)
     ]
     return sizes[0] if len(sizes) == 1 else None
-
-
-_OF_SIZES = re.compile(r"\bsizes?\b|\bshapes?\b|must match|divisible|batch_size")
-
-
-def two_places(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
-    """Yield where the tensors were made whose sizes do not fit, where no cause is known."""
-    message = evidence.error.message.partition("\n")[0] if evidence.error is not None else ""
-    if not _OF_SIZES.search(message):
-        return
-    names = {name: made for fact in trial.operands for name, made in _made_of(fact, trial)}
-    layer = trial.layer(evidence.module_path) if evidence.module_path else None
-    names |= {layer.name: layer} if layer is not None else {}
-    made_in = [
-        f"{name} is made in {place(it.at, evidence)}: {_short(it)}"
-        for name, it in names.items()
-        if it.value and not is_failing_line(it.at, evidence)
-    ]
-    if made_in:
-        yield Hint(rule="two_places", text="; ".join(made_in))
-
-
-def _made_of(fact: TensorFact, trial: Trial) -> Iterator[tuple[str, Binding]]:
-    """Yield where the tensor or the layer was made that an expression begins with."""
-    node = fact.node
-    while isinstance(node, ast.Compare | ast.Subscript | ast.Call):
-        if isinstance(node, ast.Call):
-            if layer := trial.binding(ast.unparse(node.func)):
-                yield ast.unparse(node.func), layer
-                return
-            node = node.func.value if isinstance(node.func, ast.Attribute) else None
-        else:
-            node = node.left if isinstance(node, ast.Compare) else node.value
-    if isinstance(node, ast.Name | ast.Attribute):
-        made = trial.binding(name := ast.unparse(node), of_shape=True)
-        if made is not None:
-            yield name, made
 
 
 def true_division(evidence: Evidence, trial: Trial) -> Iterator[Hint]:

@@ -69,23 +69,6 @@ class Fix(str):
         is_name = all(part.isidentifier() for part in name.split("."))
         return (name, template.replace("{x}", name)) if is_name and "{x}" in template else None
 
-    def behind(self, first: Fix, expression: str) -> Fix:
-        """Return this fix of ``expression``, which another one has made, as one of its operand."""
-        name, template, span = first.changes[0]
-        inner = template if isinstance(parsed(template.format(x="x")), _ATOMS) else f"({template})"
-        changes = (
-            Change(name, item.template.replace("{x}", inner), span)
-            if item.text == expression
-            else item
-            for item in self.changes
-        )
-        return Fix(self, changes, self.rearrange, self.device)
-
-
-def swapped(one: str, two: str) -> tuple[Change, Change]:
-    """Return the changes that put two operands in each other's place."""
-    return Change(one, two), Change(two, one)
-
 
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant, ast.List)
 _TARGETS = (ast.Name, ast.Attribute, ast.Subscript)

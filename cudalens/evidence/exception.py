@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ from cudalens.core.report_types import (
     ProvenanceStep,
     TensorFact,
 )
+from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.diagnosis.diagnose import is_device_assert
 from cudalens.evidence import lost_context, memory
 from cudalens.evidence.call_stack import phase_of, worker_line, worker_start
@@ -60,14 +61,15 @@ from cudalens.evidence.recorded_way import (
 from cudalens.evidence.tensors import bad_key, facts_of, scalars_of, tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
 from cudalens.evidence.trial import ApiTrial, trial_of_error
+from cudalens.evidence.variables import parameters_of
 from cudalens.recorder.arguments import overload_of
-from cudalens.recorder.calls import BACKWARD
+from cudalens.recorder.calls import BACKWARD, Recorded
 from cudalens.recorder.saved_tensor import find_modified
 from cudalens.recorder.sites import SiteReader, entries_of
 from cudalens.recorder.sites import phase_of as phase_of_site
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.locate import CallSite, locate_entries
-from cudalens.source.stack import frames_of
+from cudalens.source.stack import frame_of, frames_of, namespaces
 
 MAX_TENSORS = 40
 
@@ -268,6 +270,7 @@ def _of_autograd(
     if recorder is not None and MODIFIED in message:
         write = limits.attempt("writer", lambda: find_modified(recorder.snapshot(), message, node))
         if write is not None:
+            write = replace(write[0], name=_parameter_name(write[1], failure)), write[1]
             look = partial(with_tried_form, write[0], write[1], recorder.snapshot())
             changed = limits.attempt("form out of place", look, lambda: write[0])
             if node is not None:
@@ -284,6 +287,37 @@ def _of_autograd(
     return changed, freed
 
 
+def _parameter_name(write: Recorded, failure: FailureContext) -> str | None:
+    """Return the user's name of the one parameter that a call wrote to and that backward misses."""
+    match = _SHAPE.search(str(failure.error.message)) if failure.error is not None else None
+    if match is None:
+        return None
+    shape = tuple(int(size) for size in re.findall(r"\d+", match[1]))
+    # Autograd saves the weight of a linear layer as a view with its dimensions exchanged.
+    shapes = (shape, shape[::-1])
+    living = [item.tensor() for item in write.written]
+    ids = {
+        id(item)
+        for item in living
+        if is_tensor(item) and item.is_leaf and tuple(item.shape) in shapes
+    }
+    entries = [it for it in failure.entries if isinstance(it, FrameType | TracebackType)]
+    names: dict[int, str] = {}
+    for variables in namespaces([frame_of(entry) for entry in entries]):
+        for name, value in list(variables.items()):
+            if is_module(value) and not name.startswith("_"):
+                for path, item in parameters_of(value):
+                    if id(item) in ids:
+                        names.setdefault(id(item), _spelled(name, path))
+    return next(iter(names.values())) if len(ids) == len(names) == 1 else None
+
+
+def _spelled(root: str, path: str) -> str:
+    """Return a parameter as code names it: ``D[2].weight``."""
+    return root + "".join(f"[{key}]" if key.isdecimal() else f".{key}" for key in path.split("."))
+
+
+_SHAPE = re.compile(r"modified by an inplace operation: \[[\w.]+ \[([\d, ]*)\]\]")
 _OF_NUMBER = re.compile(r"^'(?:float|int)' object has no attribute 'backward'")
 _WITHOUT_GRAPH = re.compile(r"^element (\d+) of tensors does not require grad")
 _OF_SHAPES = re.compile(r"\bsizes?\b|\bshapes?\b|[Dd]imension|\b\dD\b|must match|batch_size")

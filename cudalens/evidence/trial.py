@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from types import FrameType, TracebackType
 
 import torch
@@ -21,10 +20,8 @@ from torch import Tensor
 from cudalens.core import _torch
 from cudalens.core._python import raise_if_outside
 from cudalens.core.call import ApiCall, Call, OpCall
-from cudalens.core.report_types import Violation
-from cudalens.core.tensor_values import summarise
 from cudalens.core.user_objects import is_module, is_tensor
-from cudalens.diagnosis.candidates import Refusal, TrialResult
+from cudalens.diagnosis.candidates import TrialResult
 from cudalens.diagnosis.user_code import Fix
 from cudalens.evidence.attempt import (
     Attempt,
@@ -41,9 +38,7 @@ from cudalens.evidence.failing_call import (
     learn_from_error,
     running_api_call,
 )
-from cudalens.evidence.tensors import bad_key, of_meta, scalars_of
 from cudalens.evidence.variables import RunningLine, Variables, line_of
-from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.safe_eval import instance_dict
 
 MAX_SECONDS = 0.5
@@ -68,7 +63,6 @@ class ApiTrial(Variables):
         self._deadline: float | None = None
         self._reasons: dict[int, str | None] = {}
         self._succeeded: ApiCall | None = None
-        self.refusals: list[Refusal] = []
 
     def __call__(self, fix: Fix | None) -> TrialResult:
         """Make the call as ``fix`` changes it; unchanged without one.
@@ -108,10 +102,7 @@ class ApiTrial(Variables):
                     continue
                 except (CannotTryError, MemoryError, RecursionError):
                     return TrialResult()
-                except RefusedError as error:
-                    if error.violation is not None and fix is not None:
-                        refusal = _refusal(fix, error, error.violation)
-                        self.refusals += [refusal] if refusal is not None else []
+                except RefusedError:
                     return TrialResult(succeeds=False)
                 except Exception as error:  # whatever torch says of it
                     raise_if_outside(error)
@@ -197,17 +188,6 @@ class ApiTrial(Variables):
             for item in objects
             if is_tensor(item) and _torch.is_plain(item)
         )
-
-
-def _refusal(fix: Fix, error: RefusedError, violation: Violation) -> Refusal | None:
-    """Describe what a guard found in a changed call, ``None`` without a tensor at fault."""
-    key, arguments = bad_key(violation), error.arguments or {}
-    tensor = tensor_values(arguments).get(key)
-    if tensor is None or tensor.device.type == "meta":
-        return None
-    with quiet_torch(has_autograd=False):
-        fact = replace(of_meta(key, _torch.meta_of(tensor)), summary=summarise(tensor))
-    return Refusal(fix=fix, violation=violation, fact=fact, scalars=scalars_of(arguments))
 
 
 def _reason(error: Exception) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType, TracebackType
 
-from torch import nn
+from torch import Tensor, nn
 
 from cudalens.core import _torch
 from cudalens.core._python import parse_expression
@@ -124,17 +124,22 @@ class Variables(candidates.Trial):
     @functools.cached_property
     def is_of_loop(self) -> bool:  # type: ignore[override]
         """True if a loop around the line calls another function in each turn: ``layer(x)``."""
+        called = getattr(self._node, "func", None)
+        if isinstance(called, ast.Attribute) and called.attr != "forward":
+            return False  # a method, as that of a tensor
+        parts = ast.walk(called) if called is not None else ()
+        return any(isinstance(item, ast.Name) and item.id in self.loop_names for item in parts)
+
+    @functools.cached_property
+    def loop_names(self) -> frozenset[str]:  # type: ignore[override]
+        """The variables of the loops and comprehensions around the call."""
         loops: list[ast.AST] = []
         for parent in self.line.running.parents:
             loops = [] if isinstance(parent, ast.FunctionDef | ast.Lambda) else [*loops, parent]
             loops += getattr(parent, "generators", ())
         targets = [it.target for it in loops if isinstance(it, ast.For | ast.comprehension)]
-        names = {it.id for target in targets for it in ast.walk(target) if isinstance(it, ast.Name)}
-        called = getattr(self._node, "func", None)
-        if isinstance(called, ast.Attribute) and called.attr != "forward":
-            return False  # a method, as that of a tensor
-        parts = ast.walk(called) if called is not None else ()
-        return any(isinstance(item, ast.Name) and item.id in names for item in parts)
+        nodes = (node for target in targets for node in ast.walk(target))
+        return frozenset(node.id for node in nodes if isinstance(node, ast.Name))
 
     def _kind_of(self, node: ast.expr, value: object) -> tuple[str | None, tuple[str, ...]]:
         called = self._read(node.func) if isinstance(node, ast.Call) else None
@@ -191,6 +196,10 @@ class Variables(candidates.Trial):
 
         Of all lines only those from the running one on: what has run before took it as it is.
         """
+        statement = self.line.running.statement
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        if any(ast.unparse(target) == expression for target in targets):
+            return [], []  # bound anew here: what is behind the line reads another value
         every, counting = other_readers(self.line.running, _syntax(expression))
         here = self.line.running.place.lineno
         return [line for line in every if line >= here], counting
@@ -330,6 +339,14 @@ def _parts(module: nn.Module, path: str = "", depth: int = 0) -> Iterator[tuple[
         if is_module(item):
             yield f"{path}{key}", item
             yield from _parts(item, f"{path}{key}.", depth + 1)
+
+
+def parameters_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters of a module and of its parts with their paths: ``2.weight``."""
+    for path, part in (("", module), *_parts(module)):
+        for key, item in registered(part, "_parameters").items():
+            if is_tensor(item):
+                yield (f"{path}.{key}" if path else key), item
 
 
 def _kind(value: object) -> str | None:

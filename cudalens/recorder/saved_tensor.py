@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -38,10 +39,13 @@ def find_modified(
     if match is None or saver is None:
         return None
     fitting: dict[int, tuple[Recorded, Any]] = {}
+    since: dict[int, Recorded] = {}
     for tensor in (*saver.inputs, *saver.outputs):
-        for writer, write in snapshot.writes_to(tensor)[-1:]:
+        writes = snapshot.writes_to(tensor)
+        for writer, write in writes[-1:]:
             if writer.seq > saver.seq and write.after == int(match[1]):
                 fitting[writer.seq] = writer, snapshot.whole(tensor)()
+                since |= {item.seq: item for item, _ in writes if item.seq > saver.seq}
     steps = [describe_step(writer, snapshot) for writer, _ in fitting.values()]
     if len({step.source for step in steps}) != 1:
         return None
@@ -50,11 +54,20 @@ def find_modified(
     change = InPlaceChange(
         modified=steps[0] if is_one_op else replace(steps[0], op=None),
         savers=(describe_step(saver, snapshot),),
+        writes=_by_line(describe_step(since[seq], snapshot) for seq in sorted(since)),
         is_parameter=living is not None and living.is_leaf and living.requires_grad,
         module=_in_place_module(writer.site),
         is_only_line=_is_only_line(snapshot, steps[0]),
     )
     return change, writer
+
+
+def _by_line(steps: Iterable[ProvenanceStep]) -> tuple[ProvenanceStep, ...]:
+    """Return the first step of each line, in their order."""
+    first: dict[Any, ProvenanceStep] = {}
+    for step in steps:
+        first.setdefault(step.source, step)
+    return tuple(first.values())
 
 
 def _is_only_line(snapshot: Snapshot, step: ProvenanceStep) -> bool:

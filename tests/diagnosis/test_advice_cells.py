@@ -38,19 +38,21 @@ NAN = "# --nan"
 """The first line of a cell that is run until its first NaN."""
 
 
-Cell = tuple[str, str, str | None, str, list[str]]
+Cell = tuple[str, str, str | None, str, list[str], list[str]]
 
 
 def cells(*files: str) -> Iterator[Cell]:
-    """The mistake, the cell, its first fix, and pieces of the headline and of each hint.
+    """The mistake, the cell, its fix, and pieces of the headline, of the hint and of facts.
 
     Two assignments of one fix stand on one line, with `` ; `` between them.
     """
     texts = [(DATA / name).read_text(encoding="utf-8").rstrip("\n") for name in files]
     for block in re.split(r"\n(?=\S)", "\n".join(texts)):
         name, _, rest = block.partition("\n")
-        code, fix, says, hints = re.fullmatch(
-            r"(.+)\n  fix: (.+)\n  says: (.+?)((?:\n  hint: .+)+)", rest, re.DOTALL
+        code, fix, says, hints, facts = re.fullmatch(
+            r"(.+)\n  fix: (.+)\n  says: ([^\n]+)((?:\n  hint: [^\n]+)+)((?:\n  fact: [^\n]+)*)",
+            rest,
+            re.DOTALL,
         ).groups()  # type: ignore[union-attr]
         told = hints.split("\n  hint: ")[1:]
         yield (
@@ -59,6 +61,7 @@ def cells(*files: str) -> Iterator[Cell]:
             None if fix == "-" else fix.replace(" ; ", "\n"),
             says,
             [] if told == ["-"] else told,
+            facts.split("\n  fact: ")[1:],
         )
 
 
@@ -74,7 +77,7 @@ def cells(*files: str) -> Iterator[Cell]:
 )
 def test_a_mistake_is_answered(cell: Cell, fast: bool, sim: simulate.Simulation) -> None:
     """The observed fact, each piece of advice, and no fix with which the cell fails."""
-    mistake, code, fix, says, hints = cell
+    mistake, code, fix, says, hints, facts = cell
     if "transformers" in code:
         pytest.importorskip("transformers")
     is_watched = code.startswith(NAN)
@@ -87,6 +90,8 @@ def test_a_mistake_is_answered(cell: Cell, fast: bool, sim: simulate.Simulation)
     assert next((item.fix for item in report.hints if item.fix), None) == fix
     assert len(report.hints) == len(hints)
     assert all(text in item.text for text, item in zip(hints, report.hints, strict=True))
+    seen = [item.text for item in report.observations]
+    assert all(any(text in item for item in seen) for text in facts), seen
     assert report.limits == ()
     check_fixes(code, outcome, sim)
     if not is_watched:
@@ -96,7 +101,7 @@ def test_a_mistake_is_answered(cell: Cell, fast: bool, sim: simulate.Simulation)
 @pytest.mark.parametrize(
     ("given", "origin"),
     [
-        ("step(data)", "; it is data, made on the CPU in line 8: torch.randn(3, 4)"),
+        ("step(data)", "made in line 8: torch.randn(3, 4)"),
         ("step(data * 1)", None),
         ("for data in (data, data): step(data)", None),
     ],
@@ -105,9 +110,9 @@ def test_the_caller_that_made_an_argument_is_named(given: str, origin: str | Non
     """By the same object, bound once: of an expression, or a loop's value, nothing is said."""
     code = "model = nn.Linear(4, 2).cuda()\ndef step(x):\n    return model(x)\n"
     outcome = run_cell(f"{SETUP}{code}data = torch.randn(3, 4)\n{given}")
-    text = outcome.shown.hints[0].text
+    text = "; ".join(item.text for item in outcome.shown.observations)
     assert outcome.fixes == ['model(x.to("cuda:0"))']
-    assert origin in text if origin else "made" not in text
+    assert origin in text if origin else "x is" not in text
 
 
 def test_a_trial_leaves_nothing_behind() -> None:

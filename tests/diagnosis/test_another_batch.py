@@ -165,18 +165,6 @@ def test_a_change_that_fits_any_batch_is_code(line: str, change: str) -> None:
     assert cell(f"{DATA}{fix}").error is None
 
 
-def test_a_change_for_these_sizes_is_told_as_that() -> None:
-    """The neighbour: with another batch nothing makes the call succeed, and nothing is said."""
-    (hint,) = [
-        item
-        for item in cell(WRONG["batch equal to the channels"]).shown.hints
-        if "size 1" in item.text
-    ]
-    assert hint.text.endswith("; these sizes may fit by chance")
-    other = WRONG["batch equal to the channels"].replace("(64, 32)", "(48, 32)")
-    assert not any("by chance" in item.text for item in cell(other).shown.hints)
-
-
 def test_a_table_that_ends_early_is_all_that_is_named() -> None:
     """With fewer rows than the sequence, also where the batch has as many samples."""
     for rows in (20, 21):

@@ -1,64 +1,33 @@
-"""The framework of the cause rules: evidence in, at most one hint out.
+"""Readings: evidence in, at most one hint out.
 
-One rule is one small pure function that looks at an :class:`~cudalens.core.report.Evidence` and
+A reading is one small pure function that looks at an :class:`~cudalens.core.report.Evidence` and
 returns a :class:`~cudalens.core.report_types.Hint` only when the evidence carries the cause.  A
-false hint is worse than none.  Rules are tried in the order of ``priority``, surest first.
+false hint is worse than none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 
-Rule = Callable[[Evidence], "Hint | None"]
-MAX_HINTS = 4
-LAST = 99
-"""The priority of a rule that speaks only where every other one is silent."""
+Reading = Callable[[Evidence], "Hint | None"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RuleEntry:
-    """One rule of the table."""
+def first_reading(
+    readings: Iterable[Reading], evidence: Evidence, limits: Limits
+) -> tuple[Hint, ...]:
+    """Return the hint of the first reading that applies, under its own name or the function's.
 
-    name: str
-    priority: int
-    apply: Rule
-
-
-_rules: list[RuleEntry] = []
-
-
-def rule(*, priority: int = 50) -> Callable[[Rule], Rule]:
-    """Enter the decorated function into the table; lower priorities come first."""
-
-    def enter(apply: Rule) -> Rule:
-        name = getattr(apply, "__name__", repr(apply))
-        _rules.append(RuleEntry(name=name, priority=priority, apply=apply))
-        return apply
-
-    return enter
-
-
-def table() -> tuple[RuleEntry, ...]:
-    """Return all rules in the order in which they are tried."""
-    return tuple(sorted(_rules, key=lambda entry: (entry.priority, entry.name)))
-
-
-def find_hints(evidence: Evidence, limits: Limits) -> tuple[Hint, ...]:
-    """Return the hints of all rules that fire, surest first, each under its name or its rule's.
-
-    A rule that fails leaves one line in ``limits``, and the others are asked all the same.
+    A reading that fails leaves one line in ``limits``, and the next one is asked.
     """
-    hints: list[Hint] = []
-    for entry in table():
-        if entry.priority == LAST and hints:
-            break
-        hint = limits.attempt(f"hint {entry.name}", partial(entry.apply, evidence))
+    for reading in readings:
+        name = getattr(reading, "__name__", repr(reading))
+        hint = limits.attempt(f"hint {name}", partial(reading, evidence))
         if hint is not None:
-            hints.append(replace(hint, rule=hint.rule or entry.name))
-    return tuple(hints[:MAX_HINTS])
+            return (replace(hint, rule=hint.rule or name),)
+    return ()

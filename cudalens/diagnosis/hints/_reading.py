@@ -23,9 +23,9 @@ from cudalens.core.report_types import (
     TensorFact,
     Violation,
 )
-from cudalens.diagnosis.hints._base import Rule, rule
+from cudalens.diagnosis.hints._base import Reading
 from cudalens.diagnosis.hints._roles import INTEGERS, Role, bad_values, fault, origin, role_of
-from cudalens.diagnosis.user_code import is_failing_line, last_name, place
+from cudalens.diagnosis.user_code import last_name
 
 LOST_NUMBERS = frozenset({-(1 << 63), (1 << 63) - 1, -(1 << 31)})
 """Integers that NaN and the infinities become when they are cast."""
@@ -230,7 +230,7 @@ def _all_values(evidence: Evidence, violation: Violation, fact: TensorFact) -> _
     if not isinstance(high, int):
         return None
     is_known = isinstance(low, int) and low not in allowed
-    count = None if unique is None or allowed & {*unique} else numel(fact)
+    count = None if unique is None or allowed & {*unique} else numel(fact) // copies_of(fact)
     return (
         min({low, *seen}) if is_known and isinstance(low, int) else None,
         max({high, *seen}),
@@ -240,18 +240,22 @@ def _all_values(evidence: Evidence, violation: Violation, fact: TensorFact) -> _
     )
 
 
-def ids_rule(
-    *roles: Role, priority: int
-) -> Callable[[Callable[[Evidence, Ids], Hint | None]], Rule]:
-    """Enter a rule that is asked only where the ids at fault have one of ``roles``."""
+def copies_of(fact: TensorFact) -> int:
+    """Return how often each element occurs in a tensor that ``expand`` made: its stride is 0."""
+    sizes = zip(fact.shape, fact.stride or (), strict=False)
+    return math.prod(size for size, stride in sizes if stride == 0 and size)
 
-    def enter(apply: Callable[[Evidence, Ids], Hint | None]) -> Rule:
+
+def ids_rule(*roles: Role) -> Callable[[Callable[[Evidence, Ids], Hint | None]], Reading]:
+    """Make a reading of one that is asked only where the ids at fault have one of ``roles``."""
+
+    def enter(apply: Callable[[Evidence, Ids], Hint | None]) -> Reading:
         @functools.wraps(apply)
         def applied(evidence: Evidence) -> Hint | None:
             ids = ids_of(evidence, *roles)
             return None if ids is None else apply(evidence, ids)
 
-        return rule(priority=priority)(applied)
+        return applied
 
     return enter
 
@@ -516,35 +520,3 @@ def maker_steps(evidence: Evidence) -> list[ProvenanceStep]:
         made = made[1:]  # it chose among values that another line had made
     lists = [step for step, stem in zip(steps, stems, strict=True) if stem in FROM_PYTHON]
     return (made or lists)[:1]
-
-
-def came_from(evidence: Evidence) -> str:
-    """Name the line that made the bad values, where it is known and not the failing one."""
-    line = next((step.source for step in maker_steps(evidence)), None)
-    if line is None or is_failing_line(line, evidence):
-        return ""
-    beyond = _beyond_borders(evidence)
-    return f"the bad values come from {place(line, evidence)}: {line.text}{beyond}"
-
-
-_BORDERS = {"searchsorted": 0, "bucketize": -1}
-"""Functions that number intervals, and which of their tensors holds the borders."""
-
-
-def _beyond_borders(evidence: Evidence) -> str:
-    """Say that the bad value is what a search among borders gives beyond the last of them."""
-    made = next((step for step in evidence.provenance if stem_of(step.op or "") in _BORDERS), None)
-    name = "" if made is None else stem_of(made.op or "")
-    bad = bad_values(evidence)
-    if made is None or next(way_of(evidence))[0] != name or len(bad) != 1:
-        return ""
-    calls = (item for item in reversed(evidence.history) if item.source == made.source)
-    shapes = next((item.shapes for item in calls if stem_of(item.op) == name), "")
-    lasts = re.findall(r"\[(?:\d+, )*(\d+)\]", shapes.partition("->")[0])
-    if not lasts or {int(lasts[_BORDERS[name]])} != bad:
-        return ""
-    (last,) = bad
-    return (
-        f"; {name} gives {last} beyond the last of {last} borders, with right=True at the last one "
-        "too"
-    )

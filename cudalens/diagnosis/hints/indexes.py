@@ -7,9 +7,7 @@ import re
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact
-from cudalens.diagnosis.hints._base import rule
 from cudalens.diagnosis.hints._reading import (
-    EXACT,
     LOST_NUMBERS,
     Ids,
     cast_source,
@@ -21,14 +19,12 @@ from cudalens.diagnosis.hints._roles import bad_values, fault, role_of
 from cudalens.diagnosis.user_code import in_library, rewritten
 
 _CTC = ("aten::_ctc_loss", "aten::_cudnn_ctc_loss")
-_QUANTILES = ("quantile", "nanquantile")
 _LENGTH = re.compile(r"(^|[^a-z])(len|lens|length|lengths)([^a-z]|$)")
 
 
 # --- damaged numbers -----------------------------------------------------------------------------
 
 
-@rule(priority=5)
 def nan_cast_to_integer(evidence: Evidence) -> Hint | None:
     """NaN or an infinity was cast to an integer type."""
     lost = bad_values(evidence) & LOST_NUMBERS
@@ -42,25 +38,6 @@ def nan_cast_to_integer(evidence: Evidence) -> Hint | None:
     return Hint(text=f"{text}{more}")
 
 
-@rule(priority=8)
-def float_ids(evidence: Evidence) -> Hint | None:
-    """Ids went through a floating-point type that cannot hold them, or are no ids at all."""
-    source = cast_source(evidence)
-    if source is None or role_of(evidence) is None or bad_values(evidence) & LOST_NUMBERS:
-        return None
-    low, high = source.summary.min, source.summary.max
-    limit = EXACT.get(source.dtype)
-    is_whole = all(isinstance(end, (int, float)) and end == int(end) for end in (low, high))
-    if is_whole and limit:
-        text = f"{source.expression} is {source.dtype}, which has whole numbers only up to "
-        return Hint(text=f"{text}{limit}: keep ids in int64")
-    return Hint(
-        text=f"{source.expression} is {source.dtype} and runs from {low} to {high}: cast to "
-        "integers, these are not ids"
-    )
-
-
-@rule(priority=8)
 def shift_on_the_line(evidence: Evidence) -> Hint | None:
     """The line itself adds to ids that lie within the bound."""
     source, at_fault = shifted_source(evidence), fault(evidence)
@@ -76,7 +53,6 @@ def shift_on_the_line(evidence: Evidence) -> Hint | None:
     )
 
 
-@rule(priority=14)
 def wrapped(evidence: Evidence) -> Hint | None:
     """Numbers beyond the range of a narrow integer type became others."""
     bits, bad = wrapped_bits(evidence), bad_values(evidence)
@@ -98,22 +74,7 @@ def wrapped(evidence: Evidence) -> Hint | None:
 # --- counting -------------------------------------------------------------------------------------
 
 
-@rule(priority=4)
-def quantile_levels(evidence: Evidence) -> Hint | None:
-    """A level of a quantile is outside 0 … 1; CUDA reads the sorted values at its rank."""
-    at_fault = fault(evidence)
-    if at_fault is None or (evidence.op.api or "").rpartition(".")[2] not in _QUANTILES:
-        return None
-    last = (at_fault[0].size or 0) - 1
-    ranks = sorted(bad_values(evidence))
-    if last < 1 or not ranks:
-        return None
-    wrong = "below 0" if ranks[0] < 0 else "above 1"
-    text = f"a level q {wrong}: q runs from 0 to 1, the rank q * {last} from 0 to {last}"
-    return Hint(text=text)
-
-
-@ids_rule("token", "index", priority=24)
+@ids_rule("token", "index")
 def one_based_ids(evidence: Evidence, ids: Ids) -> Hint | None:
     """Ids run from 1 to the number of rows."""
     if not ids.counts_from_one:
@@ -129,6 +90,17 @@ def one_based_ids(evidence: Evidence, ids: Ids) -> Hint | None:
     return Hint(
         text=f"the numbers run from 1 to {ids.high}: they look 1-based",
         fix=rewritten(evidence, ids.named, "{x} - 1"),
+    )
+
+
+@ids_rule("index")
+def no_class_for_blank(evidence: Evidence, ids: Ids) -> Hint | None:
+    """Labels of a CTC loss run from 1 to the number of classes: one of these is the blank."""
+    if not _meets_blank(evidence) or ids.bad != {ids.size} or ids.low is None or ids.low < 1:
+        return None
+    return Hint(
+        text=f"class 0 is the blank, so that {ids.size} classes are labels 1 … {ids.size - 1}: "
+        f"label {ids.size} needs {ids.size + 1} classes"
     )
 
 

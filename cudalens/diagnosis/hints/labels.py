@@ -10,7 +10,6 @@ from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._reading import (
     MARKS,
     Ids,
-    came_from,
     fills_row_ends,
     ids_rule,
     is_made,
@@ -20,8 +19,6 @@ from cudalens.diagnosis.hints._reading import (
 from cudalens.diagnosis.user_code import in_library, list_of, rewritten, with_keyword
 
 LOSSES = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss")
-_ONES = 4
-"""Number of labels that are seldom all 1 where 0 is a class too."""
 _TOKEN_HEAD = re.compile(
     r"(LMHead(Model)?|EncoderDecoderModel"
     r"|For(CausalLM|MaskedLM|ConditionalGeneration|SpeechSeq2Seq|ImageTextToText|Vision2Seq))$"
@@ -44,27 +41,7 @@ def head_of(evidence: Evidence) -> Literal["classes", "tokens"] | None:
 # --- counting -------------------------------------------------------------------------------------
 
 
-@ids_rule("label", priority=20)
-def label_beyond_vocabulary(evidence: Evidence, ids: Ids) -> Hint | None:
-    """Labels of a language model are no tokens of its: they pad, or were added to the tokenizer."""
-    if not ids.is_above or head_of(evidence) != "tokens":
-        return None
-    ignored = evidence.scalar("ignore_index") or "-100"
-    pad = evidence.call_context.pad_token_id
-    if pad is not None and ids.bad == {pad}:
-        mask = f"{{x}}.masked_fill({{x}} == {pad}, {ignored})"
-        return Hint(
-            text=f"{pad} is the tokenizer's padding id, and the loss ignores {ignored}",
-            fix=rewritten(evidence, ids.named, mask),
-        )
-    return Hint(
-        text=f"the model scores {ids.size} tokens (0 … {ids.size - 1}), and {list_of(ids.bad)} is "
-        f"not one of them: padding labels must be {ignored}; for added tokens, resize the model "
-        "with resize_token_embeddings(len(tokenizer))"
-    )
-
-
-@ids_rule("label", "one_hot", priority=20)
+@ids_rule("label", "one_hot")
 def one_based_labels(evidence: Evidence, ids: Ids) -> Hint | None:
     """Labels run from 1 to C: shift them down by one."""
     if ids.size < 2 or not ids.counts_from_one or head_of(evidence) == "tokens":
@@ -75,11 +52,13 @@ def one_based_labels(evidence: Evidence, ids: Ids) -> Hint | None:
     )
 
 
-@ids_rule("label", "one_hot", "token", priority=18)
+@ids_rule("label", "one_hot", "token")
 def relabel(evidence: Evidence, ids: Ids) -> Hint | None:
     """No more different labels than outputs, with other numbers: years, 10, 20, 30, or 0, 1, 4."""
     seen, places = ids.distinct or (), ids.size
-    if not seen or places < 2 or ids.bad == {255} or ids.counts_from_one:
+    # One number just beyond the end is a stray one or a mark rather than another numbering.
+    is_stray = ids.bad == {places}
+    if not seen or places < 2 or ids.bad == {255} or ids.counts_from_one or is_stray:
         return None
     if head_of(evidence) == "tokens" or (
         ids.role == "token" and in_library(evidence, "transformers")
@@ -109,7 +88,7 @@ def relabel(evidence: Evidence, ids: Ids) -> Hint | None:
 # --- marks and masks ------------------------------------------------------------------------------
 
 
-@ids_rule("label", priority=10)
+@ids_rule("label")
 def binary_labels_one_output(evidence: Evidence, ids: Ids) -> Hint | None:
     """Labels 0 and 1 meet a head with a single output."""
     if ids.size != 1 or ids.low is None or ids.low < 0 or ids.high != 1:
@@ -121,7 +100,7 @@ def binary_labels_one_output(evidence: Evidence, ids: Ids) -> Hint | None:
     )
 
 
-@ids_rule("label", "one_hot", priority=12)
+@ids_rule("label", "one_hot")
 def mask_of_0_and_255(evidence: Evidence, ids: Ids) -> Hint | None:
     """A black-and-white image is used as a mask of class numbers: 255 stands for 1."""
     if ids.distinct != (0, 255) or ids.size < 2:
@@ -133,12 +112,12 @@ def mask_of_0_and_255(evidence: Evidence, ids: Ids) -> Hint | None:
     return Hint(text=text, fix=rewritten(evidence, ids.named, "({x} == 255).long()"))
 
 
-@ids_rule("label", "one_hot", priority=14)
+@ids_rule("label", "one_hot")
 def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
     """Labels are marked with -1, -100 or 255 to be left out, and are not."""
     is_255 = ids.bad == {255} and ids.distinct != (0, 255) and ids.size not in (1, 255)
     is_negative = max(ids.bad) < 0 and not shifting_step(evidence)
-    if not (is_255 or is_negative) or _is_sign_coded(ids):
+    if not (is_255 or is_negative):
         return None
     if ids.role == "one_hot":
         text = f"{list_of(ids.bad)} is not a class, and a one-hot encoding has no column for it"
@@ -158,38 +137,24 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
         text = f"the labels are -1 … {ids.size - 2}, as many as there are outputs: add 1 to them "
         text += "if -1 is a class, and use ignore_index=-1 if it marks labels to leave out"
         return Hint(text=text)
-    text = f"if {mark} marks {what} to leave out, use ignore_index={mark} ({ignores}); "
+    leave = f"use ignore_index={mark} ({ignores})"
+    if ids.violation.offenders.allowed:
+        leave = f"make it {index}, which other labels are"
+    text = f"if {mark} marks {what} to leave out, {leave}; "
     if is_255:
         text += "in uint8 a -1 becomes 255 too"
     elif ids.size == 2 and ids.distinct == (-1, 1):
         text += "if the two classes are coded -1 and 1, use (labels + 1) // 2"
     else:
         text += "if 1 was subtracted from a label 0, the labels count from 0 already"
-    came = came_from(evidence)
-    return Hint(text=f"{text}; {came}" if came else text)
-
-
-@ids_rule("label", "one_hot", priority=14)
-def sign_coded_labels(evidence: Evidence, ids: Ids) -> Hint | None:
-    """The two classes are coded -1 and 1, as for a margin loss."""
-    if not _is_sign_coded(ids) or shifting_step(evidence):
-        return None
-    return Hint(
-        text="the labels are -1 and 1, and none is 0: the classes are 0 and 1 here",
-        fix=rewritten(evidence, ids.named, "({x} + 1) // 2"),
-    )
-
-
-def _is_sign_coded(ids: Ids) -> bool:
-    """Return whether -1 and 1 are the classes: beside a mark, both 0 and 1 would be seen."""
-    if ids.size != 2 or ids.distinct != (-1, 1) or ids.count is None:
-        return False
-    return not ids.may_have_zero and ids.count - ids.violation.offenders.count >= _ONES
+    return Hint(text=text)
 
 
 def _ignoring(evidence: Evidence, ids: Ids, mark: int) -> str | None:
     index = evidence.scalar("ignore_index")
     if index is None:
         return None
-    call = with_keyword(evidence, LOSSES, "ignore_index", str(mark))
+    # A loss ignores one number: where labels have that one too, both have to be it.
+    is_in_use = bool(ids.violation.offenders.allowed)
+    call = None if is_in_use else with_keyword(evidence, LOSSES, "ignore_index", str(mark))
     return call or rewritten(evidence, ids.named, f"{{x}}.masked_fill({{x}} == {mark}, {index})")

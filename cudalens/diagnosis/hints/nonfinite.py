@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact
-from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._reading import came_from, numel
+from cudalens.diagnosis.hints._reading import numel
 from cudalens.diagnosis.hints._roles import name_of
 from cudalens.diagnosis.user_code import call_node, last_name, parsed
 
@@ -95,7 +94,6 @@ def _line(evidence: Evidence) -> str:
     return (place.text if place is not None else None) or ""
 
 
-@rule(priority=8)
 def grown_parameter(evidence: Evidence) -> Hint | None:
     """The optimizer had made a parameter huge: the op only met its values."""
     grown = evidence.grown
@@ -108,7 +106,6 @@ def grown_parameter(evidence: Evidence) -> Hint | None:
     )
 
 
-@rule(priority=10)
 def outside_domain(evidence: Evidence) -> Hint | None:
     """A function was given a number for which it has no finite result."""
     op, value = _made(evidence), _input(evidence, "self")
@@ -229,7 +226,6 @@ def _kept_above(node: ast.AST) -> Iterator[ast.expr]:
         yield from (item.value for item in node.keywords if item.arg == "min")
 
 
-@rule(priority=10)
 def all_masked(evidence: Evidence) -> Hint | None:
     """A softmax over a row of -inf alone divides 0 by 0."""
     if evidence.violation is None or not evidence.violation.is_masked_row:
@@ -240,7 +236,6 @@ def all_masked(evidence: Evidence) -> Hint | None:
     )
 
 
-@rule(priority=10)
 def negative_target(evidence: Evidence) -> Hint | None:
     """The target of kl_div is below 0, where it has no logarithm."""
     target = evidence.tensor("target")
@@ -252,11 +247,9 @@ def negative_target(evidence: Evidence) -> Hint | None:
     text = f"{name_of(target)} runs from {low:.4g} to {high:.4g}, and kl_div takes the logarithm "
     text += "of its target, nan below 0"
     text += ": with log_target=True the target is log-probabilities" if high <= 0 else ""
-    came = came_from(evidence)
-    return Hint(text=f"{text}; {came}" if came else text)
+    return Hint(text=text)
 
 
-@rule(priority=12)
 def slope_at_zero(evidence: Evidence) -> Hint | None:
     """A root, power or logarithm has an infinite slope at 0; where() does not stop its gradient."""
     if not _made(evidence) or evidence.phase != "backward":
@@ -280,7 +273,6 @@ def slope_at_zero(evidence: Evidence) -> Hint | None:
     return Hint(text=f"{text}: keep its {'input' if saved == 'self' else saved} away from it{cure}")
 
 
-@rule(priority=14)
 def overflow(evidence: Evidence) -> Hint | None:
     """The result is beyond the largest number of its type."""
     op, violation = _made(evidence), evidence.violation
@@ -309,7 +301,6 @@ def overflow(evidence: Evidence) -> Hint | None:
     return Hint(text=f"the largest {kind} is {_LARGEST[kind]:.6g}: the result overflowed{cure}")
 
 
-@rule(priority=10)
 def row_with_infinity(evidence: Evidence) -> Hint | None:
     """A softmax over a row with +inf divides inf by inf."""
     violation, made = evidence.violation, _made(evidence)
@@ -320,14 +311,10 @@ def row_with_infinity(evidence: Evidence) -> Hint | None:
         return None
     if all(("-inf" in dict(item.inputs).values()) for item in violation.offenders.first):
         return None  # a masked row may do as much
-    came = came_from(evidence)
-    return Hint(
-        text=f"{fact.expression or 'the input'} contains inf, and {made} of a row with inf is nan"
-        + (f"; {came}" if came else "")
-    )
+    text = f"{fact.expression or 'the input'} contains inf, and {made} of a row with inf is nan"
+    return Hint(text=text)
 
 
-@rule(priority=10)
 def of_too_few(evidence: Evidence) -> Hint | None:
     """A mean of no number, or an unbiased deviation of a single one, is 0 / 0."""
     fact, op = evidence.tensor("self"), _made(evidence)
@@ -349,7 +336,6 @@ def of_too_few(evidence: Evidence) -> Hint | None:
     )
 
 
-@rule(priority=10)
 def all_labels_ignored(evidence: Evidence) -> Hint | None:
     """Every label is ignore_index: the mean over no label is 0 / 0."""
     labels, ignored = evidence.tensor("target"), evidence.scalar("ignore_index") or "-100"

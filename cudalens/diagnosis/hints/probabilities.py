@@ -15,8 +15,7 @@ from cudalens.core.report_types import (
     TensorFact,
     format_count,
 )
-from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._reading import came_from, way_of
+from cudalens.diagnosis.hints._reading import way_of
 from cudalens.diagnosis.hints._roles import fault, name_of
 from cudalens.diagnosis.user_code import (
     renamed,
@@ -82,7 +81,6 @@ def _is_rounded(low: float, high: float) -> bool:
     return low >= -_ROUNDING and high <= 1 + _ROUNDING
 
 
-@rule(priority=12)
 def not_probabilities(evidence: Evidence) -> Hint | None:
     """Scores of a network, or results of another activation, stand for probabilities."""
     numbers = _probabilities(evidence)
@@ -91,17 +89,15 @@ def not_probabilities(evidence: Evidence) -> Hint | None:
     fact, low, high = numbers
     text = f"{name_of(fact)} runs from {low:.4g} to {high:.4g}, "
     made, line = next(way_of(evidence), ("", ""))
-    came = came_from(evidence)
-    came = f"; {came}" if came else ""
     if _is_difference(fact, made):
         return Hint(text=f"{text}as {made or 'a difference'}{line} gives it; it has to be 0 … 1")
     if made in _ACTIVATIONS:
         return Hint(text=f"{text}made by {made}{line}: probabilities end with a sigmoid")
     if made not in _SCORES and low >= 0:
         percent = "; percentages are to be divided by 100" if 2 < high <= _PERCENT else ""
-        return Hint(text=f"{text}and a probability is at most 1{percent}{came}")
+        return Hint(text=f"{text}and a probability is at most 1{percent}")
     if made not in _SCORES and low >= -1 and high <= 1:
-        return Hint(text=f"{text}and a probability is at least 0{came}")
+        return Hint(text=f"{text}and a probability is at least 0")
     fix, cure = None, "a sigmoid makes probabilities of them"
     if evidence.op.name == _BCE:
         cure = "binary_cross_entropy_with_logits takes them as they are"
@@ -121,7 +117,6 @@ def not_probabilities(evidence: Evidence) -> Hint | None:
     )
 
 
-@rule(priority=12)
 def rounded_out_of_interval(evidence: Evidence) -> Hint | None:
     """Probabilities leave [0, 1] by a rounding error of the arithmetic that made them."""
     numbers = _probabilities(evidence)
@@ -153,7 +148,6 @@ def _are_whole(evidence: Evidence, low: float, high: float) -> bool:
     return all(float(item).is_integer() for item in seen if isinstance(item, (int, float)))
 
 
-@rule(priority=12)
 def image_not_divided(evidence: Evidence) -> Hint | None:
     """Bytes of an image, or percentages, are used as probabilities without dividing them."""
     numbers = _numbers(evidence, _BCE, *_DRAWS)
@@ -176,13 +170,14 @@ _CODED = {(-1.0, 1.0): (1, -1, "({x} + 1) / 2"), (1.0, 2.0): (1, 2, "{x} - 1")}
 what makes 0 and 1 of them."""
 
 
-@rule(priority=14)
 def labels_as_binary_target(evidence: Evidence) -> Hint | None:
     """Labels such as -1 and 1, 1 and 2, or of three classes, are the target of a binary loss."""
     numbers = _numbers(evidence, _BCE)
     violation = evidence.violation
     if numbers is None or violation is None or numbers[0] != "target":
         return None
+    if evidence.marks.zero_at is not None:
+        return None  # a weight leaves out just these values
     if _scale(evidence, *numbers[2:]):
         return None
     _, fact, low, high = numbers
@@ -208,6 +203,9 @@ def labels_as_binary_target(evidence: Evidence) -> Hint | None:
             text=f"{name_of(fact)} {what}: this loss takes 0 … 1, and does not ignore a number "
             "that marks values to leave out"
         )
+    weight = evidence.tensor("weight")
+    if weight is not None and weight.summary.min in (0, 0.0):
+        return None  # a weight of 0 may leave out what a third number marks
     if len(fact.shape) == 2 and fact.shape[1] > 1:
         return None  # a column for each class: these may be counts
     return Hint(
@@ -219,7 +217,6 @@ def labels_as_binary_target(evidence: Evidence) -> Hint | None:
 # --- NaN from before -----------------------------------------------------------------------------
 
 
-@rule(priority=30)
 def nan_before(evidence: Evidence) -> Hint | None:
     """NaN was in the input already: its cause is an earlier op, not this one."""
     at_fault = fault(evidence)
@@ -269,7 +266,6 @@ def _written_nan(evidence: Evidence) -> LineRef | None:
 # --- parameters of a distribution -----------------------------------------------------------------
 
 
-@rule(priority=12)
 def scores_as_probabilities(evidence: Evidence) -> Hint | None:
     """Scores are given to a distribution as ``probs``, which takes them as ``logits``."""
     at_fault, kind = fault(evidence), (evidence.op.api or "").removeprefix("torch.distributions.")
@@ -296,7 +292,6 @@ def scores_as_probabilities(evidence: Evidence) -> Hint | None:
     return Hint(text=f"{text}: the scores of a layer{line}, which {kind} takes as logits", fix=fix)
 
 
-@rule(priority=12)
 def scale_of_a_layer(evidence: Evidence) -> Hint | None:
     """The scale of a distribution is what a layer gives, which may be negative."""
     at_fault = fault(evidence)
@@ -330,7 +325,6 @@ def _weights(evidence: Evidence) -> TensorFact | None:
     return at_fault[1] if "float" in at_fault[1].dtype else None
 
 
-@rule(priority=12)
 def bad_weights(evidence: Evidence) -> Hint | None:
     """Weights are negative as scores are, infinite, or all 0 in a row."""
     weights, numbers = _weights(evidence), _numbers(evidence, "aten::multinomial")
@@ -340,9 +334,8 @@ def bad_weights(evidence: Evidence) -> Hint | None:
         made, line = next(way_of(evidence), ("", ""))
         count = weights.summary.inf
         text = f"{format_count(count, 'weight')} {'is' if count == 1 else 'are'} infinite"
-        came = came_from(evidence)
         if not made.startswith("exp"):
-            return Hint(text=f"{text}; {came}") if came else None
+            return None
         return Hint(
             text=f"{text}, made by {made}{line} in {weights.dtype}: softmax, which subtracts the "
             "largest score first, does not overflow"

@@ -9,7 +9,6 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, syntax
 from cudalens.diagnosis.hints._reading import (
     Ids,
-    came_from,
     fills_row_ends,
     ids_rule,
     is_written,
@@ -38,7 +37,7 @@ _SIDES = {"x": "x", "y": "y", "h": "height", "w": "width"}
 # --- tokens ---------------------------------------------------------------------------------------
 
 
-@ids_rule("token", priority=12)
+@ids_rule("token")
 def mark_as_id(evidence: Evidence, ids: Ids) -> Hint | None:
     """The sequences are padded with -100, which losses ignore, or -1: no row of the table."""
     if ids.bad == {_IGNORED}:
@@ -60,8 +59,6 @@ def mark_as_id(evidence: Evidence, ids: Ids) -> Hint | None:
         text = "the decoder ids are made from the labels, and -1 is kept: use -100, which the loss "
         text += "ignores and the model replaces with its padding id"
     fix = _replaced(evidence, ids, number)
-    came = came_from(evidence)
-    text += f"; {came}" if came and fix is None else ""
     return Hint(rule="padding_of_minus_one", text=text, fix=fix)
 
 
@@ -90,7 +87,7 @@ def _replaced(evidence: Evidence, ids: Ids, number: str | None) -> str | None:
     return rewritten(evidence, ids.named, f"{{x}}.masked_fill({{x}} == {bad}, {number})")
 
 
-@ids_rule("token", priority=14)
+@ids_rule("token")
 def unknown_tokens(evidence: Evidence, ids: Ids) -> Hint | None:
     """Ids beyond the table of a library's model, or of a tokenizer that the code reads."""
     tokens, pad = evidence.call_context.tokenizer_length, evidence.call_context.pad_token_id
@@ -105,9 +102,7 @@ def unknown_tokens(evidence: Evidence, ids: Ids) -> Hint | None:
     if ids.is_computed:
         return None  # a line made these numbers, and no tokenizer
     if not is_near:
-        text = f"ids go up to {ids.high} in a table of {ids.size} rows{length}: if a tokenizer "
-        text += "made them, load it and the model under the same name"
-        return Hint(rule="other_vocabulary", text=text)
+        return None
     text = f"the invalid ids ({list_of(ids.bad)}) are just beyond the {ids.size} rows{length}; "
     # A tokenizer's vocab_size leaves added tokens out; its length does not.
     cure = f"if tokens were added, {_RESIZE}" if is_library else "len(tokenizer) rows are enough"
@@ -129,7 +124,7 @@ def _counted_offset(evidence: Evidence, ids: Ids) -> int:
     return 2 if is_roberta else 0
 
 
-@ids_rule("position", priority=12)
+@ids_rule("position")
 def positions_beyond_table(evidence: Evidence, ids: Ids) -> Hint | None:
     """The sequence is longer than the table of positions, or its positions begin further on."""
     if not ids.is_above or not ids.fact.shape:
@@ -164,19 +159,12 @@ def positions_beyond_table(evidence: Evidence, ids: Ids) -> Hint | None:
 # --- boxes and segments ---------------------------------------------------------------------------
 
 
-@ids_rule("box", priority=10)
+@ids_rule("box")
 def boxes_off_page(evidence: Evidence, ids: Ids) -> Hint | None:
     """Boxes are in pixels, begin outside the page, or end before they begin."""
     side, low = _SIDES.get(table_name(evidence)[:1], "coordinate"), min(ids.bad)
     if ids.is_above and ids.high < ids.size + ids.size // 10:
-        # Boxes that were scaled may still leave the page: scaling them again is no help.
-        text = (
-            f"a box has {side} = {ids.high}, outside the page of 0 … 1000: if the boxes are scaled "
-        )
-        return Hint(
-            rule="boxes_beyond_page",
-            text=f"{text}already, clamp(0, 1000); if not, scale them first",
-        )
+        return None  # boxes that were scaled may still leave the page
     if ids.is_above:
         text = f"a box has {side} = {ids.high}, the table ends at {ids.size - 1}: these look like "
         text += "pixels; scale them by the page's width and height, so that a page goes from 0 to "
@@ -190,7 +178,7 @@ def boxes_off_page(evidence: Evidence, ids: Ids) -> Hint | None:
     return Hint(rule="boxes_negative", text=f"{text}y1, not as a corner with width and height")
 
 
-@ids_rule("segment", priority=12)
+@ids_rule("segment")
 def segment_ids(evidence: Evidence, ids: Ids) -> Hint | None:
     """Segment ids number the sentences from 0, and a model may know one segment only."""
     bad = list_of(ids.bad)

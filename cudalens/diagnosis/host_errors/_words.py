@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterable, Sequence
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact
-from cudalens.diagnosis.user_code import api_function, called_name
+from cudalens.diagnosis.user_code import api_function, call_node, called_name
 
 Shape = tuple[int, ...]
 
@@ -148,7 +149,9 @@ def with_user_names(text: str, evidence: Evidence) -> str:
         for fact in facts:
             if fact.shape or fact.device != "cpu":
                 owner = _owner(evidence, fact)
+                is_buffer = (evidence.module_type or "").endswith("Loss")
                 name = f"the parameters of {owner}" if owner else user_name(evidence, fact)
+                name = f"{owner}.{fact.argument}" if owner and is_buffer else name
                 places.setdefault(fact.device, {})[name] = None
         if len(places) > 1:
             parts = sorted(places.items(), key=lambda item: (item[0] != "cpu", len(item[1])))
@@ -237,7 +240,9 @@ def _owner(evidence: Evidence, fact: TensorFact) -> str | None:
     """Return the user's name for the layer whose parameter a tensor is."""
     if fact.expression or not _is_parameter(fact.argument) or not evidence.module_type:
         return None
-    path = evidence.module_path
+    path, call = evidence.module_path, call_node(evidence)
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Call):
+        return ast.unparse(call.func)  # a layer that the line makes: it has no path of its own
     name = dict(evidence.module_names).get(path, path) if path else called_name(evidence)
     return name or evidence.module_type
 

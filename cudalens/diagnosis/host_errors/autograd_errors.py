@@ -68,6 +68,16 @@ def not_a_scalar(evidence: Evidence, match: re.Match[str]) -> Answer:
 @pattern(r"leaf Variable that requires grad is being used in an in-place operation")
 def leaf_modified(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A leaf that requires grad was changed in place."""
+    name = evidence.source.text if evidence.source else ""
+    statement = re.match(r"(\w+) ([-+*/])= ", name or "")
+    if statement is not None:
+        name, op = statement[1], statement[2]
+        yield Hint(
+            rule="change_without_graph",
+            text=f"{name} = {name} {op} … makes a new tensor with a graph; to change the parameter "
+            f"itself, do it under torch.no_grad()",
+        )
+        return
     yield Hint(
         rule="change_without_graph",
         text="change a parameter under torch.no_grad(), where autograd does not record it; a "

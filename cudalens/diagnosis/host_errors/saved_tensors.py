@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from cudalens.core._python import parse
-from cudalens.core.evidence_types import FreedGraph
+from cudalens.core.evidence_types import FreedGraph, InPlaceChange
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, LineRef, ProvenanceStep, SourceSpan
 from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern
@@ -35,8 +35,10 @@ def second_backward(evidence: Evidence, match: re.Match[str]) -> Answer:
     made, by = _where(freed.made), _where(freed.freed)
     headline = f"a part of the graph of {name or 'this loss'} was freed by an earlier backward"
     if made and by:
-        headline = f"{name or 'this loss'} leads into the graph of {made}, which backward in {by} "
-        headline += "has freed"
+        headline = f"{name or 'this loss'} depends on the graph of {made}, which {by} has freed"
+        if freed.read and freed.is_made_again and freed.name:
+            headline = f"{freed.name} still holds the graph of the previous step, which {by} has "
+            headline += "freed"
     yield autograd(headline, _explanation(freed) or _GENERAL, fact.argument if fact else None)
     if not by:
         return
@@ -85,14 +87,22 @@ def _carried_state(evidence: Evidence, freed: FreedGraph, changed: str = "") -> 
     Args:
         changed: text that names the line that has changed the parameters since.
     """
-    name = freed.name or _attribute_kept(freed)
-    text = f"{name} goes on to the next step with the graph of this one"
-    if name is None:
+    name, by = freed.name or _attribute_kept(freed), _where(freed.freed)
+    here = evidence.source
+    if not by or (changed and here is not None):
+        by = f"line {here.line}" if here is not None else "the backward"
+    # What a line assigned is a tensor; what it appended to is a list.
+    is_assigned = freed.holder is not None and freed.name in _names(freed.holder.text)[0]
+    if name is not None and name.isidentifier() and is_assigned:
+        text = f"{name} still holds the graph of the previous step{changed}: add {name} = "
+        text += f"{name}.detach() after {by}"
+    elif name is not None:
+        # A list of results is emptied, a state is detached.
+        text = f"{name} still holds the graph of the previous step{changed}: detach it after {by}, "
+        text += "or start anew"
+    else:
         text = f"{_where(freed.read)} reads what {_where(freed.holder)} made in an earlier step"
-    is_here = freed.freed and evidence.source and freed.freed.line == evidence.source.line
-    by = "" if changed or is_here else f" in {_where(freed.freed)}"
-    # A list of results is emptied, a state is detached.
-    text += f"{changed}: detach it after the backward{by}, or start anew"
+        text += f"{changed}: detach it after {by}, or start anew"
     text += "; retain_graph=True does not help here" if changed else ""
     return Hint(rule="carried_state", text=text)
 
@@ -170,7 +180,7 @@ _OF_GRADIENTS = {"clip_grad_norm_", "clip_grad_value_", "unscale_"}
 """Functions in place that change gradients only, and no tensor that backward needs."""
 _ONLY_IN_PLACE = {"zero_", "fill_", "copy_", "set_", "random_", "normal_", "uniform_"}
 """Methods that no method without the underscore replaces."""
-_IN_ORDER = "run backward through this graph before it, or the forward pass again after it"
+_IN_ORDER = "call this backward before it, or run the forward pass again after it"
 
 
 @pattern(
@@ -190,35 +200,43 @@ def saved_tensor_modified(evidence: Evidence, match: re.Match[str]) -> Answer:
             headline if len(headline) <= MAX_HEADLINE else headline.removesuffix(f": {facts}")
         )
         name = f"This tensor ({facts})"
-        change = ""
+        change = "an op changed it in place"
     else:
         changed = _changed(step.source)
-        headline = _headline(evidence, step, changed)
+        own = evidence.modified.name if evidence.modified else None
+        headline = _headline(evidence, step, own or changed)
         name = f"`{changed}` ({facts})" if changed else f"The tensor ({facts})"
-        change = f" by {_format_step(step)}"
+        writes = evidence.modified.writes if evidence.modified else ()
+        places = dict.fromkeys(map(_format_step, writes or (step,)))
+        change = f"changed in place by {' and by '.join(places)}"
     yield autograd(
         headline,
-        f"{name} was {_savers(evidence)}at version {match['saved']}, and was changed in place to "
-        f"version {match['found']}{change}. backward refuses it, because its values may no longer "
-        "be the ones that it needs.",
+        f"{name} was {_savers(evidence)}at version {match['saved']}, and is at version "
+        f"{match['found']} now: {change}. With it, backward would compute wrong gradients.",
     )
     if (hint := _out_of_place(evidence)) is not None:
         yield hint
 
 
 def _headline(evidence: Evidence, step: ProvenanceStep, changed: str) -> str:
-    """Return ```h += 1` in line 9 changed `h`, which backward needs``."""
+    """Return ``opt.step() in line 13 changed D[2].weight, which loss.backward() needs``."""
     ref, here = step.source, evidence.source
+    backward = f"{here.text}" if here is not None and _is_backward(here.text) else "backward"
     if ref is None or not ref.where:
-        return f"{step.op or 'an op'} changed a tensor, which backward needs"
+        return f"{step.op or 'an op'} changed a tensor, which {backward} needs"
     place = _place(ref, here)
-    rest = f"changed {f'`{changed}`' if changed else 'a tensor'}, which backward needs"
+    rest = f"changed {changed or 'a tensor'}, which {backward} needs"
     if not ref.text:
         return f"{place} {rest}"
-    rest = f"` in {place} {rest}"
-    room = MAX_HEADLINE - len(rest) - 1
-    text = ref.text if len(ref.text) <= room else f"{ref.text[: room - 1].rstrip()}…"
-    return f"`{text}{rest}"
+    rest = f" in {place} {rest}"
+    room = MAX_HEADLINE - len(rest)
+    text = ref.text if len(ref.text) <= room else f"{ref.text[: max(room - 1, 12)].rstrip()}…"
+    return f"{text}{rest}"
+
+
+def _is_backward(code: str | None) -> bool:
+    """Return whether a short line is one call of backward: ``loss.backward()``."""
+    return re.fullmatch(r"[\w.]{1,20}\.backward\([\w=, ]{0,20}\)", code or "") is not None
 
 
 def _place(ref: LineRef, here: SourceSpan | None) -> str:
@@ -270,13 +288,12 @@ def _out_of_place(evidence: Evidence) -> Hint | None:
     if modified is None or modified.modified is None or modified.modified.source is None:
         return None
     code = modified.modified.source.text or ""
-    text = f"{modified.modified.source.where}: make a new tensor instead of changing the one that "
-    text += "backward needs"
-    new = "" if modified.is_shared else _as_new_tensor(code)
     at = modified.out_of_place
+    new = "" if modified.is_shared else _as_new_tensor(code)
+    text = f"make a new tensor in {_place(modified.modified.source, evidence.source)} instead of "
+    text += "changing the one that backward needs"
     if new and at is not None and not modified.is_parameter:
-        return Hint(rule="out_of_place", text=text, fix=new.removeprefix(": "), tried=True, at=at)
-    text += new
+        return Hint(rule="out_of_place", text=text, fix=new, tried=True, at=at)
     if _only_steps(code):
         return _after_step(evidence, modified.modified.source, modified.savers)
     if modified.is_parameter:
@@ -286,18 +303,55 @@ def _out_of_place(evidence: Evidence) -> Hint | None:
             f"{modified.module} was made with inplace=True and writes over its input: let it make "
         )
         text += "a new tensor"
+    else:
+        text = _before_writes(evidence, modified) or text
     return Hint(rule="out_of_place", text=text)
 
 
+def _before_writes(evidence: Evidence, modified: InPlaceChange) -> str:
+    """Say what to do before the first of all writes: a copy before a later one is too late.
+
+    A copy does not help a line whose right side reads what the line itself writes over, again and
+    again in a loop: the part that is read has to be copied there.
+    """
+    first = next((it for it in modified.writes or (modified.modified,) if it is not None), None)
+    line = first.source if first is not None else None
+    name = _changed(line)
+    if line is None or not name:
+        return ""
+    where, statement = _place(line, evidence.source), _statement(line.text)
+    savers = [it.source for it in modified.savers if it.source is not None]
+    if any((it.line, it.cell, it.file) == (line.line, line.cell, line.file) for it in savers):
+        parts = [part for part in ast.walk(statement) if _is_part_read(part, name)]
+        if len(parts) == 1:
+            part = ast.unparse(parts[0])
+            return f"{where} writes over {part}, which backward needs: read {part}.clone() there"
+        return f"{where} writes to {name}, which it has read: write to a new tensor there"
+    others = [it.source for it in modified.writes[1:] if it.source is not None]
+    places = " and ".join(_place(it, evidence.source) for it in others)
+    also = f" ({places} {'changes' if len(others) == 1 else 'change'} it too)" if others else ""
+    if modified.is_shared:
+        return f"{where} changes {name}, which another name has too: change a copy of it{also}"
+    if new := _as_new_tensor(line.text or ""):
+        return f"{where}: {new} makes a new tensor{also}"
+    if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Subscript):
+        return f"before {where}: {name} = {name}.clone(), so that backward keeps the old one{also}"
+    return ""  # an item of a list, or a method that no other replaces
+
+
+def _is_part_read(node: ast.AST, name: str) -> bool:
+    """Return whether a node reads a part of ``name``: ``rows[j]``."""
+    is_read = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
+    return is_read and ast.unparse(node.value) == name  # type: ignore[attr-defined]
+
+
 def _as_new_tensor(code: str) -> str:
-    """Return ``: h = h + 1`` for ``h += 1``; empty where the tensor may be an item of a list."""
+    """Return ``h = h + 1`` for ``h += 1``; empty where the tensor may be an item of a list."""
     statement = _statement(code)
     match statement:
         case ast.AugAssign(target=ast.Name() | ast.Attribute()):
             changed = ast.BinOp(statement.target, statement.op, statement.value)
             new = ast.Assign([statement.target], changed, lineno=1)
-        case ast.Assign(targets=[ast.Subscript(value=(ast.Name() | ast.Attribute()) as name)]):
-            return f": {ast.unparse(name)} = {ast.unparse(name)}.clone() before this line"
         case ast.Expr(
             ast.Call(func=ast.Attribute((ast.Name() | ast.Attribute()) as name, method)) as call
         ) if _IN_PLACE.fullmatch(method) and method not in _ONLY_IN_PLACE:
@@ -305,7 +359,7 @@ def _as_new_tensor(code: str) -> str:
             new = ast.Assign([name], call, lineno=1)
         case _:
             return ""
-    return f": {ast.unparse(ast.fix_missing_locations(new))}"
+    return ast.unparse(ast.fix_missing_locations(new))
 
 
 def _after_step(evidence: Evidence, step: LineRef, savers: Sequence[ProvenanceStep]) -> Hint:

@@ -99,7 +99,7 @@ def test_a_line_that_moves_the_values_of_a_loader_has_not_made_them(
     """Only arithmetic that made the value first is where it comes from."""
     cell = f"{SETUP}{LOADER}{text}\nemb = torch.nn.Embedding(12, 4).cuda()\ny = emb(b.cuda())"
     shown = run_cell(cell, fast=False).shown
-    assert any("come from" in hint.text for hint in shown.hints) is is_named
+    assert any(item.kind == "came_from" for item in shown.observations) is is_named
 
 
 @pytest.mark.parametrize(("shape", "is_said"), [((9,), True), ((9, 1), True), ((3, 3), False)])

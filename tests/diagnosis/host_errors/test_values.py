@@ -350,8 +350,6 @@ lstm, gru, on_host = nn.LSTM(4, 5).cuda(), nn.GRU(4, 5).cuda(), nn.LSTM(4, 5)
             "(made(rows)[None] + 8)[0, 0] =",
         ),
         ("a.sum(2)", None, None, "Dimension out of range"),
-        # ``a`` has the shape of both, and is the right one alone.
-        ("made(a) @ a", "other", "a", "mat1 and mat2 shapes cannot be multiplied"),
         # Of a recurrent layer's input and states, the only one elsewhere.
         ("lstm(s, (h, c))", "hx[0]", "h", "h and c are on cpu, s and the parameters of lstm are"),
         ("lstm(s, (hg, c))", "hx[1]", "c", "c is on cpu, s, hg and the parameters of lstm are on"),
