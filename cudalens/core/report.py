@@ -292,9 +292,19 @@ class Report:
             msg = f"a value of it has another type than a report's: {error}"
             raise ValueError(msg) from None
 
-    def to_text(self, *, width: int = 100, color: bool = False) -> str:
-        """Render for a terminal of ``width`` columns, with ANSI colours on request."""
+    def to_text(self, *, width: int = 84, color: bool = False) -> str:
+        """Render for a terminal of ``width`` columns, with ANSI colours on request.
+
+        The answer comes first, the one action last.
+        """
         return typing.cast(str, _renderer("text").render(self, width=width, color=color))
+
+    def to_markdown(self) -> str:
+        """Render as at most 40 lines of Markdown: for an issue, a colleague or an assistant.
+
+        Error, facts, what was tried, versions, and the code with its marks and shapes.
+        """
+        return typing.cast(str, _renderer("markdown").render(self))
 
     def to_html(self) -> str:
         """Render as one self-contained HTML file."""
@@ -303,14 +313,19 @@ class Report:
     def save(self, path: str | Path) -> Path:
         """Write the report to ``path``, in the form of its suffix.
 
-        A page or text: .html .json .txt; a figure: .png .svg .pdf.
+        A page or text: .html .json .md .txt; a figure: .png .svg .pdf.
 
         Raises:
             ValueError: the suffix is none of these.
         """
         target = Path(path)
         suffix = target.suffix.lower()
-        writers = {".html": self.to_html, ".json": self.to_json, ".txt": self.to_text}
+        writers = {
+            ".html": self.to_html,
+            ".json": self.to_json,
+            ".md": self.to_markdown,
+            ".txt": self.to_text,
+        }
         if suffix in _FIGURES:
             self.figure().savefig(target)
             return target
@@ -389,6 +404,7 @@ _JSON_NAMES: dict[type, dict[str, str]] = {GraphEdge: {"src": "from", "dst": "to
 
 OPTIONAL: dict[type, str] = {
     Offender: "inputs",
+    Offenders: "planes",
     GraphNode: "value",
     AutogradNeighbourhood: "module_names",
     Report: "ranks",

@@ -19,6 +19,7 @@ from cudalens.core.report_types import (
     Offender,
     OffenderMap,
     Offenders,
+    Plane,
     TensorSummary,
     unravel,
 )
@@ -26,6 +27,11 @@ from cudalens.core.report_types import (
 MAX_FIRST = 20
 MAX_UNIQUE = 32
 MAP_ROWS, MAP_COLUMNS = 32, 64
+MAX_CELLS = 64
+MAX_PLANES = 2
+_PLANE_DIMS = 2
+_PLANE_NUMEL = 1 << 22
+_LEVELS = 9
 HISTOGRAM_BINS = 24
 HOST_NUMEL = 1 << 20
 """Up to this many elements a tensor is copied to the host once and examined there."""
@@ -124,7 +130,48 @@ def find_offenders(tensor: Tensor, bad: Tensor, marked: Sequence[int] = ()) -> O
         max=high,
         others=None if least is None else others,
         allowed=allowed,
+        planes=_planes(tensor, bad, marked) if has_map else (),
     )
+
+
+def _planes(tensor: Tensor, bad: Tensor, marked: Sequence[int]) -> tuple[Plane, ...]:
+    """Return the first planes that hold a bad value, as characters."""
+    shape = tuple(size for size in tensor.shape if size > 1)
+    if len(shape) < _PLANE_DIMS or shape[-1] * shape[-2] > _PLANE_NUMEL:
+        return ()
+    outer, size = shape[:-_PLANE_DIMS], (shape[-2], shape[-1])
+    marks = bad.reshape(-1, *size)
+    values = tensor.detach().reshape(-1, *size)
+    places = marks.flatten(1).any(1).nonzero()[:MAX_PLANES, 0].tolist()
+    return tuple(
+        Plane(index=unravel(at, outer), size=size, rows=_cells(values[at], marks[at], marked))
+        for at in places
+    )
+
+
+def _cells(values: Tensor, bad: Tensor, marked: Sequence[int]) -> tuple[str, ...]:
+    """Return one plane as rows of characters, each for a rectangle of values."""
+    numbers, bad = values.cpu().double(), bad.cpu()
+    is_marked = torch.isin(numbers, torch.tensor([float(item) for item in marked]).double())
+    good = ~bad & ~is_marked & numbers.isfinite()
+    low, high = (float(item) for item in torch.aminmax(numbers[good])) if good.any() else (0, 0)
+    levels = torch.where(good, (numbers - low) / max(high - low, 1e-300) * _LEVELS, 0.0)
+    sides = [math.ceil(size / MAX_CELLS) for size in values.shape]
+
+    def summed(parts: Tensor) -> Any:
+        spare = [-size % side for size, side in zip(values.shape, sides, strict=True)]
+        whole = torch.nn.functional.pad(parts.double(), (0, spare[1], 0, spare[0]))
+        cells = whole.unflatten(0, (-1, sides[0])).unflatten(2, (-1, sides[1]))
+        return cells.sum((1, 3)).tolist()
+
+    counts = (summed(torch.ones_like(numbers)), *map(summed, (bad, is_marked, good, levels)))
+    return tuple("".join(map(_cell, *rows)) for rows in zip(*counts, strict=True))
+
+
+def _cell(number: float, bad: float, marked: float, good: float, level: float) -> str:
+    if bad:
+        return "x" if bad == number else "/"
+    return "-" if marked == number or not good else str(min(round(level / good), _LEVELS))
 
 
 def _extremes_where(tensor: Tensor, mask: Tensor) -> tuple[Number, Number]:

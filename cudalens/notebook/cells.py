@@ -11,7 +11,8 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from cudalens.core._python import add_note, came_from_outside, innermost, replace_attribute
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.core.limits import failure_line
-from cudalens.notebook.display import Shown, finish, show_early
+from cudalens.notebook.display import Shown, action_line, finish, show_early
 from cudalens.notebook.statement import CellPlace, give_line, place_in_cell, raising
 from cudalens.session.options import Options, OptionsError, meant_command, split_line, subcommand
 from cudalens.source.cell_text import (
@@ -448,9 +449,13 @@ class CellWatch:
             self.shell.showtraceback((type(late), late, late.__traceback__))
             if result is not None and result.success:
                 result.error_in_exec = error = late
-        if error is not None and _version() < (8, 14) and not is_reported(error, Shown.report):
+        if error is not None and _version() < (8, 14):
             # It shows no notes of an exception.
-            for line in _own_notes(error):
+            is_beside = is_reported(error, Shown.report)
+            action = action_line(Shown.report) if is_beside else ""
+            is_said = is_beside and getattr(error, "report", None) is not None
+            notes = [f"cudalens: {action}"] if action else []
+            for line in ([] if is_said else notes) if is_beside else _own_notes(error):
                 print(line, file=sys.stderr)
         if result is not None and result.info.store_history and cell.number is not None:
             raw = result.info.raw_cell
@@ -497,10 +502,32 @@ class CellWatch:
         is_ours = isinstance(error, DeviceAssertError | NonFiniteError)
         is_beside = is_reported(error, Shown.report)
         cut = without_torch(trace) if is_ours or is_beside else trace
-        with without_repeats(error, Shown.report):
+        action = action_line(Shown.report) if is_beside else ""
+        with without_repeats(error, Shown.report, action), self._arrow_lines(is_beside):
             self._show((kind, error, cut), *args, **options)
         # A debugger reaches what is not shown.
         sys.last_traceback = self.shell.InteractiveTB.tb = trace
+
+    @contextmanager
+    def _arrow_lines(self, is_beside: bool) -> Iterator[None]:
+        """Let a traceback show the line of each frame alone, where the report has the code.
+
+        Both are to be seen at once behind Shift-Enter: the lines around take a third of the page.
+        """
+        if not is_beside or getattr(self.shell, "kernel", None) is None:
+            yield
+            return
+        traceback = self.shell.InteractiveTB
+        original = traceback.structured_traceback
+
+        def short(*args: Any, tb_offset: int | None = None, **_: Any) -> Any:
+            return original(*args[:3], tb_offset, 1)
+
+        undo = replace_attribute(traceback, "structured_traceback", short)
+        try:
+            yield
+        finally:
+            undo()
 
     def _print_traceback(self, kind: Any, error: Any, lines: Any) -> None:
         for comment in filter(len, (item[2:] for item in self._comments)):

@@ -1,4 +1,4 @@
-"""Shows what a session found in the running shell: one display bundle for one report.
+"""Shows what a session found in the running shell: the static report, and what lives below it.
 
 The shell is only talked to, never imported.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,35 +70,41 @@ def say_written(written: Iterable[Path]) -> None:
 
 
 def publish(shell: Any, report: Report, *, widgets: bool, replaced: str | None = None) -> None:
-    """Show a report as one bundle of text, HTML and, where it can live, the interactive view.
+    """Show a report as text and HTML and, where it can live, the interactive row below.
+
+    The static report is an output of its own: it is there without a kernel, and its style sheet
+    hides a row that has none.
 
     Args:
         replaced: the name of an output to show it in.
     """
-    bundle: dict[str, Any] = dict(report._repr_mimebundle_())
-    # The name of the output, by which the view can be replaced with its static twins.
-    named = {"display_id": replaced or os.urandom(16).hex()}
-
-    def keep() -> None:
-        static = dict(report._repr_mimebundle_())
-        shell.display_pub.publish(data=static, metadata={}, transient=named, update=True)
-
-    view = _view(report, keep) if widgets and _has_widgets(shell) else {}
-    more: dict[str, Any] = {"transient": named} if view or replaced else {}
+    more: dict[str, Any] = {}
     if replaced:
-        more["update"] = True
-    shell.display_pub.publish(data=bundle | view, metadata={}, **more)
+        more = {"transient": {"display_id": replaced}, "update": True}
+    shell.display_pub.publish(data=dict(report._repr_mimebundle_()), metadata={}, **more)
     Shown.report = report
+    if widgets and _has_widgets(shell) and (view := _view(report)):
+        shell.display_pub.publish(data={"text/plain": "", **view}, metadata={})
 
 
-def _view(report: Report, keep: Callable[[], None]) -> dict[str, Any]:
+def action_line(report: Report | None) -> str:
+    """Return the one action of a report that is shown, as the last line of a traceback."""
+    if report is None:
+        return ""
+    from cudalens.render.screen import action_of  # loading the extension stays cheap
+
+    action = action_of(report)
+    return "" if action is None else action.line
+
+
+def _view(report: Report) -> dict[str, Any]:
     try:
         with same_random_state():
-            from cudalens.render.widget import build
-        model = build(report, keep=keep).model_id
+            from cudalens.render.widget import live
+        model = live(report).model_id
     except Exception as error:
-        # The static twins in the same bundle say everything: the view is a convenience.
-        print(f"cudalens: no interactive view here: {error!r}", file=sys.stderr)
+        # The static report says everything: the row is a convenience.
+        print(f"cudalens: no interactive row here: {error!r}", file=sys.stderr)
         return {}
     return {WIDGET_TYPE: {"version_major": 2, "version_minor": 0, "model_id": model}}
 
@@ -113,7 +119,7 @@ def _has_widgets(shell: Any) -> bool:
 
 
 def _has_new_widgets() -> bool:
-    """Return whether ipywidgets is the one that the lens was seen with; an older one may fail.
+    """Return whether ipywidgets is the one that the row was seen with; an older one may fail.
 
     Seen so: JupyterLab 4 draws none of its widgets, and an error in place of the whole bundle.
     """

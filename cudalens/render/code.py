@@ -1,6 +1,6 @@
-"""The code view: source lines with each tensor's type hanging under its expression.
+"""The code view: the failing line with each tensor's type under its name, and marks at lines.
 
-The rows are data that text, HTML and widget all draw, so that the three cannot disagree.
+The rows are data that text, HTML and Markdown all draw, so that they cannot disagree.
 """
 
 from __future__ import annotations
@@ -8,26 +8,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rich.cells import cell_len
 
 from cudalens.core._python import without_comment
-from cudalens.core.report import CodeLine, ProvenanceStep, Report, SourceSpan, TensorFact
-from cudalens.core.report_types import CHANGED
+from cudalens.core.report import Report, SourceSpan, TensorFact
 from cudalens.render import words
 from cudalens.render.words import one_line, visible
 
 PieceTone = Literal["plain", "call", "tensor", "bad", "rule", "label", "badlabel"]
 TAB = "    "
-MAX_LINES = 24
-MAX_BEFORE = 8
 MAX_LABELS = 10
 MAX_LINE_LENGTH = 240
-_CHANGED = "changed in place"
-_BESIDE = 3
-"""Columns that the narrowest pane has beyond those in which code is folded."""
+MAX_STATEMENT = 8
+"""Lines of the failing statement that are drawn."""
+MAX_MARKED = 8
 _RANK = {"plain": 0, "call": 1, "tensor": 2, "bad": 3}
+Where = tuple[int | None, str | None]
+"""The cell and the file of a line."""
+
+
+class LineMark(NamedTuple):
+    """What is said beside a line, and the text of the line where it is known."""
+
+    where: Where
+    line: int
+    text: str
+    said: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,18 +44,21 @@ class Piece:
 
     text: str
     tone: PieceTone = "plain"
-    tensor: int | None = field(default=None, compare=False)
-    """Which of the report's tensors it names or labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One drawn line: a numbered source line, or a line of labels (no number) under it."""
+    """One drawn line: a numbered source line, a line of labels under it, or a gap."""
 
-    number: int | None
-    pieces: tuple[Piece, ...]
+    number: int | None = None
+    pieces: tuple[Piece, ...] = ()
+    marks: tuple[str, ...] = ()
     is_hot: bool = False
     """True if it belongs to the failing statement."""
+    is_gap: bool = False
+    is_label: bool = False
+    names: tuple[tuple[str, str, bool], ...] = ()
+    """Of the first row of labels: name, type and whether it is at fault, for narrow pages."""
 
     @property
     def text(self) -> str:
@@ -56,90 +67,153 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class Block:
+    """The drawn lines of one cell or file."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
     """A marked run of a source line, in characters of the drawn line, with its hanging label."""
 
     start: int
     end: int
     tone: PieceTone
     label: str | None = None
-    name: str | None = None
-    """Owner of the label, where the run shows a container and not the tensor."""
-    tensor: int | None = field(default=None, compare=False)
+    name: str = ""
+    is_named: bool = field(default=False)
+    """True if the label says the name: the run shows a container and not the tensor."""
 
 
-def code_rows(
-    report: Report,
-    *,
-    context: bool = True,
-    dedent: bool = True,
-    fold: int | None = None,
-    label_room: int = 22,
-) -> tuple[Row, ...]:
-    """Return the code around the failure, labels included.
+def code_blocks(
+    report: Report, marks: Sequence[LineMark], hot: SourceSpan | None, *, fold: int, label_room: int
+) -> tuple[Block, ...]:
+    """Return the failing statement and every marked line, by cell or file.
 
-    ``context`` adds the lines outside the failing statement, ``dedent`` leaves out the indentation
-    that all lines share, and after ``fold`` columns a line of the failing statement goes on in the
-    next row; labels may be ``label_room`` columns wider, and a line whose labels are too wide for
-    the narrowest pane has them on the left of its expressions.
+    Args:
+        marks: what is said beside lines.
+        hot: the failing statement.
+        fold: columns after which a line of the failing statement goes on in the next row.
+        label_room: columns by which a label may pass that.
     """
-    source = report.source
-    if source is None:
-        return ()
-    lines = _with_changes(report, _lines(source, context=context))
-    indent = _common_indent(line.text for line in lines) if dedent else 0
-    end = None if fold is None else fold + min(label_room, _BESIDE)
-    rows: list[Row] = []
+    own = _where(hot)
+    places: dict[Where, dict[int, str]] = {}
+    if hot is not None:
+        places[own] = dict(_statement(report, hot))
+    for mark in marks[:MAX_MARKED]:
+        lines = places.setdefault(mark.where, {})
+        lines.setdefault(mark.line, _text_of(report, mark.where, mark.line) or mark.text)
+    blocks = []
+    for where, lines in places.items():
+        said: dict[int, list[str]] = {}
+        for mark in marks[:MAX_MARKED]:
+            if mark.where == where and mark.said not in said.get(mark.line, ()):
+                said.setdefault(mark.line, []).append(mark.said)
+        is_own = where == own
+        rows = _rows(report, lines, said, hot if is_own else None, (fold, label_room))
+        title = words.place_name(*where) if len(places) > 1 else ""
+        blocks.append(Block(title=title, rows=tuple(rows)))
+    return tuple(blocks)
+
+
+def _where(span: SourceSpan | None) -> Where:
+    return (None, None) if span is None else (span.cell, None if span.cell else span.file)
+
+
+def _statement(report: Report, hot: SourceSpan) -> Iterator[tuple[int, str]]:
+    """Return the lines of the failing statement, and the one before it."""
+    first = hot.line or 0
+    last = max(hot.end_line or first, first)
+    lines = {line.line: line.text for line in hot.context}
+    if first not in lines:
+        yield first, _text_of(report, _where(hot), first) or hot.text or ""
+        return
+    spans = {fact.span[0] for fact in report.tensors if fact.span}
+    whole = [number for number in range(first, last + 1) if number in lines]
+    if len(whole) > MAX_STATEMENT:
+        whole = [number for number in whole if number in spans or number == first][:MAX_STATEMENT]
+    before = first - 1
+    if len(whole) == 1 and _indent(lines.get(before, "")) == _indent(lines[first]) is not None:
+        yield before, lines[before]
+    for number in whole:
+        yield number, lines[number]
+
+
+def _text_of(report: Report, where: Where, line: int) -> str:
+    """Return a line as the report has it, with its indentation."""
+    spans = [span for span in (report.source, report.forward_source) if span is not None]
+    found = (
+        item.text
+        for span in spans
+        if _where(span) == where
+        for item in span.context
+        if item.line == line
+    )
+    return next(found, "")
+
+
+def _rows(
+    report: Report,
+    lines: Mapping[int, str],
+    said: Mapping[int, Sequence[str]],
+    hot: SourceSpan | None,
+    widths: tuple[int, int],
+) -> Iterator[Row]:
+    fold, label_room = widths
+    indent = _common_indent(lines.values())
     previous: int | None = None
-    for line in lines:
-        hot = _is_hot(source, line.line)
-        # Without context the text is the stripped statement: its columns are not the source's.
-        marks = _marks(report, line, indent) if source.context else []
-        text = _drawn(line.text)[indent:]
-        number = line.line or None
-        if rows and number and previous and number > previous + 1:
-            rows.append(Row(number=None, pieces=(Piece(text="⋮", tone="rule"),)))
+    for number, source in sorted(lines.items()):
+        if previous is not None and number > previous + 1:
+            yield Row(is_gap=True)
         previous = number
-        has_caret = hot and line.line == source.line
-        has_caret = has_caret and not any(_hung(report, other) for other in lines)
-        for part, own in _folded(text, marks, fold if hot or not source.line else None, label_room):
-            rows.append(Row(number=number, pieces=_pieces(part, own), is_hot=hot))
-            rows.extend(replace(row, is_hot=hot) for row in _hanging(part, own, end))
-            if has_caret:
-                rows.extend(replace(row, is_hot=hot) for row in _caret_row(part, own))
-            number = None
-    return tuple(rows)
+        is_hot = hot is not None and _is_hot(hot, number)
+        is_own = _has_columns(report, source, number, hot)
+        runs = _runs(report, source, number, indent, hot) if is_own and is_hot else []
+        text = _drawn(source)[indent:]
+        marks = tuple(said.get(number, ()))
+        if not is_hot:
+            # What is said beside a long line is worth more than its end.
+            room = fold - max((cell_len(mark) + 4 for mark in marks), default=0)
+            text = words.clip(text, max(room, fold // 2))
+        shown: int | None = number or None
+        for part, own in _folded(text, runs, fold if is_hot else MAX_LINE_LENGTH, label_room):
+            yield Row(number=shown, pieces=_pieces(part, own), marks=marks, is_hot=is_hot)
+            shown, marks = None, ()
+            for row in _hanging(part, own, fold + label_room):
+                yield replace(row, is_hot=True)
 
 
-_NARROWEST = 8
-"""Columns of a part at least: a line number may leave no room beside it."""
+def _has_columns(report: Report, text: str, number: int, hot: SourceSpan | None) -> bool:
+    """Return whether the spans of the tensors are columns of this very text."""
+    source = report.source
+    if source is None or hot is None or _where(hot) != _where(source):
+        return False
+    return any(item.line == number and item.text == text for item in source.context)
 
 
 def _folded(
-    text: str, marks: Sequence[Mark], width: int | None, label_room: int
-) -> Iterator[tuple[str, list[Mark]]]:
-    """Cut a long line into parts with the marks of each; those that go on are indented."""
+    text: str, runs: Sequence[_Run], width: int, label_room: int
+) -> Iterator[tuple[str, list[_Run]]]:
+    """Cut a long line into parts with the runs of each; those that go on are indented."""
     start, indent = 0, ""
-    deeper = " " * min(len(text) - len(text.lstrip(" ")) + 4, (width or 0) // 2)
+    deeper = " " * min(len(text) - len(text.lstrip(" ")) + 4, width // 2)
     while True:
-        stop = (
-            len(text)
-            if width is None
-            else _fold_at(text, marks, start, max(width - len(indent), _NARROWEST), label_room)
-        )
+        stop = _fold_at(text, runs, start, max(width - len(indent), 8), label_room)
         shift = len(indent) - start
-        own = [_cut(mark, start, stop, shift) for mark in marks if mark.start < stop]
-        yield indent + text[start:stop], [mark for mark in own if mark.end > mark.start]
+        own = [_cut(run, start, stop, shift) for run in runs if run.start < stop]
+        yield indent + text[start:stop], [run for run in own if run.end > run.start]
         start, indent = stop, deeper
         if start >= len(text):
             return
 
 
-def _fold_at(text: str, marks: Sequence[Mark], start: int, width: int, label_room: int) -> int:
+def _fold_at(text: str, runs: Sequence[_Run], start: int, width: int, label_room: int) -> int:
     """Return where a part ends: after a comma, an opening bracket or a space, outside names."""
-    labels = [mark for mark in marks if mark.label and start < mark.start < start + width]
+    labels = [run for run in runs if run.label and start < run.start < start + width]
     room = start + width + label_room
-    beyond = [mark.start for mark in labels if mark.start + len(mark.label or "") + 2 > room]
+    beyond = [run.start for run in labels if run.start + len(run.label or "") + 2 > room]
     last = min([start + width, *beyond])
     if len(text) <= last:
         return len(text)
@@ -148,79 +222,35 @@ def _fold_at(text: str, marks: Sequence[Mark], start: int, width: int, label_roo
         for at in range(last, max(first, start + width // 4), -1):
             before, after = text[at - 1], text[at : at + 1]
             is_sign = text[at - 2 : at] == signs if signs == ", " else before in signs
-            inside = any(m.start < at < m.end <= m.start + width for m in marks if m.label)
+            inside = any(r.start < at < r.end <= r.start + width for r in runs if r.label)
             if is_sign and not inside and after not in ")]},":
                 return at
     return last if last > first else start + width
 
 
-def _cut(mark: Mark, start: int, stop: int, shift: int) -> Mark:
-    first, end = max(mark.start, start) + shift, min(mark.end, stop) + shift
+def _cut(run: _Run, start: int, stop: int, shift: int) -> _Run:
+    first, end = max(run.start, start) + shift, min(run.end, stop) + shift
     # A label hangs under the part in which its expression begins.
-    label = mark.label if start <= mark.start < stop else None
-    return replace(mark, start=first, end=end, label=label)
+    label = run.label if start <= run.start < stop else None
+    return replace(run, start=first, end=end, label=label)
 
 
-def unplaced_tensors(report: Report) -> tuple[str, ...]:
-    """Return name and type of the tensors that no drawn line carries, in the report's order."""
-    lines = report.source.context if report.source else ()
-    hung = [id(fact) for line in lines for fact in _hung(report, line)]
-    facts = [fact for fact in report.tensors if id(fact) not in hung]
+def unplaced_tensors(report: Report) -> tuple[TensorFact, ...]:
+    """Return the op's tensors that no drawn line carries, the one at fault first."""
+    placed: set[int] = set()
+    for line in report.source.context if report.source else ():
+        on_line = _on_line(report, line.text, line.line)
+        hung = _hung(report, line.text, line.line)
+        placed |= {id(fact) for fact in on_line if fact in hung or _is_inner(fact, on_line)}
+    facts = [fact for fact in report.tensors if id(fact) not in placed]
     if any(fact.bad_at is not None for fact in report.tensors):
         # What the op was given in another shape has the same values.
         facts = [fact for fact in facts if fact.expression or not words.is_at_fault(report, fact)]
-    return labelled_tensors(report, facts)
+    return tuple(sorted(facts, key=lambda fact: not words.is_at_fault(report, fact)))
 
 
-def labelled_tensors(report: Report, facts: Iterable[TensorFact]) -> tuple[str, ...]:
-    """Return name and type of these tensors of a report."""
-    return tuple(f"{words.tensor_name(fact)} {words.tensor_label(report, fact)}" for fact in facts)
-
-
-def _lines(source: SourceSpan, *, context: bool) -> tuple[CodeLine, ...]:
-    lines = source.context
-    if not context:
-        lines = tuple(line for line in lines if _is_hot(source, line.line))
-    if not lines and source.text:
-        return (CodeLine(line=source.line or 0, text=source.text),)
-    # However much context was kept, the failing line is drawn with a few lines before it.
-    failing = next((at for at, line in enumerate(lines) if line.line == source.line), 0)
-    first = max(min(failing - MAX_BEFORE, len(lines) - MAX_LINES), 0)
-    return lines[first : first + MAX_LINES]
-
-
-def _with_changes(report: Report, lines: tuple[CodeLine, ...]) -> tuple[CodeLine, ...]:
-    """Add the lines of the same text that changed what backward needs, where they are not shown."""
-    shown = {line.line for line in lines}
-    places = (item.source for item in _changes(report))
-    # Their own indentation is not known: they stand where the shown lines begin.
-    texts = [line.text for line in lines if line.text.strip()]
-    indent = min((line[: len(line) - len(line.lstrip())] for line in texts), key=len, default="")
-    added = [
-        CodeLine(line=place.line, text=indent + place.text)
-        for place in places
-        if place is not None and place.line and place.text and place.line not in shown
-    ]
-    return tuple(sorted((*lines, *added), key=lambda line: line.line)) if added else lines
-
-
-def _changes(report: Report) -> list[ProvenanceStep]:
-    """Return the steps in the failing line's cell or file that changed what backward needs."""
-    source = report.source
-    return [
-        item
-        for item in report.provenance
-        if item.note == CHANGED
-        and source is not None
-        and item.source is not None
-        and (item.source.cell, item.source.file) == (source.cell, source.file)
-    ]
-
-
-def _is_hot(source: SourceSpan, line: int) -> bool:
-    if source.line is None:
-        return False
-    return source.line <= line <= (source.end_line or source.line)
+def _is_hot(hot: SourceSpan, line: int) -> bool:
+    return hot.line is not None and hot.line <= line <= (hot.end_line or hot.line)
 
 
 def _drawn(text: str) -> str:
@@ -228,138 +258,165 @@ def _drawn(text: str) -> str:
     return shown.replace("\n", " ").replace("\t", TAB)[:MAX_LINE_LENGTH]
 
 
+def _indent(text: str) -> int | None:
+    return len(text) - len(text.lstrip()) if text.strip() else None
+
+
 def _common_indent(texts: Iterable[str]) -> int:
     drawn = map(_drawn, texts)
     return min((len(text) - len(text.lstrip(" ")) for text in drawn if text.strip()), default=0)
 
 
-def _hung(report: Report, line: CodeLine) -> list[TensorFact]:
+def _hung(report: Report, text: str, number: int) -> list[TensorFact]:
+    on_line = _on_line(report, text, number)
+    return [fact for fact in on_line if not _is_inner(fact, on_line)][:MAX_LABELS]
+
+
+def _on_line(report: Report, text: str, number: int) -> list[TensorFact]:
     # The tensor at fault first, so that a line with very many tensors never loses it.
-    length = min(len(line.text), MAX_LINE_LENGTH)
+    length = min(len(text), MAX_LINE_LENGTH)
     on_line = [
         fact
         for fact in report.tensors
-        if fact.span and fact.span[0] == line.line and 0 <= fact.span[1] < fact.span[2] <= length
+        if fact.span and fact.span[0] == number and 0 <= fact.span[1] < fact.span[2] <= length
     ]
-    on_line.sort(key=lambda fact: not words.is_at_fault(report, fact))
-    return on_line[:MAX_LABELS]
+    return sorted(on_line, key=lambda fact: not words.is_at_fault(report, fact))
 
 
-def _marks(report: Report, line: CodeLine, indent: int) -> list[Mark]:
+def _is_inner(fact: TensorFact, others: Sequence[TensorFact]) -> bool:
+    """Return whether a tensor is only moved or cast by an expression that has the same label."""
+    assert fact.span is not None
+    return fact.argument is None and any(
+        other.span is not None
+        and other.argument is not None
+        and other.span[:2] == fact.span[:2]
+        and other.span[2] > fact.span[2]
+        and (other.shape, other.dtype) == (fact.shape, fact.dtype)
+        for other in others
+    )
+
+
+def _runs(
+    report: Report, text: str, number: int, indent: int, hot: SourceSpan | None
+) -> list[_Run]:
     def column(source_column: int) -> int:
-        tabs = line.text[:source_column].count("\t")
+        tabs = text[:source_column].count("\t")
         return max(source_column + tabs * (len(TAB) - 1) - indent, 0)
 
-    marks = []
-    for fact in _hung(report, line):
+    runs = []
+    for fact in _hung(report, text, number):
         assert fact.span is not None
         _, start, end = fact.span
-        tone: PieceTone = "bad" if words.is_at_fault(report, fact) else "tensor"
-        label = words.tensor_label(report, fact)
-        at = next(at for at, other in enumerate(report.tensors) if other is fact)
-        ends = {"start": column(start), "end": column(end)}
-        name = _unpacked(fact.expression, line.text[start:end])
-        marks.append(Mark(**ends, tone=tone, label=label, name=name, tensor=at))
-    if any(item.source and item.source.line == line.line for item in _changes(report)):
-        start = len(line.text) - len(line.text.lstrip())
-        end = start + len(without_comment(line.text.strip()))
-        marks.append(Mark(start=column(start), end=column(end), tone="bad", label=_CHANGED))
-    call = _call_span(report.source, line)
+        is_bad = words.is_at_fault(report, fact) or fact.bad_at is not None
+        shown = text[start:end]
+        name = words.tensor_name(fact)
+        is_part = fact.expression is not None and fact.expression.startswith(f"{shown}[")
+        runs.append(
+            _Run(
+                start=column(start),
+                end=column(end),
+                tone="bad" if is_bad else "tensor",
+                label=words.tensor_label(report, fact),
+                name=name,
+                is_named=is_part,
+            )
+        )
+    call = _call_span(hot, text, number)
     if call is not None:
-        marks.append(Mark(start=column(call[0]), end=column(call[1]), tone="call"))
-    return list(dict.fromkeys(marks))
+        runs.append(_Run(start=column(call[0]), end=column(call[1]), tone="call"))
+    return list(dict.fromkeys(runs))
 
 
-def _unpacked(expression: str | None, text: str) -> str | None:
-    """Name an element of what ``*args`` or ``**batch`` unpacks."""
-    is_part = expression is not None and expression.startswith(f"{text}[")
-    return one_line(expression) if is_part and expression is not None else None
-
-
-def _call_span(source: SourceSpan | None, line: CodeLine) -> tuple[int, int] | None:
+def _call_span(source: SourceSpan | None, text: str, number: int) -> tuple[int, int] | None:
     if source is None or source.column is None or source.end_column is None:
         return None
-    last = source.end_line or source.line
-    length = min(len(line.text), MAX_LINE_LENGTH)
-    start, end = len(line.text) - len(line.text.lstrip()), length
-    if line.line == source.line:
+    length = min(len(text), MAX_LINE_LENGTH)
+    start, end = len(text) - len(text.lstrip()), length
+    if number == source.line:
         start = source.column
-    if line.line == last:
+    if number == (source.end_line or source.line):
         end = source.end_column
-    is_inside = _is_hot(source, line.line) and 0 <= start < end <= length
+    is_inside = _is_hot(source, number) and 0 <= start < end <= length
     return (start, end) if is_inside else None
 
 
-def _pieces(text: str, marks: Sequence[Mark]) -> tuple[Piece, ...]:
-    looks: list[tuple[PieceTone, int | None]] = [("plain", None)] * len(text)
-    for mark in marks:
-        for at in range(mark.start, min(mark.end, len(text))):
-            if _RANK[mark.tone] > _RANK[looks[at][0]]:
-                looks[at] = (mark.tone, mark.tensor)
+def _pieces(text: str, runs: Sequence[_Run]) -> tuple[Piece, ...]:
+    looks: list[PieceTone] = ["plain"] * len(text)
+    for run in runs:
+        for at in range(run.start, min(run.end, len(text))):
+            if _RANK[run.tone] > _RANK[looks[at]]:
+                looks[at] = run.tone
     at = 0
     pieces = []
-    for (tone, tensor), run in groupby(looks):
-        start, at = at, at + len(list(run))
-        pieces.append(Piece(text=text[start:at], tone=tone, tensor=tensor))
+    for tone, letters in groupby(looks):
+        start, at = at, at + len(list(letters))
+        pieces.append(Piece(text=text[start:at], tone=tone))
     return tuple(pieces)
 
 
-def _hanging(text: str, marks: Sequence[Mark], width: int | None) -> list[Row]:
-    """Return a row for each label; all are left of their rules where one would pass ``width``."""
-    labelled = sorted((m for m in marks if m.label), key=lambda m: (-m.start, m.end))
-    starts = [cell_len(text[: m.start]) for m in labelled]
-    sizes = [cell_len(m.label or "") + 2 for m in labelled]
-    ends = [start + size for start, size in zip(starts, sizes, strict=True)]
-    is_left = (
-        width is not None
-        and any(end > width for end in ends)
-        and all(size <= start for start, size in zip(starts, sizes, strict=True))
-        # Labels that need a name, as where two begin in one column, are wider.
-        and len(set(starts)) == len(starts)
-        and not any(mark.name for mark in labelled)
-    )
-    draw = _label_on_left if is_left else _label_row
-    labelled = labelled[::-1] if is_left else labelled
-    return [
-        draw(text, mark, {m.start for m in labelled[at + 1 :]}) for at, mark in enumerate(labelled)
-    ]
+def _hanging(text: str, runs: Sequence[_Run], width: int) -> list[Row]:
+    """Return the rows of labels, the rightmost first; those that fit share a row."""
+    waiting = sorted((run for run in runs if run.label), key=lambda run: (-run.start, run.end))
+    names = tuple((run.name, run.label or "", run.tone == "bad") for run in waiting[::-1])
+    rows = []
+    while waiting:
+        starts = [run.start for run in waiting]
+        shared = [_label(text, waiting[0], starts.count(waiting[0].start) > 1)]
+        taken = 1
+        while taken < len(waiting):
+            run = waiting[taken]
+            label = _label(text, run, starts.count(run.start) > 1)
+            end = cell_len(text[: run.start]) + 2 + cell_len(label)
+            if end + 1 > cell_len(text[: waiting[taken - 1].start]):
+                break
+            shared.append(label)
+            taken += 1
+        rows.append(_label_row(text, waiting[:taken], shared, waiting[taken:], width))
+        waiting = waiting[taken:]
+    return [replace(row, names=() if at else names) for at, row in enumerate(rows)]
 
 
-def _label_row(text: str, mark: Mark, waiting: set[int]) -> Row:
-    shares = mark.start in waiting
-    signs = {**dict.fromkeys(waiting, "│"), mark.start: "├ " if shares else "└ "}
+def _label(text: str, run: _Run, is_shared: bool) -> str:
     # Where two expressions begin in one column, only the name tells which label is whose.
-    name = mark.name or (text[mark.start : mark.end] if shares else "")
-    label = _label(mark, f"{name}: {mark.label}" if name else f"{mark.label}")
-    return Row(number=None, pieces=(*_rules(text, signs, 0), label))
+    name = run.name if run.is_named else text[run.start : run.end] if is_shared else ""
+    return f"{name}: {run.label}" if name else f"{run.label}"
 
 
-def _label_on_left(text: str, mark: Mark, waiting: set[int]) -> Row:
-    label = _label(mark, f"{mark.label} ")
-    start = cell_len(text[: mark.start]) - cell_len(label.text)
-    rules = _rules(text, {mark.start: "┘", **dict.fromkeys(waiting, "│")}, start + len(label.text))
-    return Row(number=None, pieces=(Piece(text=" " * start, tone="rule"), label, *rules))
+def _label_row(
+    text: str, runs: Sequence[_Run], labels: Sequence[str], waiting: Sequence[_Run], width: int
+) -> Row:
+    pieces: list[Piece] = []
+    drawn = 0
+
+    def put(start: int, piece: Piece) -> None:
+        nonlocal drawn
+        pieces.append(Piece(text=" " * (start - drawn), tone="rule"))
+        pieces.append(piece)
+        drawn = start + cell_len(piece.text)
+
+    begins = {run.start for run in waiting}
+    first = runs[-1]
+    start = cell_len(text[: first.start])
+    label = labels[-1]
+    tone: PieceTone = "badlabel" if first.tone == "bad" else "label"
+    if len(runs) == 1 and start + cell_len(label) + 2 > width and cell_len(label) < start - 1:
+        clear = [begin for begin in begins if cell_len(text[:begin]) < start - cell_len(label) - 1]
+        if len(clear) == len(begins):
+            for begin in sorted(begins):
+                put(cell_len(text[:begin]), Piece(text="│", tone="rule"))
+            put(start - cell_len(label) - 1, Piece(text=f"{label} ", tone=tone))
+            put(start, Piece(text="┘", tone="rule"))
+            return Row(pieces=tuple(pieces), is_label=True)
+    for begin in sorted(begins - {run.start for run in runs}):
+        put(cell_len(text[:begin]), Piece(text="│", tone="rule"))
+    for run, said in zip(reversed(runs), reversed(labels), strict=True):
+        sign = "├ " if run.start in begins else "└ "
+        put(cell_len(text[: run.start]), Piece(text=sign, tone="rule"))
+        tone = "badlabel" if run.tone == "bad" else "label"
+        put(drawn, Piece(text=said, tone=tone))
+    return Row(pieces=tuple(pieces), is_label=True)
 
 
-def _label(mark: Mark, text: str) -> Piece:
-    tone: PieceTone = "badlabel" if mark.tone == "bad" else "label"
-    return Piece(text=text, tone=tone, tensor=mark.tensor)
-
-
-def _rules(text: str, signs: Mapping[int, str], drawn: int) -> list[Piece]:
-    """Draw a sign under each of these characters; so many cells of the row are drawn already."""
-    pieces = []
-    for start, sign in sorted(signs.items()):
-        cells = cell_len(text[:start])
-        pieces.append(Piece(text=" " * (cells - drawn) + sign, tone="rule"))
-        drawn = cells + 1
-    return pieces
-
-
-def _caret_row(text: str, marks: Sequence[Mark]) -> list[Row]:
-    call = next((mark for mark in marks if mark.tone == "call"), None)
-    if call is None:
-        return []
-    indent = " " * cell_len(text[: call.start])
-    carets = "^" * max(cell_len(text[call.start : call.end]), 1)
-    return [Row(number=None, pieces=(Piece(text=indent + carets, tone="badlabel"),))]
+def plain_code(text: str) -> str:
+    """Return a line of code without its comment, stripped."""
+    return one_line(without_comment(text.strip()))

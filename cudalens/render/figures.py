@@ -1,349 +1,212 @@
-"""Pictures of values: where the bad ones lie in a tensor, and how all of them are spread."""
+"""Pictures of values in the tensor's own geometry, as small PNG files without words in them.
+
+A picture is drawn only where it says more than the sentence: an image with bad pixels, a matrix, a
+vector of labels by class.  Its colours can be seen on a white page and on a dark one, because no
+page says which it is where scripts and styles are dropped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import groupby, pairwise
+import base64
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from markupsafe import Markup
-
-from cudalens.core.report import Bounds, OffenderMap, Offenders, Report, TensorFact
+from cudalens.core.report import Offenders, Plane, Report, TensorFact
 from cudalens.render import words
-from cudalens.render.svg import coordinate, element, paint, picture, text_width, words_at
-from cudalens.render.words import clip
+from cudalens.render.screen import SHORT
 
-WIDTH = 420.0
-BAR_HEIGHT = 84.0
-HISTOGRAM_HEIGHT = 72.0
-MAX_CELL = 20.0
-MAX_GRID = 200.0
-"""Pixels that the rows of a grid take at most."""
-MAX_BAR = 44.0
-_LEFT = 8.0
-_HEADROOM = 22.0
-_ROOM = 0.15
-_MARGIN = 76.0
+HEIGHT, WIDTH = 128, 260
+"""Pixels that a picture takes at most."""
+MAX_SCALE = 6
+MAX_BARS = 32
+_BAR_WIDTH, _BAR_GAP, _BAR_HEIGHT = 14, 3, 72
+_FIRST, _LAST = (196, 214, 240), (58, 104, 178)
+BAD, PARTLY, ALLOWED = (217, 62, 52), (240, 150, 140), (150, 156, 164)
+_LEVELS = 10
+_INDEX = {**{str(at): at + 1 for at in range(_LEVELS)}, "x": 11, "/": 12, "-": 13}
+_SOME_BAD = 2
+
+Rgb: TypeAlias = tuple[int, int, int]
 
 
-def value_map_svg(report: Report) -> Markup:
-    """Draw where the bad values lie: bars by position for one dimension, else a grid.
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """One picture: the data of an image, its size, and what it says in words."""
 
-    Empty when the report has no map.
-    """
+    data: str
+    width: int
+    height: int
+    title: str
+    caption: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """The pictures of a report, and the legend below them."""
+
+    pictures: tuple[Picture, ...]
+    legend: tuple[tuple[str, str], ...]
+    """Colour and meaning."""
+
+    @property
+    def width(self) -> int:
+        """Pixels that the pictures and their captions take beside each other."""
+        return sum(max(item.width, len(item.caption) * 6) + 12 for item in self.pictures)
+
+
+def figure(report: Report) -> Figure | None:
+    """Return the figure of a report, ``None`` where it would say no more than the sentence."""
     offenders = report.offenders
-    grid = offenders.map if offenders else None
-    if offenders is None or grid is None or grid.rows < 1 or grid.columns < 1:
-        return Markup("")
-    title = value_map_title(report)
-    if grid.columns == 1:
-        # A column vector has its values by position as well as any other vector.
-        grid = replace(grid, rows=1, columns=grid.rows)
-    if grid.rows == 1:
-        return _bars(grid, report.bounds or Bounds(), title, offenders)
-    is_flat = bool(offenders.first) and len(offenders.first[0].position) == 2
-    return _cells(grid, title, _shared(grid, offenders, "cell"), is_flat=is_flat)
-
-
-def value_map_title(report: Report) -> str:
-    """Return the picture's name: whose values, how many, what is allowed."""
-    name = report.expression or report.argument or ""
-    total = f"{report.offenders.total} values by position" if report.offenders else "values"
-    allowed = words.format_bounds(report)
-    return ", ".join(filter(None, (name, total))) + (f"; allowed {allowed}" if allowed else "")
-
-
-def histogram_svg(
-    fact: TensorFact, bounds: Bounds | None = None, offenders: Offenders | None = None
-) -> Markup:
-    """Draw how the finite values of a tensor are spread, with the allowed interval as a band.
-
-    A bar that reaches over a bound is drawn as two where ``offenders`` says how many of its values
-    are bad; else it is red only when its whole interval is outside.  Empty without a histogram.
-    """
-    edges = [words.finite(edge) for edge in fact.summary.histogram.edges]
-    counts = fact.summary.histogram.counts
-    if not counts or len(edges) != len(counts) + 1 or None in edges:
-        return Markup("")
-    ends = [edge for edge in edges if edge is not None]
-    low, high = ends[0], ends[-1]
-    if not low < high or max(counts) <= 0:
-        return Markup("")
-    limits = _between_values(fact, limits_of(bounds))
-    base = HISTOGRAM_HEIGHT + _HEADROOM
-
-    def across(value: float) -> float:
-        return _LEFT + (min(max(value, low), high) - low) * (WIDTH - 2 * _LEFT) / (high - low)
-
-    drawn = []
-    if band := [across(end) for end in _allowed(limits, low, high)]:
-        size = {"width": band[1] - band[0], "height": base - 4}
-        drawn.append(element("rect", x=band[0], y=4, **size, **paint(fill="oksoft")))
-        drawn.append(words_at(band[0] + 4, 15, "allowed", tone="ok", size=11))
-    for left, right, count, is_bad in _split_bins(ends, counts, limits, bounds, offenders):
-        if count:
-            height = max(HISTOGRAM_HEIGHT * count / max(counts), 2.0)
-            width, top = max(across(right) - across(left) - 1, 1), base - height
-            drawn += _bar(across(left), top, width, height, (top - 6, 3) if is_bad else None)
-    for limit in limits:
-        if limit is not None and low <= limit <= high:
-            drawn.append(_dashed(across(limit), 4, across(limit), base))
-    first, last = words.format_number(low), words.format_number(high)
-    drawn += _axis_ends(first, last, base + 15, WIDTH - _LEFT)
-    title = f"{words.tensor_name(fact)}: how its values are spread, {first} to {last}"
-    return picture(WIDTH, base + 22, title, *drawn)
-
-
-_Limits: TypeAlias = tuple[float | None, float | None]
-_Bin: TypeAlias = tuple[float, float, int, bool]
-
-
-def _between_values(fact: TensorFact, limits: _Limits) -> _Limits:
-    """Put the bounds of whole numbers between the last allowed one and the first that is not."""
-    if "int" not in fact.dtype:
-        return limits
-    low, high = limits
-    return (None if low is None else low - 0.5, None if high is None else high + 0.5)
-
-
-def _split_bins(
-    edges: Sequence[float],
-    counts: Sequence[int],
-    limits: _Limits,
-    bounds: Bounds | None,
-    offenders: Offenders | None,
-) -> Iterator[_Bin]:
-    """Return the bars: ends, count, and whether it is bad, with those over a bound in two parts."""
-    bins = [(*ends, count) for ends, count in zip(pairwise(edges), counts, strict=True)]
-    last = len(bins) - 1
-    for at, (left, right, count) in enumerate(bins):
-        cuts = [x for x in limits if x is not None and left < x < right]
-        cut = cuts[0] if len(cuts) == 1 else None
-        bad = None if cut is None else _bad_between(offenders, bounds, left, right, at == last)
-        if cut is None or not bad or bad > count:
-            yield left, right, count, _is_outside(left, right, limits)
-        elif cut == limits[1]:
-            yield left, cut, count - bad, False
-            yield cut, right, bad, True
-        else:
-            yield left, cut, bad, True
-            yield cut, right, count - bad, False
-
-
-def _bad_between(
-    offenders: Offenders | None, bounds: Bounds | None, left: float, right: float, is_last: bool
-) -> int | None:
-    """Count the bad values of a bar, ``None`` when not all of them are known."""
-    if offenders is None or bounds is None or offenders.count != len(offenders.first):
+    if offenders is None or not offenders.count or offenders.total <= SHORT:
         return None
-    low, high = limits_of(bounds)
-    values = [words.finite(item.value) for item in offenders.first]
-    return sum(
-        (low is not None and value < low) or (high is not None and value > high)
-        for value in values
-        if value is not None and (left <= value < right or (is_last and value == right))
+    if offenders.planes and offenders.count >= _SOME_BAD:
+        return _planes(report, offenders)
+    fact = next((fact for fact in report.tensors if words.is_at_fault(report, fact)), None)
+    return _classes(report, fact) if fact is not None else None
+
+
+# --- an image stays an image ----------------------------------------------------------------------
+
+
+def _planes(report: Report, offenders: Offenders) -> Figure | None:
+    # Behind a backward node are gradients, which nobody has named.
+    unnamed = "gradients" if report.phase == "backward" else "values"
+    name = words.clip(words.one_line(report.expression or report.argument or unnamed), 24)
+    pictures = []
+    for plane in offenders.planes:
+        if not plane.rows or not plane.rows[0]:
+            continue
+        rows, columns = len(plane.rows), max(map(len, plane.rows))
+        scale = max(min(HEIGHT // rows, WIDTH // columns // len(offenders.planes), MAX_SCALE), 1)
+        pixels = [
+            [_INDEX.get(sign, 0) for sign in line.ljust(columns) for _ in range(scale)]
+            for line in plane.rows
+            for _ in range(scale)
+        ]
+        index = f"[{', '.join(map(str, plane.index))}]" if plane.index else ""
+        size = f"{plane.size[0]} × {plane.size[1]}"
+        pictures.append(
+            Picture(
+                data=_png(pixels),
+                width=columns * scale,
+                height=rows * scale,
+                title=f"{name}{index}, {size}: where the bad values are",
+                caption=f"{name}{index}  {size}{_scale(plane)}",
+            )
+        )
+    if not pictures:
+        return None
+    signs = {sign for plane in offenders.planes for line in plane.rows for sign in line}
+    value = _only_bad(offenders)
+    legend = [(_css(BAD), f"{value}bad")] if "x" in signs else []
+    legend += [(_css(PARTLY), "some bad")] if "/" in signs else []
+    legend += [(_css(_LAST), f"good{f' {offenders.others}' if offenders.others else ''}")]
+    allowed = report.bounds.also_allowed if report.bounds else ()
+    legend += [(_css(ALLOWED), f"{', '.join(map(str, allowed))} allowed")] if "-" in signs else []
+    return Figure(pictures=tuple(pictures), legend=tuple(legend))
+
+
+def _scale(plane: Plane) -> str:
+    """Say how many values a cell stands for, where it is more than one."""
+    down = -(-plane.size[0] // max(len(plane.rows), 1))
+    across = -(-plane.size[1] // max(*map(len, plane.rows), 1))
+    return f", a cell is {down} × {across} values" if (down, across) != (1, 1) else ""
+
+
+def _only_bad(offenders: Offenders) -> str:
+    values = {item.value for item in offenders.first}
+    return f"{words.format_number(values.pop())}: " if len(values) == 1 else ""
+
+
+# --- labels by class ------------------------------------------------------------------------------
+
+
+def _classes(report: Report, fact: TensorFact) -> Figure | None:
+    """Return a bar for each value of an integer tensor, those out of bounds red."""
+    counts = value_counts(fact)
+    low, high = words.limits_of(report.bounds)
+    if counts is None or len(counts) < _SOME_BAD or (low is None and high is None):
+        return None
+    most = max(count for _, count in counts)
+    bars = []
+    allowed = report.bounds.also_allowed if report.bounds else ()
+    for value, count in counts:
+        is_bad = (low is not None and value < low) or (high is not None and value > high)
+        is_marked = value in allowed
+        colour = _INDEX["-"] if is_marked else _INDEX["x"] if is_bad else _LEVELS
+        tall = max(round(_BAR_HEIGHT * count / most), 2) if count else 0
+        bars.append((tall, colour))
+    pixels = [
+        [
+            colour if at < _BAR_WIDTH and _BAR_HEIGHT - y <= tall else 0
+            for tall, colour in bars
+            for at in range(_BAR_WIDTH + _BAR_GAP)
+        ]
+        for y in range(_BAR_HEIGHT)
+    ]
+    first, last = counts[0][0], counts[-1][0]
+    name = words.clip(words.tensor_name(fact), 24)
+    told = ", ".join(f"{value}: {count}" for value, count in counts)
+    bad = [value for value, _ in counts if not _is_good(value, low, high) and value not in allowed]
+    legend = [(_css(BAD), f"{', '.join(map(str, bad))}: no class here")] if bad else []
+    return Figure(
+        pictures=(
+            Picture(
+                data=_png(pixels),
+                width=len(bars) * (_BAR_WIDTH + _BAR_GAP),
+                height=_BAR_HEIGHT,
+                title=f"how often each value of {name} occurs: {told}",
+                caption=f"{name} from {first} to {last}, up to {most} each",
+            ),
+        ),
+        legend=tuple(legend),
     )
 
 
-def _allowed(limits: _Limits, low: float, high: float) -> list[float]:
-    start = low if limits[0] is None else max(low, limits[0])
-    end = high if limits[1] is None else min(high, limits[1])
-    return [start, end] if start < end and limits != (None, None) else []
+def _is_good(value: int, low: float | None, high: float | None) -> bool:
+    return (low is None or value >= low) and (high is None or value <= high)
 
 
-def limits_of(bounds: Bounds | None) -> _Limits:
-    """Return the least and the largest allowed value, where there is such a bound."""
-    return (words.finite(bounds.min), words.finite(bounds.max)) if bounds else (None, None)
+def value_counts(fact: TensorFact) -> list[tuple[int, int]] | None:
+    """Return how often each integer occurs, ``None`` where a bin holds more than one."""
+    counts, edges = fact.summary.histogram.counts, fact.summary.histogram.edges
+    low, high = fact.summary.min, fact.summary.max
+    if "int" not in fact.dtype or not isinstance(low, int) or not isinstance(high, int):
+        return None
+    if not edges or high - low + 1 != len(counts) or len(counts) > MAX_BARS:
+        return None
+    return [(low + at, count) for at, count in enumerate(counts)]
 
 
-def _is_outside(left: float, right: float, limits: _Limits) -> bool:
-    low, high = limits
-    return (low is not None and right <= low) or (high is not None and left >= high)
+# --- PNG ------------------------------------------------------------------------------------------
 
 
-def _bars(grid: OffenderMap, bounds: Bounds, title: str, offenders: Offenders) -> Markup:
-    limits = limits_of(bounds)
-    lows = [words.finite(value) for value in grid.low]
-    highs = [words.finite(value) for value in grid.high]
-    low, high = axis_span(lows, highs, limits)
-    total = max(offenders.total, grid.columns)
-    right = WIDTH - _LEFT - (_MARGIN if limits != (None, None) else 0)
-    step = min((right - _LEFT) / total, MAX_BAR)
-    right = _LEFT + step * total
-    base = BAR_HEIGHT + _HEADROOM
-
-    def down(value: float) -> float:
-        return _HEADROOM + BAR_HEIGHT * (high - min(max(value, low), high)) / (high - low)
-
-    drawn = []
-    zero = down(max(low, 0.0) if high > 0 else high)
-    starts = bar_starts(total, grid.columns)
-    for at in range(min(grid.columns, len(lows), len(highs), len(grid.bad))):
-        x, room = _LEFT + starts[at] * step, (starts[at + 1] - starts[at]) * step
-        width = max(room - min(4.0, room / 5), 1)
-        ends = lows[at], highs[at]
-        # NaN and the infinities have no height: the bar fills the picture.
-        top, bottom = _HEADROOM, base
-        if ends[0] is not None and ends[1] is not None:
-            top, bottom = min(down(ends[1]), zero), max(down(ends[0]), zero)
-        height = max(bottom - top, 2.0)
-        cross = max(bottom - height - 7, 5), min(4.0, max(width / 2, 2))
-        drawn += _bar(x, bottom - height, width, height, cross if grid.bad[at] > 0 else None)
-        if ends[1] is not None and ends[1] > high:
-            drawn.append(_cut(x, width, _HEADROOM + 9))
-        if ends[0] is not None and ends[0] < low:
-            drawn.append(_cut(x, width, base - 9))
-    for name, limit in zip(("min", "max"), limits, strict=True):
-        if limit is not None and (name == "max" or limit > low):
-            text = f"{name} {words.format_number(getattr(bounds, name))}"
-            y = down(limit)
-            drawn.append(_dashed(_LEFT, y, right + 2, y))
-            drawn.append(words_at(right + 7, y + 4, clip(text, 13), tone="bad", size=11))
-    drawn += _axis_ends("position 0", str(total - 1) if total > 1 else "", base + 15, right)
-    width = right + _LEFT + (_MARGIN if limits != (None, None) else 0)
-    note = "; ".join(
-        filter(None, (_shared(grid, offenders, "bar"), beyond(lows, highs, low, high)))
+def _png(rows: Sequence[Sequence[int]]) -> str:
+    """Return an image of palette indices as the address of its own data; 0 is transparent."""
+    span = _LEVELS - 1
+    levels = [
+        tuple(round(a + (b - a) * at / span) for a, b in zip(_FIRST, _LAST, strict=True))
+        for at in range(_LEVELS)
+    ]
+    palette = [(0, 0, 0), *levels, BAD, PARTLY, ALLOWED]
+    raw = b"".join(b"\0" + bytes(row) for row in rows)
+    header = struct.pack(">IIBBBBB", len(rows[0]), len(rows), 8, 3, 0, 0, 0)
+    parts = (
+        (b"IHDR", header),
+        (b"PLTE", bytes(part for colour in palette for part in colour)),
+        (b"tRNS", b"\0"),
+        (b"IDAT", zlib.compress(raw, 9)),
+        (b"IEND", b""),
     )
-    if note:
-        drawn.append(words_at(_LEFT, base + 30, note, tone="muted", size=11))
-        width = max(width, _LEFT + text_width(note, 11))
-    return picture(width, base + (37 if note else 22), title, *drawn)
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in parts
+    )
+    return "data:image/png;base64," + base64.b64encode(data).decode()
 
 
-def bar_starts(total: int, parts: int) -> list[int]:
-    """Return where each part of ``total`` positions begins, and the end; as tensor_split cuts."""
-    size, longer = divmod(total, parts)
-    return [at * size + min(at, longer) for at in range(parts + 1)]
-
-
-def _cut(x: float, width: float, y: float) -> Markup:
-    """Draw the mark of a bar that goes on beyond the picture."""
-    wide = coordinate(width + 2)
-    path = "".join(f"M{coordinate(x - 1)} {coordinate(y + off)}l{wide} -4" for off in (0, 4))
-    return element("path", d=path, stroke_width=2, **paint(stroke="canvas"))
-
-
-def beyond(lows: list[float | None], highs: list[float | None], low: float, high: float) -> str:
-    """Say how far the values go that the picture cuts."""
-    most = max((value for value in highs if value is not None), default=high)
-    least = min((value for value in lows if value is not None), default=low)
-    ends = [words.format_number(most)] if most > high else []
-    ends += [words.format_number(least)] if least < low else []
-    return f"cut bars go on to {' and '.join(ends)}" if ends else ""
-
-
-def _shared(grid: OffenderMap, offenders: Offenders, name: str) -> str:
-    """Say how many bad values there are where fewer bars or cells can show them."""
-    marked = sum(bad > 0 for bad in grid.bad)
-    if offenders.count <= marked:
-        return ""
-    if not marked:
-        return f"{offenders.count} bad values"
-    return f"{offenders.count} bad values in {marked} {name}{'s' if marked > 1 else ''}"
-
-
-def axis_span(
-    lows: list[float | None], highs: list[float | None], limits: _Limits
-) -> tuple[float, float]:
-    """Choose the axis: the allowed interval and a little beyond, however far the worst value is."""
-    seen = [value for value in (*lows, *highs) if value is not None] or [0.0]
-    low = min(seen) if limits[0] is None else limits[0]
-    high = max(seen) if limits[1] is None else limits[1]
-    low, high = min(low, high), max(low, high)
-    room = (high - low) * _ROOM or 1.0
-    bottom = low - room if min(seen) < low else min(low, 0.0) if low >= 0 else low
-    top = high + room if max(seen) > high else high
-    return (bottom, top) if bottom < top else (bottom - 1.0, top + 1.0)
-
-
-def _bar(
-    x: float, y: float, width: float, height: float, cross: tuple[float, float] | None
-) -> list[Markup]:
-    """Draw a bar; above a bad one stands a cross, at a height and of a size."""
-    looks = paint(fill="bad" if cross else "bar")
-    bar = element("rect", x=x, y=y, width=width, height=height, **looks)
-    return [bar, _cross(x + width / 2, *cross)] if cross else [bar]
-
-
-def _cells(grid: OffenderMap, title: str, note: str, *, is_flat: bool) -> Markup:
-    wide = max(min(MAX_CELL, (WIDTH - 60) // grid.columns), 1.0)
-    high = max(min(MAX_CELL, MAX_GRID // grid.rows), 1.0)
-    left, top = 44.0, 20.0
-    width, height = grid.columns * wide, grid.rows * high
-    runs = [(left + x * wide, top + y * high, count) for y, x, count in _bad_runs(grid)]
-    marks: dict[str, str | float | None] = {"d": _marks(runs, wide, high), "stroke_width": 1.6}
-    drawn = [
-        element("rect", x=left, y=top, width=width, height=height, **paint(fill="linksoft")),
-        element("path", d=_lines(grid, left, top, wide, high), **paint(stroke="line")),
-        element("path", d=_runs(runs, wide, high), **paint(fill="bad")),
-        element("path", **marks, **paint(stroke="canvas")),
-        words_at(left, top - 7, "dim 1 →" if is_flat else "other dims →", tone="muted", size=11),
-        words_at(left - 7, top + 11, "dim 0", tone="muted", size=11, text_anchor="end"),
-        words_at(left - 7, top + 24, "↓", tone="muted", size=11, text_anchor="end"),
-    ]
-    if note:
-        drawn.append(words_at(left, top + height + 15, note, tone="muted", size=11))
-    across = max(left + width + 8, 160, left + text_width(note, 11) + 8)
-    return picture(across, top + height + (24 if note else 8), title, *drawn)
-
-
-_Runs: TypeAlias = list[tuple[float, float, int]]
-"""Start and length of each run of bad cells in a row."""
-
-
-def _bad_runs(grid: OffenderMap) -> Iterator[tuple[int, int, int]]:
-    """Return row, first column and length of each run of bad cells in a row.
-
-    One path for a run keeps the picture of a wholly bad tensor small.
-    """
-    shown = grid.bad[: grid.rows * grid.columns]
-    cells = [divmod(at, grid.columns) for at, bad in enumerate(shown) if bad > 0]
-    for _, run in groupby(enumerate(cells), key=lambda item: (item[1][0], item[1][1] - item[0])):
-        spots = [cell for _, cell in run]
-        yield *spots[0], len(spots)
-
-
-def _runs(runs: _Runs, wide: float, high: float) -> str:
-    path = ""
-    for x, y, count in runs:
-        across, down = coordinate(count * wide), coordinate(high)
-        path += f"M{coordinate(x)} {coordinate(y)}h{across}v{down}h-{across}z"
-    return path
-
-
-def _lines(grid: OffenderMap, left: float, top: float, wide: float, high: float) -> str:
-    width, height = coordinate(grid.columns * wide), coordinate(grid.rows * high)
-    across = [coordinate(left + at * wide) for at in range(grid.columns + 1)]
-    down = [coordinate(top + at * high) for at in range(grid.rows + 1)]
-    standing = "".join(f"M{x} {coordinate(top)}v{height}" for x in across)
-    return standing + "".join(f"M{coordinate(left)} {y}h{width}" for y in down)
-
-
-def _marks(runs: _Runs, wide: float, high: float) -> str:
-    """Cross each bad cell, so that it is told without its colour."""
-    size = min(wide, high) * 0.4
-    arm = coordinate(size)
-    path, cross = "", f"l{arm} {arm}m0-{arm}l-{arm} {arm}"
-    for x, y, count in runs:
-        first = f"M{coordinate(x + (wide - size) / 2)} {coordinate(y + (high - size) / 2)}"
-        path += first + f"m{coordinate(wide)}-{arm}".join([cross] * count)
-    return path
-
-
-def _cross(x: float, y: float, arm: float) -> Markup:
-    side = coordinate(2 * arm)
-    path = f"M{coordinate(x - arm)} {coordinate(y - arm)}l{side} {side}m0-{side}l-{side} {side}"
-    return element("path", d=path, stroke_width=1.6, **paint(stroke="bad"))
-
-
-def _dashed(x0: float, y0: float, x1: float, y1: float) -> Markup:
-    looks = paint(stroke="bad")
-    return element("line", x1=x0, y1=y0, x2=x1, y2=y1, stroke_dasharray="4 3", **looks)
-
-
-def _axis_ends(left: str, right: str, y: float, end: float) -> list[Markup]:
-    return [
-        words_at(_LEFT, y, left, tone="muted", size=11),
-        words_at(end, y, right, tone="muted", size=11, text_anchor="end"),
-    ]
+def _css(colour: Rgb) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*colour)

@@ -13,7 +13,7 @@ import networkx as nx
 from cudalens.core.api_names import api_names
 from cudalens.core.report import AutogradNeighbourhood, GraphNode, Role
 from cudalens.render import words
-from cudalens.render.words import one_line
+from cudalens.render.words import elide, one_line
 
 MAX_NODES = 80
 MAX_BOXES = 22
@@ -22,7 +22,7 @@ MAX_ROWS = 7
 MAX_SIBLINGS = 3
 _NEAR = 2
 _TITLE = 26
-_DETAIL = 30
+_LONGEST_NAME = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,39 +55,6 @@ class Box:
             return f"{len(self.members)} {'parameters' if self.role == 'parameter' else 'inputs'}"
         kind = types.get(self.module)
         return elide(f"{kind} {self.module}", _TITLE) if kind else self._ops()
-
-    def detail(self, types: Types, *, prevented: bool) -> str:
-        """Return the second line: what the shape of the box says, the module, the line."""
-        lead = {
-            "failed": "not launched" if prevented else "failed here",
-            "bad_input": "at fault" if is_statement(self.main[0]) else "bad input",
-            "parameter": "parameter",
-            "leaf": "input",
-        }.get(self.role)
-        many = len(self.main) > 1
-        first = self.main[0]
-        is_named = self.module in types
-        if many:
-            lead = self._folded()
-        elif is_named:
-            lead = self._ops()
-        module = "" if self.role == "parameter" or is_named else _common_module(self.main)
-        line = f"line {first.source.line}" if first.source and first.source.line else ""
-        shape = words.format_shape(first.shape) if self.role == "parameter" and not many else ""
-        facts = filter(None, (lead, shape, self._value(), "" if many else line))
-        rest = " · ".join(facts)
-        room = max(_DETAIL - len(rest) - 3, 10)
-        return " · ".join(filter(None, (elide(module, room), rest)))
-
-    def _folded(self) -> str:
-        if self.role == "parameter":
-            shapes = " ".join(words.format_shape(node.shape) for node in self.members[:2])
-            return shapes + (" …" if len(self.members) > 2 else "")
-        return "" if self.role == "leaf" else f"{len(self.members)} ops"
-
-    def _value(self) -> str:
-        held = {node.value for node in self.members if node.value is not None}
-        return f"value {words.format_number(held.pop())}" if len(held) == 1 else ""
 
     def _ops(self) -> str:
         names = list(dict.fromkeys(node_name(node) for node in self.main))
@@ -130,20 +97,16 @@ def is_statement(node: GraphNode) -> bool:
 def node_name(node: GraphNode) -> str:
     """Return the name of a node as people call it: ``F.linear`` for ``aten::addmm``."""
     op = _op_of(node)
+    if node.name == "AccumulateGrad":
+        return "leaf tensor"
+    if node.role == "failed" and (stem := _stem(op)):
+        return stem
     if node.role in ("parameter", "leaf", "bad_input") or not op:
         return elide(one_line(node.name or "unnamed"), _TITLE)
     if not op.startswith("torch."):
         plain = op.rpartition("::")[2].partition(".")[0].strip("_")
         op = next(iter(api_names(op)), _CALLED.get(plain, plain))
     return words.format_api(op).removeprefix("torch.")
-
-
-def elide(text: str, limit: int) -> str:
-    """Cut ``text`` in its middle: where it begins and ends tells most."""
-    if len(text) <= limit:
-        return text
-    end = (limit - 1) // 2
-    return f"{text[: limit - 1 - end]}…{text[-end:]}"
 
 
 def is_view(node: GraphNode) -> bool:
@@ -155,7 +118,7 @@ def is_view(node: GraphNode) -> bool:
 
 def _stem(name: str) -> str:
     """Return what ran forward for a node's own name: ``add_mm`` for ``AddMmBackward0``."""
-    match = _NODE.match(name)
+    match = _NODE.match(name[:_LONGEST_NAME])
     return re.sub("(?<!^)([A-Z])", r"_\1", match[1]).lower() if match else ""
 
 
@@ -168,7 +131,7 @@ def fold(graph: AutogradNeighbourhood) -> tuple[dict[str, Box], list[tuple[str, 
     """Return the boxes and the edges between them, acyclic and few enough to be read."""
     net = _Net(graph)
     net.join_siblings()
-    for alike in (_beside_view, _same_module):
+    for alike in (_beside_view, _same_module, _same_call):
         net.contract(alike, len)
     # What is still too much is folded further, but not right beside the failure.
     for alike in (_same_parent, net.is_only_way):
@@ -278,6 +241,13 @@ def _beside_view(one: Box, other: Box) -> bool:
 
 def _same_module(one: Box, other: Box) -> bool:
     return bool(one.module) and one.module == other.module
+
+
+def _same_call(one: Box, other: Box) -> bool:
+    """Return whether two nodes are parts of one function that the user called in one line."""
+    calls = {(node.op, node.source) for node in (*one.main, *other.main)}
+    op, source = next(iter(calls))
+    return len(calls) == 1 and source is not None and (op or "").startswith("torch.nn.functional.")
 
 
 def _same_parent(one: Box, other: Box) -> bool:

@@ -1,7 +1,7 @@
 """The report as HTML: a fragment for a notebook's output, and a page that stands alone.
 
-Neither needs a script.  A reader whose front end drops styles and pictures still gets the verdict,
-the code, the facts in tables and their order.
+Neither needs a script.  A reader whose front end drops styles and pictures still gets the answer,
+the action, the code with its marks, the facts in tables and their order.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ import jinja2
 from markupsafe import Markup, escape
 
 from cudalens.core.report import HistoryEntry, Report, TensorFact
-from cudalens.render import figures, graph, words
-from cudalens.render.code import code_rows, unplaced_tensors
+from cudalens.render import figures, markdown, screen, strip, words
+from cudalens.render.code import Block, Row
+from cudalens.render.colours import PALETTES
 from cudalens.render.inline import inlined
-from cudalens.render.svg import PALETTES
-from cudalens.render.words import clip, headline, visible
+from cudalens.render.words import clip, visible
 
 MAX_BYTES = 200_000
+WIDE, LEAST = 112, 48
+"""Columns after which the failing line is folded: alone, and beside a wide picture."""
+_PANE, _COLUMN = 860, 7.7
+"""Pixels of the narrowest common pane less its margins, and of one character of code."""
 _SAMPLE = "dataset item"
 _TENSOR_HEADS = (
     *("tensor", "argument", "shape", "dtype", "device", "stride", "grad", "bad"),
     *("min", "max", "mean", "nan", "inf", "distinct"),
 )
-WIDE, NARROW = 70, 37
-"""Columns after which the failing line is folded, in a wide pane and in a narrow one."""
+_OPEN_GRAPH = ("host_error", "autograd_error", "nonfinite")
 _STATIC = Path(__file__).with_name("static")
 
 
@@ -51,53 +54,57 @@ _SMALL = _Limits(history=40, rows=20, text=300)
 _TINY = _Limits(history=8, rows=6, text=60)
 
 
-class Tab(NamedTuple):
-    """One tab: its name, how many things it lists, and the block that draws it."""
+class Drawer(NamedTuple):
+    """One drawer: its label, how many things it lists, the block that draws it."""
 
     label: str
     things: int | None
-    part: str
+    name: str
+    is_open: bool = False
 
 
 def render_fragment(report: Report) -> str:
     """Draw ``report`` for a notebook's output cell; its styles touch nothing else on the page."""
 
+    report = words.with_module_names(report)
+    strip_of = strip.strip(report)
+
     def draw(limits: _Limits) -> str:
-        return inlined(_drawn("fragment.html.j2", report, limits), style_sheet())
+        return inlined(_drawn(report, strip_of, limits), style_sheet())
 
     return _fitting(draw, _FRAGMENT)
 
 
 def render_page(report: Report) -> str:
     """Draw ``report`` as one self-contained HTML file of less than 200 kB."""
-    return _fitting(partial(_drawn, "page.html.j2", report), _PAGE)
 
+    report = words.with_module_names(report)
+    strip_of = strip.strip(report)
 
-def draw_part(name: str, facts: dict[str, Any]) -> Markup:
-    """Draw one of the blocks of ``parts.html.j2``, from the facts that :func:`facts_of` gave."""
-    environment = _environment(facts["limits"])
-    macros = environment.get_template("macros.html.j2").make_module(facts)
-    parts = environment.get_template("parts.html.j2")
-    drawn = parts.blocks[name](parts.new_context({**facts, "ui": macros}))
-    return Markup("".join(drawn).strip("\n"))
+    def draw(limits: _Limits) -> str:
+        body = Markup(_drawn(report, strip_of, limits).strip())
+        facts = {"body": body, "style": style_sheet(), "palettes": PALETTES}
+        title = screen.plain(screen.build(report).headline)
+        return _environment(limits).get_template("page.html.j2").render(facts, title=title)
+
+    return _fitting(draw, _PAGE)
 
 
 class Ops(NamedTuple):
-    """Equal ops in a row: how many, the latest with its place in the report, and its line."""
+    """Equal ops in a row: how many, and the latest."""
 
     times: int
-    at: int | None
     entry: HistoryEntry
     is_failed: bool = False
 
 
 def history_entries(report: Report) -> tuple[Ops, ...]:
     """Return the failed op and the recorded ones before it, latest first, equal ones as one."""
-    runs = groupby(enumerate(report.history), key=lambda item: replace(item[1], seq=0))
+    runs = groupby(report.history, key=lambda entry: replace(entry, seq=0))
     equal = [list(run) for _, run in runs]
-    entries = [Ops(len(run), *run[-1]) for run in equal]
+    entries = [Ops(len(run), run[-1]) for run in equal]
     if report.history and report.op.name and report.phase != "unknown":
-        entries.append(Ops(1, None, _failed_entry(report), is_failed=True))
+        entries.append(Ops(1, _failed_entry(report), is_failed=True))
     return tuple(entries[::-1])
 
 
@@ -112,6 +119,12 @@ def _failed_entry(report: Report) -> HistoryEntry:
         module_path=report.module_path,
         phase=report.phase,
     )
+
+
+def history_table(report: Report, entries: Sequence[Ops]) -> Markup:
+    """Draw the table of some calls of the history."""
+    facts = {"report": report, "entries": entries, "limits": _FRAGMENT}
+    return _block("history", facts, _FRAGMENT)
 
 
 def short_path(file: str) -> str:
@@ -135,13 +148,17 @@ def _fitting(draw: Callable[[_Limits], str], limits: _Limits) -> str:
     return page
 
 
-def _drawn(template: str, report: Report, limits: _Limits) -> str:
-    facts = facts_of(report, limits)
-    if template == "fragment.html.j2" and facts["narrow"]:
-        # Nobody says how wide an untrusted page is, nor hides one of two there.
-        facts |= {"rows": facts["narrow"], "narrow": ()}
-    facts["part"] = partial(draw_part, facts=facts)
-    return _environment(limits).get_template(template).render(facts)
+def _drawn(report: Report, drawn: strip.Strip | None, limits: _Limits) -> str:
+    facts = _facts_of(report, drawn, limits)
+    facts["panel"] = lambda name: _block(name, facts, limits)
+    return _environment(limits).get_template("report.html.j2").render(facts)
+
+
+def _block(name: str, facts: dict[str, Any], limits: _Limits) -> Markup:
+    panels = _environment(limits).get_template("panels.html.j2")
+    macros = _environment(limits).get_template("macros.html.j2").make_module(facts)
+    drawn = panels.blocks[name](panels.new_context({**facts, "ui": macros}))
+    return Markup("".join(drawn).strip())
 
 
 @cache
@@ -149,7 +166,7 @@ def _environment(limits: _Limits) -> jinja2.Environment:
     def finalize(value: object) -> object:
         if value is None:
             return ""
-        # Markup comes from our own macros and pictures; all else is somebody's text.
+        # Markup comes from our own macros; all else is somebody's text.
         is_text = isinstance(value, str) and not isinstance(value, Markup)
         return clip(visible(str(value)), limits.text) if is_text else value
 
@@ -161,47 +178,69 @@ def _environment(limits: _Limits) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(words=words, figures=figures, graphs=graph)
+    environment.globals.update(words=words)
     environment.filters.update(short_path=short_path, whole=_whole)
     environment.filters["coded"] = partial(_coded, limits.text)
     return environment
 
 
-def facts_of(report: Report, limits: _Limits = _FRAGMENT) -> dict[str, Any]:
+def _facts_of(report: Report, drawn: strip.Strip | None, limits: _Limits) -> dict[str, Any]:
     """Return what the templates draw of ``report``, by name."""
-    report = words.with_module_names(report)
-    rows, loose = code_rows(report, fold=WIDE), unplaced_tensors(report)
-    narrow = code_rows(report, fold=NARROW)
-    value_map = figures.value_map_svg(report)
-    faulty = next((fact for fact in report.tensors if words.is_at_fault(report, fact)), None)
-    histogram = faulty and figures.histogram_svg(faulty, report.bounds, report.offenders)
+    figure = figures.figure(report)
+    parts = screen.build(report, fold=_fold(figure))
+    gutter = max(map(_gutter, parts.blocks), default=0)
     return {
         "report": report,
-        "found": report.offenders,
+        "screen": parts,
+        "figure": figure,
+        "page": words.page_link(report),
+        "strip": drawn,
+        "graph_rows": strip.graph_rows(report),
         "entries": history_entries(report),
-        # The static views link nothing; the interactive one puts its own function in this place.
-        "keyed": lambda kind, at: Markup(""),
-        "tabs": _tabs(report, value_map),
-        "told": rows or loose or report.explanation or words.way(report) or report.forward_source,
         "limits": limits,
-        "style": style_sheet(),
-        "palettes": PALETTES,
+        "gutter": gutter,
+        "number": partial(_number, gutter),
+        "padding": _padding,
         "group": _group(report),
-        "subline": _subline(report),
-        "rows": rows,
-        "narrow": narrow if narrow != rows else (),
-        "loose": loose,
+        "origin": screen.origin(report),
+        "details": screen.details(report),
+        "values_line": _values_line(report),
+        "markdown": _Long(markdown.render_with(report, drawn)),
+        "drawers": _drawers(report, drawn),
         "tensor_table": _table(
             _TENSOR_HEADS, [_tensor_cells(report, fact) for fact in report.tensors]
         ),
         "bad_table": _bad_table(report),
-        "map": value_map,
-        "faulty": faulty,
-        "histogram": histogram,
-        "graph": graph.graph_svg(
-            report.graph, prevented=report.prevented, types=words.module_types(report)
-        ),
     }
+
+
+def _fold(figure: figures.Figure | None) -> int:
+    return WIDE if figure is None else max(int((_PANE - figure.width) / _COLUMN), LEAST)
+
+
+class _Long(Markup):
+    """Text of many lines that is escaped here and clipped nowhere."""
+
+    def __new__(cls, text: str) -> _Long:
+        return super().__new__(cls, escape(visible(text)))
+
+
+def _gutter(block: Block) -> int:
+    digits = max((len(str(row.number)) for row in block.rows if row.number), default=1)
+    return len(block.title) + digits + (1 if block.title else 2)
+
+
+def _number(gutter: int, block: Block, row: Row, is_first: bool) -> str:
+    title = block.title if is_first else ""
+    number = str(row.number) if row.number else ""
+    return f"{title}{number:>{gutter - len(title)}}  "
+
+
+def _padding(block: Block, row: Row) -> str:
+    """Return the blanks that put the marks of a block below each other."""
+    sizes = [len(other.text) for other in block.rows if other.marks]
+    limit = max((size for size in sizes if size <= WIDE), default=0)
+    return " " * (max(limit - len(row.text), 0) + 2)
 
 
 def _coded(limit: int, text: str) -> Markup:
@@ -212,23 +251,39 @@ def _coded(limit: int, text: str) -> Markup:
 
 def _whole(report: Report) -> Markup:
     """Return a rank's report as text; the JSON form has it whole."""
-    return Markup.escape(replace(report, ranks=()).to_text(width=WIDE + 30))
+    return Markup.escape(replace(report, ranks=()).to_text(width=100))
 
 
-def _tabs(report: Report, value_map: Markup) -> tuple[Tab, ...]:
-    """Return the tabs that this report has something for, in the order of the questions."""
+def _drawers(report: Report, drawn: strip.Strip | None) -> tuple[Drawer, ...]:
+    """Return the drawers that this report has something for."""
     offenders = report.offenders
-    tabs = (
-        (report.ranks, Tab("Ranks", len(report.ranks), "ranks")),
-        (offenders and (offenders.first or value_map), Tab("Values", None, "values")),
-        (report.tensors, Tab("Tensors", len(report.tensors), "tensors")),
-        (report.history, Tab("History", len(report.history), "history")),
-        (report.hints[1:] or report.limits, Tab("Why", None, "why")),
-        (words.replay_line(report) or report.device_text, Tab("Replay on CPU", None, "replay")),
-        (report.frames, Tab("Call stack", len(report.frames), "stack")),
-        (True, Tab("Environment", None, "environment")),
+    has_graph = drawn is not None or bool(report.graph.nodes)
+    is_open = drawn is not None and report.kind in _OPEN_GRAPH
+    drawers = (
+        (report.ranks, Drawer("Ranks", len(report.ranks), "ranks")),
+        (has_graph, Drawer("Graph", None, "graph", is_open)),
+        (offenders and offenders.first, Drawer("Values", None, "values")),
+        (screen.origin(report), Drawer("Origin", None, "origin")),
+        (report.tensors, Drawer("Tensors", len(report.tensors), "tensors")),
+        (report.history, Drawer("History", len(report.history), "history")),
+        (report.frames, Drawer("Call stack", len(report.frames), "stack")),
+        (True, Drawer("Details", None, "details")),
+        (True, Drawer("Share", None, "share")),
     )
-    return tuple(tab for has_facts, tab in tabs if has_facts)
+    return tuple(drawer for has_facts, drawer in drawers if has_facts)
+
+
+def _values_line(report: Report) -> str:
+    offenders = report.offenders
+    if offenders is None:
+        return ""
+    shown = len(offenders.first)
+    first = f"the first {shown} of " if offenders.count > shown else ""
+    allowed = words.format_bounds(report)
+    others = f"; all others {offenders.others}" if offenders.others else ""
+    marked = f"; {offenders.allowed} more are allowed" if offenders.allowed else ""
+    bounds = f"; allowed: {allowed}" if allowed else ""
+    return f"{first}{offenders.count} bad of {offenders.total}{others}{marked}{bounds}"
 
 
 _Table: TypeAlias = tuple[list[str], list[list[str]]]
@@ -274,28 +329,12 @@ def _tensor_cells(report: Report, fact: TensorFact) -> dict[str, str]:
     }
 
 
-def _subline(report: Report) -> tuple[tuple[str, str], ...]:
-    """Return the facts under the headline, each with its look."""
-    facts = (
-        ("plain", words.ranks_line(report)),
-        ("plain", words.bad_count(report)),
-        ("plain", words.earlier_calls(report)),
-        ("code", words.format_op_path(report.op)),
-        ("argument", words.format_argument(report)),
-        ("plain", words.format_place(report.source)),
-        ("code", report.module_path or ""),
-        ("plain", report.phase if report.phase != "unknown" else ""),
-        ("plain", words.certainty(report)),
-    )
-    return tuple((look, text) for look, text in facts if text)
-
-
 def _group(report: Report) -> str:
-    # Only one tab of a report is open at a time, whatever other reports the notebook shows.  The
+    # Only one drawer of a report is open at a time, whatever other reports the notebook shows.  The
     # clock stays out, or the same failure would never give the same output twice.
     content = (
         report.kind,
-        headline(report),
+        report.headline,
         words.format_place(report.source),
         words.format_op_path(report.op),
         report.timing.recorded_ops,

@@ -1,19 +1,15 @@
-"""A report for notebooks: it keeps its look where style sheets, scripts and SVG are dropped.
+"""A report for notebooks: it keeps its look where style sheets and scripts are dropped.
 
-A notebook from elsewhere is opened untrusted.  JupyterLab then removes every ``<style>`` and
-``<svg>`` but leaves their text, and GitHub removes style attributes as well.  So each element says
-its own look, pictures are images, and the style sheet, which adds themes and tabs, is a link that
-leaves no text behind.
+A notebook from elsewhere is opened untrusted.  JupyterLab then removes every ``<style>`` but leaves
+its text, and GitHub removes style attributes as well.  So each element says its own look, and the
+style sheet, which adds themes and the row of drawers, is a link that leaves no text behind.
 """
 
 from __future__ import annotations
 
-import base64
 import re
 from functools import partial
 from urllib.parse import quote
-
-from cudalens.render.svg import DARK
 
 _SOLID = {"bad": "#d9483f", "warn": "#b07a1c", "link": "#3b82d6", "line": "#8a929a"}
 """Colours that can be seen on a white page and on a dark one: nobody says which it is."""
@@ -31,80 +27,57 @@ def _themed(name: str, before: str, role: str) -> str:
     return f"{name}:{before}{plain};{name}:{before}var(--cl-{role},{plain})"
 
 
-_BOX = "padding:10px 12px"
 _LOOKS = {
-    "cudalens": "font-size:14px;line-height:1.5;max-width:1400px",
-    "cl-card": _themed("border", "1px solid ", "line") + ";border-radius:8px;overflow:hidden",
-    "cl-head": _themed("border-left", "5px solid ", "bad") + f";{_BOX}",
-    "cl-title": "font-size:18px;line-height:1.4",
-    "cl-sign": _themed("color", "", "bad"),
-    "cl-bad": _themed("color", "", "bad"),
-    "cl-pill": "font-weight:600",
-    "cl-try": _themed("background-color", "", "linksoft") + f";{_BOX}",
-    "cl-pane": _BOX,
-    "cl-heading": "margin:0 0 6px",
+    "cl-card": _themed("border-left", "4px solid ", "bad") + ";padding:0 0 4px 12px",
+    "cl-title": "font-size:16px;margin:6px 0 2px",
+    "cl-b": _themed("color", "", "bad"),
+    "cl-status": "font-size:13px",
+    "cl-sub": "font-size:13px;margin:2px 0 6px",
+    "cl-act": _themed("background-color", "", "linksoft") + ";padding:5px 8px;margin:0 0 6px",
     # Long lines are wrapped where no style sheet folds them to the width of the pane.
-    "cl-code": "font-family:monospace;font-size:12px;line-height:1.65;overflow-x:auto;"
-    "white-space:pre-wrap;margin:0 0 12px",
-    "cl-row": "display:block;padding-left:6ch;text-indent:-6ch",
+    "cl-code": "font-family:monospace;font-size:12.5px;line-height:1.5;margin:0 0 4px",
     "cl-hot": _themed("background-color", "", "badsoft"),
-    "cl-way": "list-style:none;padding:0;margin:0 0 10px",
+    "cl-badlabel": _themed("color", "", "bad"),
+    "cl-narrow": "display:none",
+    "cl-fig": "margin:4px 0;font-size:12px",
     "cl-scroll": "overflow-x:auto",
-    "cl-graph": "max-height:640px;overflow:auto",
-    "cl-tab": _themed("border-top", "1px solid ", "line"),
-    "cl-body": _BOX,
-    "cl-table": "border-collapse:collapse;font-size:13px;margin:0 0 10px",
-    "cl-hidden": "position:absolute;width:1px;height:1px;overflow:hidden",
-    "code": "background:none",
-    "summary": "cursor:pointer;padding:7px 12px",
+    "cl-table": "border-collapse:collapse;font-size:12.5px",
+    "cl-text": "font-size:12px",
+    "cl-share": "font-size:12px;white-space:pre-wrap",
+    "summary": "cursor:pointer",
     "td": "text-align:left",
     "th": "text-align:left",
 }
 """The look of each class, and of elements that carry none."""
 
-_WARNING = {
-    key: look.replace(_SOLID["bad"], _SOLID["warn"]).replace(_SOFT["badsoft"], _SOFT["warnsoft"])
-    for key, look in _LOOKS.items()
-}
-_OPENING = re.compile(r'<([a-z]+)((?: [a-z-]+(?:="[^"]*")?)*)>')
+_OPENING = re.compile(r'<([a-z]+[0-9]?)((?: [a-z-]+(?:="[^"]*")?)*)>')
 _CLASSES = re.compile(r' class="([^"]*)"')
-_PICTURE = re.compile(r"<svg ([^>]*)>.*?</svg>", re.DOTALL)
-_PAINTED = re.compile(r"cl-([fs])-(\w+)")
+_STYLE = re.compile(r' style="([^"]*)"')
 
 
 def inlined(html: str, sheet: str) -> str:
-    """Return a drawn report with its looks at its elements and its pictures as images.
+    """Return a drawn report with its looks at its elements.
 
     Every attribute in it is quoted and escaped.  The sheet is linked, for where links are kept.
     """
-    is_warning = "cl-is-warn" in html.partition(">")[0]
-    html = _OPENING.sub(partial(_styled, looks=_WARNING if is_warning else _LOOKS), html)
-    html = _PICTURE.sub(_image, html)
+    is_red = "cl-is-bad" in html.partition(">")[0]
+    looks = _LOOKS if is_red else {key: _warning(look) for key, look in _LOOKS.items()}
+    html = _OPENING.sub(partial(_styled, looks=looks), html)
     data = quote(sheet.replace("\n", ""), safe=" !'()*+,-./:;=?@[]{|}~")
-    return f'{html}<link rel="stylesheet" href="data:text/css,{data}">'
+    return f'{html.strip()}<link rel="stylesheet" href="data:text/css,{data}">'
+
+
+def _warning(look: str) -> str:
+    return look.replace(_SOLID["bad"], _SOLID["warn"]).replace(_SOFT["badsoft"], _SOFT["warnsoft"])
 
 
 def _styled(tag: re.Match[str], looks: dict[str, str]) -> str:
     name, attributes = tag.groups()
     classes = _CLASSES.search(attributes)
-    own = ";".join(
-        looks[key] for key in (name, *(classes[1].split() if classes else ())) if key in looks
-    )
-    return f'<{name}{attributes} style="{own}">' if own else tag[0]
-
-
-def _image(drawn: re.Match[str]) -> str:
-    attributes = dict(re.findall(r'([\w-]+)="([^"]*)"', drawn[1]))
-    looks = f"max-width:100%;height:auto;{attributes['style']}"
-    picture = drawn[0].replace("<title>", f"<style>{_dark_rules(drawn[0])}</style><title>", 1)
-    data = base64.b64encode(picture.encode()).decode()
-    source = f'src="data:image/svg+xml;base64,{data}" alt="{attributes["aria-label"]}"'
-    return f'<img {source} width="{attributes["width"]}" style="{looks}">'
-
-
-def _dark_rules(picture: str) -> str:
-    """Return rules for dark pages; the ground of a picture follows, so it can be read anyway."""
-    kinds = {"f": "fill", "s": "stroke"}
-    used = sorted(set(_PAINTED.findall(picture)))
-    rules = "".join(f".cl-{kind}-{role}{{{kinds[kind]}:{DARK[role]}}}" for kind, role in used)
-    return f"@media (prefers-color-scheme:dark){{{rules}}}"
+    keys = (name, *(classes[1].split() if classes else ()))
+    own = ";".join(looks[key] for key in keys if key in looks)
+    if not own:
+        return tag[0]
+    if given := _STYLE.search(attributes):
+        attributes, own = attributes.replace(given[0], ""), f"{given[1]};{own}"
+    return f'<{name}{attributes} style="{own}">'

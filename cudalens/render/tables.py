@@ -62,7 +62,7 @@ def report_list(reports: Iterable[tuple[str, Report]], *, width: int, color: boo
             words.certainty(report),
         )
         console.print(Text(words.one_line(name), style="bold"))
-        head = f"{words.sign(report)} {words.one_line(report.headline)}"
+        head = f"{'⚠' if report.kind == 'silent' else '✗'} {words.one_line(report.headline)}"
         console.print(Padding(Text(head), (0, 0, 0, 2)))
         console.print(Padding(Text(" · ".join(filter(None, facts)), style="dim"), (0, 0, 0, 4)))
     return _text(console)

@@ -1,117 +1,111 @@
-"""The interactive view of a report: the lens.
+"""What is interactive in a report while its kernel lives: search among its calls, and saving.
 
-It is made from the report alone, reads no tensor, and goes on working when the CUDA context is
-gone.  Core ipywidgets carry it; a small browser module of ours adds zoom, keyboard and a click on
-the picture where the front end runs it, and is missed nowhere else.
+The static report has everything else, drawers included, and needs no kernel.  So this view adds a
+row below it and replaces nothing: where it is dead, nothing of the report is missing.
 """
 
 from __future__ import annotations
 
-import uuid
+import itertools
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ipywidgets
+from markupsafe import escape
 
-from cudalens.core.report import Report
+from cudalens.core.report import HistoryEntry, Report, format_count
 from cudalens.render import words
-from cudalens.render.graph import graph_svg
-from cudalens.render.html import draw_part, facts_of
-from cudalens.render.lens.export import export_bar
-from cudalens.render.lens.keys import Keys, Selection, rule, style
-from cudalens.render.lens.parts import details, line, markup, shared, stack
-from cudalens.render.lens.tabs import tabs
+from cudalens.render.html import Ops, history_entries, history_table, render_fragment, style_sheet
 
-_STATIC = Path(__file__).with_name("static")
+MAX_FOUND = 40
+_SUFFIXES = {"Markdown": ".md", "HTML": ".html", "JSON": ".json"}
+_LAYOUT = {"width": "auto", "height": "26px"}
 
 
-def build(report: Report, *, keep: Callable[[], None] | None = None) -> ipywidgets.Widget:
-    """Return the interactive view of ``report``, a box of core ipywidgets.
+def build(report: Report) -> ipywidgets.Widget:
+    """Return the whole report as one widget: the static one, and below it what is interactive."""
+    return ipywidgets.VBox([_markup(render_fragment(report)), live(report)])
 
-    ``keep`` puts the static report in the place of this view, where the caller can.
-    """
-    facts = facts_of(report)
-    report = facts["report"]
-    # Two views of one report in a notebook must not mark each other's things.
-    root = f"cl-lens-{uuid.uuid4().hex[:12]}"
-    keys = Keys(report)
-    selection = Selection(keys)
-    facts["keyed"] = keys.attributes
-    marks = markup(style(root, ()), "cl-silent")
-    selection.follow(lambda chosen: setattr(marks, "value", style(root, chosen)))
-    export, choices = export_bar(report, keep)
-    head = line(markup(draw_part("head", facts)), export, name="cl-row-of-head")
-    card = stack(
-        stack(head, markup(draw_part("hint", facts)), choices, name="cl-top"),
-        _panes(report, facts, keys, selection),
-        tabs(report, facts),
-        marks,
-        _wire(keys, selection),
-        _module(root),
-        name="cl-card",
+
+def live(report: Report) -> ipywidgets.Widget:
+    """Return the interactive row alone, for a page that shows the static report above it."""
+    report = words.with_module_names(report)
+    status = _markup()
+
+    def tell(text: str) -> None:
+        status.value = f'<span role="status">{escape(text)}</span>'
+
+    parts: list[ipywidgets.Widget] = []
+    found = _markup()
+    if report.history:
+        parts.append(_search(report, found, tell))
+    parts += [_button(name, partial(_save, report, end, tell)) for name, end in _SUFFIXES.items()]
+    # The ipywidgets default scrolls what overflows, which cuts focus rings.
+    bar = ipywidgets.HBox(
+        [*parts, status], layout=ipywidgets.Layout(flex_flow="row wrap", overflow="visible")
     )
-    styles = shared(markup, draw_part("lens_style", facts), "cl-silent")
-    return stack(styles, card, name=f"cudalens cl-is-{words.tone(report)} cl-lens {root}")
+    bar.add_class("cl-live-bar")
+    view = ipywidgets.VBox([bar, found], layout=ipywidgets.Layout(overflow="visible"))
+    for name in ("cudalens", "cl-live"):
+        view.add_class(name)
+    return view
 
 
-def _panes(
-    report: Report, facts: dict[str, Any], keys: Keys, selection: Selection
-) -> ipywidgets.Box:
-    """Return the code, the graph where it tells more, and what is known of a chosen thing."""
-    chosen = markup("", "cl-details")
-
-    def show(picked: tuple[str, ...]) -> None:
-        chosen.value = draw_part("lens_details", {**facts, "chosen": details(report, picked)})
-
-    selection.follow(show)
-    panes = []
-    if any(facts[name] for name in ("rows", "loose")) or report.explanation:
-        panes.append(stack(markup(draw_part("code", facts)), chosen, name="cl-pane"))
-    if facts["graph"]:
-        types = words.module_types(report)
-        graph = graph_svg(
-            report.graph, prevented=report.prevented, attributes=keys.box, types=types
-        )
-        drawn = [draw_part(name, {**facts, "graph": graph}) for name in _GRAPH]
-        panes.append(stack(*map(markup, drawn), name="cl-pane"))
-    return line(*panes, name="cl-panes")
+def _markup(html: str = "") -> ipywidgets.HTML:
+    return ipywidgets.HTML(html, layout=ipywidgets.Layout(margin="0"))
 
 
-_GRAPH = ("lens_heading", "lens_graph", "graph_table")
+def _button(name: str, pressed: Callable[[], None]) -> ipywidgets.Button:
+    tip = f"save the report as {name} in the notebook's folder"
+    button = ipywidgets.Button(
+        description=f"Save {name}", tooltip=tip, layout=ipywidgets.Layout(**_LAYOUT)
+    )
+    button.on_click(lambda _: pressed())
+    return button
 
 
-def _wire(keys: Keys, selection: Selection) -> ipywidgets.Text:
-    """Return the hidden field into which the browser module writes what the user chose."""
+def _search(report: Report, found: ipywidgets.HTML, tell: Callable[[str], None]) -> ipywidgets.Text:
+    entries = history_entries(report)
+    calls = format_count(len(report.history), "call")
     field = ipywidgets.Text(
-        continuous_update=True, layout=shared(ipywidgets.Layout, display="none")
+        placeholder=f"search {calls}: name, shape, line or module",
+        continuous_update=True,
+        layout=ipywidgets.Layout(width="340px"),
     )
-    field.add_class("cl-wire")
+    # The style sheet of the report above holds in this output too, but not on every page.
+    link = f"<style>{style_sheet()}</style>"
 
-    def heard(change: dict[str, Any]) -> None:
-        # "number key key …": the number makes the same choice twice a change.
-        number, *chosen = change["new"].split() or [""]
-        if number.isdigit():
-            selection.choose(keys.present(chosen))
+    def show(change: dict[str, Any]) -> None:
+        text = change["new"].strip().casefold()
+        matches = [item for item in entries if text in _searched(item.entry)]
+        found.value = _table(report, matches, link) if text else ""
+        tell(f"{len(matches)} of {len(entries)}" if text else "")
 
-    field.observe(heard, "value")
+    field.observe(show, "value")
     return field
 
 
-def _module(root: str) -> ipywidgets.Output:
-    """Return the carrier of the browser module: a front end that runs no script shows nothing."""
-    marks = rule(root).replace("\\", "\\\\").replace("'", "\\'")
-    script = _script().replace("%RULE%", marks).replace("%ROOT%", root)
-    data = {"text/html": f"<script>{script}</script>", "text/plain": ""}
-    return ipywidgets.Output(
-        outputs=({"output_type": "display_data", "data": data, "metadata": {}},),
-        layout=shared(ipywidgets.Layout, display="none"),
-    )
+def _table(report: Report, matches: list[Ops], link: str) -> str:
+    table = history_table(report, matches[:MAX_FOUND])
+    return f'{link}<div class="cl-panel">{table}</div>'
 
 
-@cache
-def _script() -> str:
-    lines = (_STATIC / "lens.js").read_text(encoding="utf-8").splitlines()
-    code = [line.strip() for line in lines if line.strip() and not line.strip().startswith("//")]
-    return "\n".join(code)
+def _searched(entry: HistoryEntry) -> str:
+    where = words.format_line(entry.source)
+    parts = (entry.op, entry.shapes, where, entry.module_path, entry.phase)
+    return " ".join(filter(None, parts)).casefold()
+
+
+def _save(report: Report, suffix: str, tell: Callable[[str], None]) -> None:
+    try:
+        tell(f"saved as {save_beside(report, suffix)}")
+    except OSError as error:
+        tell(f"not saved: {error}")
+
+
+def save_beside(report: Report, suffix: str) -> Path:
+    """Write the report into the working directory under a name that is still free."""
+    paths = (Path(f"cudalens_report_{number}{suffix}") for number in itertools.count(1))
+    return report.save(next(path for path in paths if not path.exists()))

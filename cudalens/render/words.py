@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from cudalens.core import error_pages
 from cudalens.core.report import (
+    Bounds,
     GraphNode,
     HistoryEntry,
     LineRef,
@@ -26,7 +27,6 @@ from cudalens.core.report import (
     SourceSpan,
     TensorFact,
     format_count,
-    is_of_cell,
 )
 from cudalens.core.report_types import FIRST_BAD, FIRST_NAN, ravel, unravel
 
@@ -71,6 +71,14 @@ def clip_left(text: str, limit: int) -> str:
     return text if len(text) <= limit else "…" + text[-max(limit - 1, 1) :]
 
 
+def elide(text: str, limit: int) -> str:
+    """Cut ``text`` in its middle: where it begins and ends tells most."""
+    if len(text) <= limit:
+        return text
+    end = (limit - 1) // 2
+    return f"{text[: limit - 1 - end]}…{text[-end:]}"
+
+
 Tone = Literal["ok", "bad", "warn", "plain"]
 
 KINDS: dict[str, str] = {
@@ -88,7 +96,6 @@ _SHORT_DTYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "i", "complex
 _API_PREFIXES = {"torch.nn.functional.": "F.", "torch.Tensor.": "Tensor.", "torch.nn.": "nn."}
 
 REHEARSAL = "Rehearsal device. No GPU here."
-TRIED = "tried: the call succeeds with it"
 
 
 _Holder = TypeVar("_Holder", Report, GraphNode, HistoryEntry)
@@ -117,13 +124,6 @@ def module_types(report: Report) -> Mapping[str, str]:
         if entry.module_path and entry.module_type:
             types.setdefault(one_line(entry.module_path), set()).add(entry.module_type)
     return {path: one_line(*kinds) for path, kinds in types.items() if len(kinds) == 1}
-
-
-class State(NamedTuple):
-    """State of the CUDA context, and the tone in which it is shown."""
-
-    text: str
-    tone: Tone
 
 
 def tone(report: Report) -> Tone:
@@ -206,7 +206,8 @@ def is_at_fault(report: Report, fact: TensorFact) -> bool:
 def tensor_label(report: Report, fact: TensorFact) -> str:
     """Return the label of an expression: ``i64[32], 3 bad``, the device only where several are."""
     label = format_tensor_type(fact)
-    if fact.device and len({item.device for item in report.tensors if item.device}) > 1:
+    devices = {item.device for item in report.tensors if item.device and item.argument}
+    if fact.device and len(devices) > 1:
         label += f" {one_line(fact.device)}"
     is_bad = is_at_fault(report, fact) or fact.bad_at is not None
     if is_bad and report.offenders and report.offenders.count:
@@ -254,13 +255,27 @@ def format_op_path(op: OpName) -> str:
     return " → ".join(names)
 
 
+def place_name(cell: int | None, file: str | None) -> str:
+    """Return the name of a cell or a file: ``In [4]``, ``train.py``."""
+    if cell is not None:
+        return f"In [{cell}]"
+    return one_line((file or "").replace("\\", "/").rsplit("/", 1)[-1])
+
+
+def says_bounds(report: Report) -> bool:
+    """Return whether the headline has the allowed interval already, in whatever words."""
+    bounds = report.bounds
+    if bounds is None or bounds.min is None or bounds.max is None:
+        return bounds is not None and bool(bounds.text) and str(bounds.text) in report.headline
+    return f"{format_number(bounds.min)} … {format_number(bounds.max)}" in report.headline
+
+
 def bad_count(report: Report) -> str:
     """Return ``3 of 32 values are bad``, empty where a hint has the count or nothing has one."""
     offenders = report.offenders
     if offenders is None or not offenders.count or offenders.total == 1:
         return ""
-    share = f"{offenders.count} of {offenders.total} "
-    if any(hint.text.startswith(share) for hint in report.hints):
+    if report.observations and any(item.kind == "values" for item in report.observations):
         return ""
     verb = "is" if offenders.count == 1 else "are"
     others = f", all others {one_line(offenders.others)}" if offenders.others else ""
@@ -274,6 +289,11 @@ def earlier_calls(report: Report) -> str:
         return ""
     calls = format_count(seen.calls, "earlier call")
     return f"{calls} of this line: {format_number(seen.min)} … {format_number(seen.max)}"
+
+
+def limits_of(bounds: Bounds | None) -> tuple[float | None, float | None]:
+    """Return the least and the largest allowed value, where there is such a bound."""
+    return (finite(bounds.min), finite(bounds.max)) if bounds else (None, None)
 
 
 def format_inputs(item: Offender) -> str:
@@ -301,46 +321,6 @@ def format_bounds(report: Report) -> str:
     return " or ".join([*allowed, *map(str, bounds.also_allowed)])
 
 
-def context_state(report: Report) -> State | None:
-    """Say whether CUDA lives, ``None`` when that was not established."""
-    if report.context_usable is False:
-        return State(f"CUDA is lost: {_again(report)}", "bad")
-    if report.context_usable is None:
-        return State(_spared(report), "plain") if report.prevented else None
-    if report.kind == "silent":
-        return State("no error will be raised", "warn")
-    if report.environment.device is None and not report.environment.simulated:
-        return None  # CUDA had no part in it
-    return State("CUDA is fine" + (f": {_spared(report)}" if report.prevented else ""), "ok")
-
-
-def headline(report: Report) -> str:
-    """Return the headline in the user's names, with the bound that was broken.
-
-    Falls back to the kind of the failure when nothing else is known.
-    """
-    line = report.headline
-    if not line.strip():
-        return f"{KINDS.get(report.kind, report.kind)}: nothing more could be established"
-    allowed = format_bounds(report)
-    has_bounds = "allowed" in line or allowed in line
-    return one_line(line if has_bounds else f"{line}: allowed {allowed}")
-
-
-def headline_parts(report: Report) -> tuple[str, str]:
-    """Split the headline into the observed value, ``y[17] = 10``, and the rest.
-
-    The first part is empty unless the headline opens with the first bad value of the report.
-    """
-    line = headline(report)
-    first = report.offenders.first[0] if report.offenders and report.offenders.first else None
-    for value in () if first is None else (first.value, format_number(first.value)):
-        name, equals, rest = line.partition(one_line(f" = {value}"))
-        if equals and not rest[:1].isalnum() and not rest.startswith("."):
-            return name + equals, rest
-    return "", line
-
-
 def bad_place(report: Report, item: Offender) -> str:
     """Return the position of a bad value in the tensor that the user typed.
 
@@ -351,28 +331,6 @@ def bad_place(report: Report, item: Offender) -> str:
     if typed is None or passed is None or len(item.position) != len(passed.shape):
         return format_shape(item.position)
     return format_shape(unravel(ravel(item.position, passed.shape), typed.shape))
-
-
-def _spared(report: Report) -> str:
-    """Return what happened in place of the launch that would have stopped the device."""
-    return "the op ran with values in bounds" if report.deferred else "nothing was launched"
-
-
-def _again(report: Report) -> str:
-    """Return how this process begins anew: a script has no kernel."""
-    is_script = report.source is not None and not is_of_cell(report.source, report.frames)
-    return "start the process again" if is_script else "restart the kernel"
-
-
-def cuda_line(report: Report) -> str:
-    """Return the state of CUDA and what it printed, or would have, as one sentence or two."""
-    state = context_state(report)
-    text = state.text.removeprefix("CUDA ") if state else ""
-    if not report.device_text:
-        return text
-    lead = "It would have stopped with: " if report.prevented else "It printed: "
-    printed = lead + one_line(report.device_text.strip())
-    return f"{text}. {printed}" if text else printed
 
 
 def replay_line(report: Report) -> str:
@@ -442,26 +400,6 @@ def environment(report: Report) -> tuple[tuple[str, str], ...]:
     return tuple((name, one_line(value)) for name, value in facts if value)
 
 
-_ASSERT_PAGES = (
-    ("< n_classes", "n-classes"),
-    ("srcSelectDimSize", "src-index-select-dim-size"),
-    ("vectorized gather kernel", "vectorized-gather-kernel"),
-    ("index out of bounds", "index-out-of-bounds"),
-    ("input_val", "input-val-zero-one"),
-    ("probability tensor contains", "probability-tensor-inf-nan"),
-)
-_PAGES = (
-    *(("device_assert", "device_text", text, page) for text, page in _ASSERT_PAGES),
-    ("device_assert", "device_text", "", "device-side-assert-triggered"),
-    *(("cuda_error", "device_text", text, page) for text, page in _ASSERT_PAGES),
-    ("cuda_error", "headline", "CUBLAS_STATUS_", "cublas-alloc-failed"),
-    ("cuda_error", "headline", "CUDNN_STATUS_", "cublas-alloc-failed"),
-    ("autograd_error", "headline", "backward needs", "modified-by-an-inplace-operation"),
-    ("autograd_error", "headline", "freed", "backward-a-second-time"),
-)
-"""A kind, which of its texts holds what, and the page of ``docs/errors`` that explains it."""
-
-
 class PageLink(NamedTuple):
     """Address of the page on an error."""
 
@@ -470,10 +408,31 @@ class PageLink(NamedTuple):
     """Command that shows it without a network."""
 
 
+_ASSERT_PAGES = {
+    "< n_classes": "n-classes",
+    "srcSelectDimSize": "src-index-select-dim-size",
+    "vectorized gather kernel": "vectorized-gather-kernel",
+    "index out of bounds": "index-out-of-bounds",
+    "input_val": "input-val-zero-one",
+    "probability tensor contains": "probability-tensor-inf-nan",
+}
+_MESSAGE_PAGES = {
+    "CUBLAS_STATUS_": "cublas-alloc-failed",
+    "CUDNN_STATUS_": "cublas-alloc-failed",
+    "modified by an inplace operation": "modified-by-an-inplace-operation",
+    "backward through the graph a second time": "backward-a-second-time",
+}
+"""What CUDA prints or PyTorch raises, and the page of ``docs/errors`` that explains it."""
+
+
 def page_link(report: Report) -> PageLink | None:
     """Return the link to the page on this error, ``None`` when there is none."""
-    for kind, field, text, page in _PAGES:
-        value = getattr(report, field)
-        if report.kind == kind and value and text in value:
-            return PageLink(error_pages.address(page), f"offline: {error_pages.offline(page)}")
-    return None
+    message = report.exception.message if report.exception else ""
+    pages = [page for text, page in _MESSAGE_PAGES.items() if text in message]
+    if report.kind in ("device_assert", "cuda_error") and report.device_text:
+        pages += [page for text, page in _ASSERT_PAGES.items() if text in report.device_text]
+    if report.kind == "device_assert" and report.device_text:
+        pages.append("device-side-assert-triggered")
+    if not pages:
+        return None
+    return PageLink(error_pages.address(pages[0]), f"offline: {error_pages.offline(pages[0])}")

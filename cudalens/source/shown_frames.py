@@ -60,26 +60,33 @@ def is_reported(error: BaseException, report: object) -> bool:
 
 
 @contextmanager
-def without_repeats(error: BaseException, report: object) -> Iterator[None]:
+def without_repeats(
+    error: BaseException, report: object, action: str = ""
+) -> Iterator[None]:
     """Let an exception, and those that led to it, say no more than what a report beside it omits.
 
     Of one that the report is about: the first line, no note of ours, and no frame of torch.  The
     traceback of ``error`` itself is the caller's to cut.
+
+    Args:
+        action: the one thing to do; ``error`` ends with it, where it survives the report.
     """
     with ExitStack() as stack:
-        _cut_repeats(error, report, stack)
+        _cut_repeats(error, report, action, stack)
         yield
 
 
-def _cut_repeats(error: BaseException, report: object, stack: ExitStack) -> None:
+def _cut_repeats(error: BaseException, report: object, action: str, stack: ExitStack) -> None:
     # No part of the block: Python 3.13 leaves the end of such a loop out of it.
     for item in with_causes(error, "__cause__", "__context__"):
         if not is_reported(item, report):
             continue
         args, notes = item.args, item.__dict__.get("__notes__")
+        last = action if item is error else ""
         if getattr(item, "report", None) is not None and args:
             stack.callback(setattr, item, "args", args)
-            item.args = (str(args[0]).split("\n", 1)[0], *args[1:])
+            lines = [str(args[0]).split("\n", 1)[0], *filter(None, [last])]
+            item.args, last = ("\n".join(lines), *args[1:]), ""
         if item is not error:
             stack.callback(BaseException.with_traceback, item, item.__traceback__)
             BaseException.with_traceback(item, without_torch(item.__traceback__))
@@ -90,7 +97,7 @@ def _cut_repeats(error: BaseException, report: object, stack: ExitStack) -> None
                 for note in notes
                 if not (isinstance(note, str) and note.startswith("cudalens: "))
             ]
-            set_on(item, "__notes__", others)
+            set_on(item, "__notes__", others + [f"cudalens: {line}" for line in [last] if line])
 
 
 def hide_own_frames(error: BaseException) -> None:

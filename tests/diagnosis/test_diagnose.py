@@ -10,7 +10,7 @@ import torch
 import cudalens
 from cudalens.core.report import Evidence, Offender, Offenders, OpName, TensorFact, Violation
 from cudalens.diagnosis.diagnose import diagnose, format_message
-from cudalens.render.words import context_state
+from cudalens.render.screen import build
 from tests.builders import make_report, spelled
 
 LONG = "self.embedding_tables[name].weight_of_all"
@@ -94,4 +94,4 @@ def test_cuda_is_not_called_fine_where_nobody_used_it(monkeypatch: pytest.Monkey
         torch.ones(2, 3) @ torch.ones(2, 3)
     assert session.report is not None
     assert session.report.to_dict()["context_usable"] is None
-    assert context_state(session.report) is None
+    assert build(session.report).status is None

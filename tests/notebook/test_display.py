@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -30,43 +29,35 @@ def sent(shell: Any) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def view(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """Give reports an interactive view, ipywidgets installed or not; return how each is kept."""
-    kept: list[Callable[[], None]] = []
-
-    def build(report: Report, keep: Callable[[], None]) -> Any:
-        kept.append(keep)
-        return SimpleNamespace(model_id="m1")
-
-    monkeypatch.setattr("cudalens.render.widget.build", build)
+def view(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give reports an interactive row, ipywidgets installed or not."""
+    monkeypatch.setattr(
+        "cudalens.render.widget.live", lambda report: SimpleNamespace(model_id="m1")
+    )
     monkeypatch.delenv("CUDALENS_WIDGETS", raising=False)
-    return kept
 
 
-def test_the_view_lies_in_one_bundle_with_its_twins_which_can_take_its_place(view: Any) -> None:
-    """A front end picks the richest form that it knows; the text is always there."""
+def test_the_row_is_an_output_of_its_own_below_the_static_report(view: None) -> None:
+    """A reopened page shows the first without a kernel, whatever becomes of the second."""
     shell = screen(kernel=object())
     display.publish(shell, REPORT, widgets=True)
-    display.publish(shell, REPORT, widgets=True)
-    view[-1]()
-    first, second, static = sent(shell)
-    assert set(first["data"]) == {display.WIDGET_TYPE, "text/plain", "text/html"}
-    assert first["data"][display.WIDGET_TYPE]["model_id"] == "m1"
-    assert first["transient"] != second["transient"] == static["transient"]
-    assert [call.get("update", False) for call in sent(shell)] == [False, False, True]
+    static, row = sent(shell)
     assert set(static["data"]) == {"text/plain", "text/html"}
+    assert set(row["data"]) == {"text/plain", display.WIDGET_TYPE}
+    assert row["data"]["text/plain"] == ""
+    assert row["data"][display.WIDGET_TYPE]["model_id"] == "m1"
 
 
 @pytest.mark.parametrize("why", ["option", "environment", "terminal", "unattended", "old", "fails"])
 def test_static_output(
-    view: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], why: str
+    view: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], why: str
 ) -> None:
     """It has no name: nobody will replace it, and a name would make no two runs alike.
 
     A view that fails leaves it too, with one line on stderr.
     """
     if why == "fails":
-        monkeypatch.setattr("cudalens.render.widget.build", Mock(side_effect=ImportError("none")))
+        monkeypatch.setattr("cudalens.render.widget.live", Mock(side_effect=ImportError("none")))
     if why == "environment":
         monkeypatch.setenv("CUDALENS_WIDGETS", "0")
     if why == "old":  # an ipywidgets that the lens was not seen with
@@ -80,13 +71,13 @@ def test_static_output(
     assert capsys.readouterr().err.count("\n") == (why == "fails")
 
 
-def test_the_environment_can_ask_for_the_view(view: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_can_ask_for_the_view(view: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDALENS_WIDGETS=1 shows it where nobody is known to look, and with any ipywidgets."""
     monkeypatch.setenv("CUDALENS_WIDGETS", "1")
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "7.7.1")
     shell = screen(kernel=object(), allow_stdin=False)
     display.publish(shell, REPORT, widgets=True)
-    assert display.WIDGET_TYPE in sent(shell)[0]["data"]
+    assert display.WIDGET_TYPE in sent(shell)[1]["data"]
 
 
 def test_nothing_is_shown_when_nothing_is_wrong() -> None:

@@ -10,8 +10,8 @@ from IPython.core.formatters import DisplayFormatter
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
-from cudalens.core.report import OffenderMap
-from cudalens.render.svg import LIGHT
+from cudalens.core.report import Plane
+from cudalens.render.colours import LIGHT
 from tests.builders import make_report
 from tests.processes import python
 
@@ -48,23 +48,15 @@ def test_a_report_is_saved_as_a_figure(suffix: str, tmp_path: Path) -> None:
         assert LIGHT["bad"] in path.read_text()
 
 
-def test_a_grid_has_its_bad_cells_where_the_positions_say() -> None:
-    """Of a matrix, each bad cell is crossed at its row and column."""
+def test_an_image_stays_an_image() -> None:
+    """Of a plane each bad cell is red at its row and column."""
     report = make_report()
     assert report.offenders is not None
-    at = {2, 7}
-    grid = OffenderMap(
-        rows=2,
-        columns=4,
-        bad=tuple(int(place in at) for place in range(8)),
-        low=(0,) * 8,
-        high=tuple(12 if place in at else 3 for place in range(8)),
-    )
-    values = (
-        replace(report, offenders=replace(report.offenders, map=grid, total=8)).figure().axes[0]
-    )
-    (marked,) = values.lines
-    assert list(zip(*marked.get_data(), strict=True)) == [(2, 0), (3, 1)]
+    plane = Plane(index=(1,), size=(2, 4), rows=("00x9", "0000"))
+    drawn = replace(report, offenders=replace(report.offenders, planes=(plane,))).figure()
+    (image,) = drawn.axes[0].images
+    assert image.get_array().tolist() == [[0, 0, 12, 9], [0, 0, 0, 0]]
+    assert "at [1]" in drawn.axes[0].get_title()
 
 
 def test_a_notebook_shows_the_figure() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cudalens.render.svg import PALETTES
+from cudalens.render.colours import PALETTES
 
 TEXT_ROLES = {
     "canvas": ("text", "muted", "bad", "warn", "ok", "link"),
@@ -12,7 +12,6 @@ TEXT_ROLES = {
     "badsoft": ("text", "muted", "bad"),
     "linksoft": ("text", "muted", "link"),
     "warnsoft": ("text", "muted", "warn"),
-    "oksoft": ("ok",),
 }
 """The text roles that are written on each surface."""
 
@@ -27,7 +26,6 @@ FRONT_END_CANVAS: dict[str, tuple[str, ...]] = {
 
 GRAPHIC_ROLES = {
     "canvas": ("bar", "bad", "warn", "muted"),
-    "oksoft": ("bar",),
     "linksoft": ("bad", "warn"),
 }
 """The roles that carry meaning without words on each surface."""

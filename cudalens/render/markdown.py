@@ -1,0 +1,157 @@
+"""The report as Markdown, for an issue or an assistant: at most 40 lines, nothing of it wrapped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from cudalens.core.report import Report
+from cudalens.render import screen, words
+from cudalens.render.code import Row
+from cudalens.render.screen import Screen, Span, Spans
+from cudalens.render.strip import Strip, strip
+from cudalens.render.words import clip, one_line
+
+MAX_LINES = 40
+_MAX_TEXT = 600
+_MAX_GRAPH = 12
+_MAX_CALLERS = 3
+_SPECIAL = re.compile(r"([\\`*<]|(?<=\])\()")
+
+
+def render(report: Report) -> str:
+    """Return the report as Markdown: error, code with marks and shapes, facts, what was tried."""
+    report = words.with_module_names(report)
+    return render_with(report, strip(report))
+
+
+def render_with(report: Report, drawn: Strip | None) -> str:
+    """Return the same of a report whose strip is made already."""
+    parts = screen.build(report, fold=100_000)
+    head = list(_head(report, parts, drawn))
+    code = list(_code(parts))
+    # The facts before the code are few; what is too long is the code.
+    room = MAX_LINES - len(head)
+    if len(code) > room:
+        code = [*code[: room - 2], "…", "```"]
+    return "\n".join([*head, *code]) + "\n"
+
+
+def _head(report: Report, parts: Screen, drawn: Strip | None) -> Iterator[str]:
+    kind = report.exception.type if report.exception else words.KINDS[report.kind]
+    certainty = {"likely": "Likely cause (not proven): "}.get(report.certainty, "")
+    yield f"### {kind}: {certainty}{screen.plain(parts.headline).removeprefix('Likely: ')}"
+    yield ""
+    for fact in parts.facts:
+        yield f"- {_spans(fact)}"
+    for item in report.observations:
+        if item.sources and item.kind not in ("values", "earlier"):
+            yield f"- {_words(item.text)}"
+    if report.exception and not report.prevented:
+        yield f"- PyTorch: {_quoted(report.exception.message)}"
+    if report.replay.outcome == "raised":
+        raised = _quoted(words.replay_line(report))
+        yield f"- the CPU kernel with the same arguments raises {raised}"
+    if report.device_text:
+        verb = "would print" if report.prevented else "printed"
+        yield f"- CUDA {verb} {_quoted(report.device_text.strip())}"
+    if flow := _flow(drawn):
+        yield f"- graph: {flow}"
+    for name, type_, _ in parts.loose[:4]:
+        yield f"- with `{name}`: {type_}"
+    for line in screen.callers(report)[-_MAX_CALLERS:]:
+        yield f"- called from {_quoted(line)}"
+    for rank in report.ranks:
+        yield f"- {rank.name}: {_words(' · '.join(words.rank_facts(rank)))}"
+    for note in parts.notes[:3]:
+        yield f"- note: {_words(note)}"
+    if (action := parts.action) is not None:
+        place = f" in {action.place}" if action.place else ""
+        tried = {"try": "tried on copies: ", "hint": "not tried: ", "next": "next: "}[action.label]
+        code = f"{_quoted(action.code)}{place}. " if action.code else ""
+        yield f"- {tried}{code}{_words(action.reason)}"
+    yield f"- {_versions(report)}"
+    yield ""
+
+
+def _flow(drawn: Strip | None) -> str:
+    """Return the way of the data as one line, the failing call bold."""
+    nodes = [node for node in drawn.nodes if node.lane == 1][-_MAX_GRAPH:] if drawn else []
+    steps = []
+    for node in nodes:
+        text = " ".join(filter(None, (_words(node.title), _words(node.shape))))
+        small = f" ({_words(node.small)})" if node.is_bad and node.small else ""
+        steps.append(f"**{text}{small}**" if node.is_bad else text)
+    return " → ".join(steps)
+
+
+def _code(parts: Screen) -> Iterator[str]:
+    for block in parts.blocks:
+        if block.title:
+            yield f"{block.title}:"
+        yield "```python"
+        rows = [row for row in block.rows if not row.is_label]
+        names = _names(block.rows)
+        for row in rows:
+            if row.is_gap:
+                yield "# …"
+                continue
+            said = [*(["fails here"] if row.is_hot and row.number else []), *row.marks]
+            if row.is_hot and parts.tone == "likely":
+                said[0] = "likely here"
+            said += names.get(id(row), ())
+            note = f"  # <- {'; '.join(said)}" if said else ""
+            yield f"{row.text.replace('```', '` ` `')}{note}"
+        yield "```"
+
+
+def _names(rows: Iterable[Row]) -> dict[int, list[str]]:
+    """Return the types under each code row, by the row."""
+    found: dict[int, list[str]] = {}
+    last = 0
+    for row in rows:
+        if row.is_label:
+            found.setdefault(last, []).extend(f"{name}: {kind}" for name, kind, _ in row.names)
+        else:
+            last = id(row)
+    return found
+
+
+def _versions(report: Report) -> str:
+    env = report.environment
+    names = (("torch", env.torch), ("Python", env.python), ("cudalens", env.cudalens))
+    facts = [f"{name} {one_line(value)}" for name, value in names if value]
+    if env.simulated:
+        facts.append("rehearsal device (no GPU)")
+    elif env.device:
+        facts.append(one_line(env.device))
+    return ", ".join(facts)
+
+
+def _spans(spans: Spans) -> str:
+    return "".join(_span(span) for span in spans)
+
+
+def _span(span: Span) -> str:
+    if span.look == "plain":
+        return _words(span.text)
+    return f"**{_quoted(span.text)}**" if span.look == "badcode" else _quoted(span.text)
+
+
+def _words(text: str) -> str:
+    """Return text with the signs of Markdown as they are, those in backticks left alone."""
+    parts = one_line(clip(text, _MAX_TEXT)).split("`")
+    if len(parts) % 2 == 0:
+        return _SPECIAL.sub(r"\\\1", "`".join(parts))
+    return "`".join(
+        part if at % 2 else _SPECIAL.sub(r"\\\1", part) for at, part in enumerate(parts)
+    )
+
+
+def _quoted(text: str) -> str:
+    """Return text as code, in as many backticks as it needs."""
+    text = one_line(clip(text, _MAX_TEXT)).strip()
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    pad = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{pad}{text}{pad}{fence}" if text else ""

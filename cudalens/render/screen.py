@@ -1,0 +1,474 @@
+"""The parts of a report, built once from its facts; HTML, text and Markdown only lay them out.
+
+No view reads anything back from a finished sentence: what is bold, red or code in one is said here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from cudalens.core.next_steps import NOTEBOOK, SCRIPT
+from cudalens.core.report import (
+    Hint,
+    LineRef,
+    Report,
+    SourceSpan,
+    format_count,
+    is_of_cell,
+)
+from cudalens.render import words
+from cudalens.render.code import (
+    MAX_LINE_LENGTH,
+    Block,
+    LineMark,
+    Where,
+    code_blocks,
+    unplaced_tensors,
+)
+from cudalens.render.words import clip, one_line
+
+Look = Literal["plain", "code", "bad", "badcode"]
+Tone = Literal["bad", "warn", "likely"]
+SHORT = 12
+"""A tensor of so few values is shown whole in the second line."""
+_MAX_FACTS = 5
+_EDIT_AND_READING = 2
+_MAX_COMPARED = 1000
+"""Characters of code and fix beyond which nothing is marked as changed."""
+_TOKENS = re.compile(r"\w+|\s+|.")
+_CODE = re.compile(r"`([^`]+)`")
+_ALIKE = 0.4
+"""Fixes less like the code than this are new code: nothing in them is marked as changed."""
+
+
+class Span(NamedTuple):
+    """A run of words of one look."""
+
+    text: str
+    look: Look = "plain"
+
+
+Spans = tuple[Span, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """State of CUDA after the failure."""
+
+    text: str
+    tone: Literal["ok", "bad", "plain"]
+    is_rehearsal: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """The one thing to do: code that was tried, a hint that was not, or a step outside the code."""
+
+    label: Literal["try", "hint", "next"]
+    code: str = ""
+    place: str = ""
+    """The line that the code belongs to."""
+    changed: tuple[tuple[int, int], ...] = ()
+    """Runs of characters of the code that the user's line does not have."""
+    reason: str = ""
+
+    @property
+    def line(self) -> str:
+        """The action as the last line of a traceback."""
+        place = f" in {self.place}" if self.code and self.place else ""
+        return f"{self.label}: {self.code or self.reason}{place}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """What every view of a report shows before anything is opened."""
+
+    tone: Tone
+    sign: str
+    headline: Spans
+    status: Status | None
+    facts: tuple[Spans, ...]
+    """Values, earlier calls, place: the second line."""
+    action: Action | None
+    blocks: tuple[Block, ...]
+    loose: tuple[tuple[str, str, bool], ...]
+    """Name and type of the tensors of the call that no drawn line carries, and whether one is at
+    fault."""
+    notes: tuple[str, ...] = ()
+    """What else happened in the block, and what could not be established."""
+
+
+def plain(spans: Spans) -> str:
+    """Return the words alone."""
+    return "".join(span.text for span in spans)
+
+
+def spans_of(text: str) -> Spans:
+    """Return a sentence as spans: what stands in backticks is code."""
+    parts = _CODE.split(one_line(text))
+    looks: tuple[Look, Look] = ("plain", "code")
+    return tuple(Span(part, looks[at % 2]) for at, part in enumerate(parts) if part)
+
+
+def build(report: Report, *, fold: int = 110, label_room: int = 22) -> Screen:
+    """Return the parts of a report.
+
+    Args:
+        report: with the module names of :func:`words.with_module_names`.
+        fold: columns after which the failing line goes on in the next row.
+        label_room: columns by which a label may pass that.
+    """
+    tone: Tone = "warn" if report.kind == "silent" else "bad"
+    if report.certainty == "likely":
+        tone = "likely"
+    hot = report.forward_source or report.source
+    return Screen(
+        tone=tone,
+        sign={"bad": "✗", "warn": "⚠", "likely": "?"}[tone],
+        headline=_headline(report),
+        status=_status(report),
+        facts=tuple(_facts(report)),
+        action=action_of(report),
+        blocks=code_blocks(report, line_marks(report), hot, fold=fold, label_room=label_room),
+        loose=tuple(
+            (words.tensor_name(fact), words.tensor_label(report, fact), is_bad)
+            for fact in unplaced_tensors(report)
+            for is_bad in (words.is_at_fault(report, fact),)
+        ),
+        notes=tuple(map(one_line, report.limits)),
+    )
+
+
+def _headline(report: Report) -> Spans:
+    line = one_line(report.headline)
+    if not line.strip():
+        kind = words.KINDS.get(report.kind, report.kind)
+        return (Span(f"{kind}: nothing more could be established"),)
+    spans = spans_of(line)
+    if (element := _bad_element(report)) and line.startswith(element):
+        spans = (Span(element, "badcode"), *spans_of(line[len(element) :]))
+    if report.certainty == "likely" and not line.casefold().startswith("likely"):
+        spans = (Span("Likely: "), *spans)
+    return spans
+
+
+def _bad_element(report: Report) -> str:
+    """Return the first bad value as a headline begins with it: ``y[17] = 10``."""
+    first = next(iter(report.offenders.first), None) if report.offenders else None
+    name = report.expression or report.argument
+    if first is None or not name:
+        return ""
+    values = dict.fromkeys((str(first.value), words.format_number(first.value)))
+    places = dict.fromkeys((words.bad_place(report, first), words.format_shape(first.position)))
+    names = dict.fromkeys((name, *filter(None, (fact.expression for fact in report.tensors))))
+    # The longest one that fits: `= 1` begins `= 10` too.
+    fitting = [
+        element
+        for own in names
+        for place in places
+        for value in values
+        for element in (one_line(f"{own}{place if place != '[]' else ''} = {value}"),)
+        if report.headline.startswith(element)
+        and not report.headline[len(element) : len(element) + 1].isalnum()
+    ]
+    return max(fitting, key=len, default="")
+
+
+def _status(report: Report) -> Status | None:
+    is_rehearsal = report.environment.simulated
+    if report.context_usable is False:
+        return Status(text="CUDA is lost", tone="bad", is_rehearsal=is_rehearsal)
+    if report.kind == "silent":
+        return Status(text="silent: the result is wrong", tone="plain", is_rehearsal=is_rehearsal)
+    if report.deferred:
+        text = "found after the launch, which ran with values in bounds"
+        return Status(text=text, tone="ok", is_rehearsal=is_rehearsal)
+    if report.context_usable is None:
+        if not report.prevented:
+            return None
+        return Status(text="found before the launch", tone="plain", is_rehearsal=is_rehearsal)
+    if report.environment.device is None and not is_rehearsal:
+        return None  # CUDA had no part in it
+    return Status(text="CUDA is fine", tone="ok", is_rehearsal=is_rehearsal)
+
+
+def _facts(report: Report) -> Iterator[Spans]:
+    """Yield the facts of the second line: the values, what earlier calls had, the place."""
+    short = _all_values(report)
+    kinds = {item.kind for item in report.observations}
+    texts = [words.ranks_line(report)]
+    if report.source is None:
+        texts.append(words.format_op_path(report.op))
+    if report.environment.rank is not None and not report.ranks:
+        texts.append(f"rank {report.environment.rank}")
+    if "values" not in kinds and not short:
+        texts.append(words.bad_count(report))
+    texts += _observed(report, _FIRST)
+    if "earlier" not in kinds:
+        texts.append(words.earlier_calls(report))
+    texts += _observed(report, _THEN)
+    allowed = words.format_bounds(report)
+    if allowed and not words.says_bounds(report) and not kinds & {"bound", "pattern"}:
+        texts.append(f"allowed {allowed}")
+    if short:
+        yield short
+    yield from map(spans_of, list(filter(None, texts))[:_MAX_FACTS])
+    if place := words.format_place(report.source):
+        yield (Span(place + _phase(report)),)
+    if report.certainty == "unknown":
+        yield (Span("cause not established"),)
+
+
+_FIRST = ("values", "earlier", "pattern", "item")
+_THEN = ("maker", "sink", "graph", "write", "shape", "dtype", "device", "argument", "bound")
+"""Kinds of observations in the order of the second line."""
+
+
+def _observed(report: Report, kinds: Sequence[str]) -> list[str]:
+    """Return the observations of some kinds that no line of code carries."""
+    return [
+        item.text
+        for kind in kinds
+        for item in report.observations
+        if item.kind == kind and (kind == "values" or not any(at.mark for at in item.sources))
+    ]
+
+
+def _phase(report: Report) -> str:
+    return f", {report.phase}" if report.phase in ("backward", "optimizer") else ""
+
+
+def _all_values(report: Report) -> Spans:
+    """Return all values of a short vector, the bad ones red; empty of any other tensor."""
+    offenders = report.offenders
+    grid = offenders.map if offenders else None
+    name = report.expression or report.argument
+    if offenders is None or grid is None or not name or not 1 < offenders.total <= SHORT:
+        return ()
+    if grid.rows != 1 or grid.columns != offenders.total or len(grid.bad) != grid.columns:
+        return ()
+    spans = [Span(one_line(name), "code"), Span(" = ")]
+    for at, (value, bad) in enumerate(zip(grid.low, grid.bad, strict=False)):
+        spans += [Span(", ")] if at else []
+        spans.append(Span(words.format_number(value), "badcode" if bad else "plain"))
+    return tuple(spans)
+
+
+# --- marks ----------------------------------------------------------------------------------------
+
+
+def line_marks(report: Report) -> list[LineMark]:
+    """Return what is said beside lines of code: every writer, where the bound was set, the end."""
+    marks: list[LineMark] = []
+    kinds = set()
+    for item in report.observations:
+        for place in item.sources:
+            if place.line is not None and place.mark:
+                kinds.add(item.kind)
+                marks.append(_mark(place, place.mark))
+    here = report.source
+    if not kinds & {"came_from", "write", "maker", "graph"}:
+        for step in words.way(report):
+            if step.source is not None and step.source.line is not None:
+                marks.append(_mark(step.source, one_line(step.note or "the values come from here")))
+    if report.bound_source is not None and "bound" not in kinds:
+        marks.append(_mark(report.bound_source.ref, "the size is set here"))
+    is_noticed = report.forward_source is not None and here is not None
+    if is_noticed and here is not None and report.forward_source is not None:
+        is_marked = any((mark.where, mark.line) == (_where(here), here.line) for mark in marks)
+        if here.line != report.forward_source.line and not is_marked:
+            marks.append(_mark(here.ref, "noticed here"))
+    return sorted(dict.fromkeys(marks), key=lambda mark: mark.line)
+
+
+def _where(ref: LineRef | SourceSpan) -> Where:
+    return (ref.cell, None if ref.cell is not None else ref.file)
+
+
+def _mark(ref: LineRef, said: str) -> LineMark:
+    return LineMark(_where(ref), ref.line or 0, ref.text or "", clip(one_line(said), 90))
+
+
+# --- the one action -------------------------------------------------------------------------------
+
+
+def action_of(report: Report) -> Action | None:
+    """Return the one thing to do, ``None`` where nothing is proven to help."""
+    edit = next((hint for hint in report.hints if hint.fix), None)
+    reading = next((hint for hint in report.hints if not hint.fix), None)
+    if report.context_usable is False and not (edit and edit.tried):
+        return Action(label="next", reason=_next_step(report, reading))
+    if edit is not None:
+        return _edit(report, edit, reading)
+    if reading is not None:
+        place = "" if reading.at is None else _place(report, reading.at)
+        return Action(label="hint", place=place, reason=_sentence(report, reading.text))
+    return None
+
+
+def _edit(report: Report, edit: Hint, reading: Hint | None) -> Action:
+    code = one_line(edit.fix or "")
+    at = edit.at or report.source
+    base = "" if at is None else (at.text or "")
+    if edit.at is None and report.source is not None:
+        base = _call_text(report.source)
+    texts = [edit.text]
+    if reading is not None and len(report.hints) == _EDIT_AND_READING:
+        texts = [reading.text, edit.text]
+    reason = " ".join(filter(None, (_sentence(report, text) for text in texts)))
+    return Action(
+        label="try" if edit.tried else "hint",
+        code=code,
+        place=_place(report, at),
+        changed=_changed(base, code),
+        reason=f"{reason} {'Tested on copies: it runs.' if edit.tried else 'Not tested.'}".strip(),
+    )
+
+
+def _next_step(report: Report, reading: Hint | None) -> str:
+    is_script = report.source is not None and not is_of_cell(report.source, report.frames)
+    steps = SCRIPT if is_script else NOTEBOOK
+    if report.certainty == "proven":
+        text = f"{steps.restart} to use the GPU again"
+        return " ".join(
+            [_sentence(report, text), *([_sentence(report, reading.text)] if reading else [])]
+        )
+    return _sentence(report, f"{steps.check_all}: the report then names the value")
+
+
+def _sentence(report: Report, text: str) -> str:
+    """Return a text that begins with a capital letter, unless with code, and ends with a stop."""
+    text = one_line(text).strip()
+    if not text:
+        return ""
+    word = text[:80].split(" ", 1)[0]
+    is_word = word.isalpha() and word.islower() and len(word) > 1
+    if is_word and report.source is not None:
+        # The name of a variable keeps its case.
+        lines = "\n".join(line.text[:MAX_LINE_LENGTH] for line in report.source.context[:40])
+        is_word = re.search(rf"\b{word}\b", lines) is None
+    text = text[0].upper() + text[1:] if is_word else text
+    return text if text[-1] in ".!?…" else f"{text}."
+
+
+def _place(report: Report, at: SourceSpan | None) -> str:
+    """Return ``line 6`` of the failing cell, or another place with its cell."""
+    if at is None or at.line is None:
+        return ""
+    here = report.source
+    is_same = here is not None and _where(here) == _where(at)
+    return f"line {at.line}" if is_same else words.format_place(at)
+
+
+def _call_text(source: SourceSpan) -> str:
+    """Return the failing call as it was typed, on one line."""
+    lines = {line.line: line.text for line in source.context}
+    first, last = source.line or 0, source.end_line or source.line or 0
+    if source.column is None or source.end_column is None or first not in lines:
+        return source.text or ""
+    texts = [lines.get(number, "") for number in range(first, last + 1)]
+    texts[-1] = texts[-1][: source.end_column]
+    texts[0] = texts[0][source.column :]
+    return " ".join(text.strip() for text in texts)
+
+
+def _changed(base: str, code: str) -> tuple[tuple[int, int], ...]:
+    """Return the runs of ``code`` that ``base`` does not have."""
+    if len(base) + len(code) > _MAX_COMPARED:
+        return ()
+    old, new = _TOKENS.findall(base), _TOKENS.findall(code)
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    if matcher.ratio() < _ALIKE:
+        return ()
+    ends = [0]
+    for token in new:
+        ends.append(ends[-1] + len(token))
+    runs = [
+        (ends[start], ends[stop])
+        for tag, _, _, start, stop in matcher.get_opcodes()
+        if tag in ("insert", "replace") and stop > start
+    ]
+    return tuple(runs)
+
+
+# --- what is said behind the drawers --------------------------------------------------------------
+
+
+class Fact(NamedTuple):
+    """A named fact of a list."""
+
+    name: str
+    text: str
+    is_code: bool = False
+
+
+def details(report: Report) -> tuple[Fact, ...]:
+    """Return the facts that need no place on the first screen."""
+    error = report.exception
+    cuda = "CUDA would print" if report.prevented else "CUDA printed"
+    argument = f", argument {report.argument}" if report.argument else ""
+    ran = ", ".join(f"{name} {value}" for name, value in words.environment(report))
+    if report.environment.simulated:
+        ran += f"; {words.REHEARSAL}"
+    calls = format_count(report.timing.checked_ops, "guarded call")
+    facts = (
+        Fact("exception", f"{error.type}: {error.message}" if error else "", True),
+        Fact("finding", ", ".join(filter(None, (words.KINDS[report.kind], report.certainty)))),
+        Fact("operator", words.format_op_path(report.op) + argument, True),
+        Fact("module", report.module_path or "", True),
+        Fact("phase", report.phase if report.phase != "unknown" else ""),
+        Fact("allowed", words.format_bounds(report)),
+        Fact("CPU", words.replay_line(report), True),
+        Fact(cuda, (report.device_text or "").strip(), True),
+        Fact("why", report.explanation),
+        *(
+            Fact("also", f"{hint.fix}  {hint.text}" if hint.fix else hint.text)
+            for hint in _other_hints(report)
+        ),
+        Fact("ran on", ran),
+        Fact("checked", f"{calls}, {format_count(report.timing.recorded_ops, 'op')} recorded"),
+        *(Fact("unknown", text) for text in report.limits),
+    )
+    return tuple(Fact(n, one_line(text), code) for n, text, code in facts if text.strip(", "))
+
+
+def _other_hints(report: Report) -> Sequence[Hint]:
+    action = action_of(report)
+    if action is None:
+        return report.hints
+    said = action.reason
+    return [hint for hint in report.hints if _sentence(report, hint.text) not in said]
+
+
+def origin(report: Report) -> tuple[str, ...]:
+    """Return every observation with its lines, and the steps that the bad values came through."""
+    lines = []
+    for item in report.observations:
+        where = [
+            f"{words.format_line(place)}{f': {place.mark}' if place.mark else ''}"
+            for place in item.sources
+        ]
+        lines.append(" · ".join([one_line(item.text), *map(one_line, where)]))
+    lines += [words.format_step(step) for step in words.way(report)]
+    if report.forward_source is not None:
+        lines.append(f"forward call: {words.format_line(report.forward_source)}")
+    return tuple(dict.fromkeys(lines))
+
+
+def callers(report: Report) -> tuple[str, ...]:
+    """Return the user's lines that led to the failing one, outermost first."""
+    frames = [frame for frame in report.frames if frame.is_user][:-1]
+    refs = [LineRef(cell=item.cell, file=item.file, line=item.line) for item in frames]
+    return tuple(
+        one_line(f"{words.format_place(ref)} in {frame.function}: {frame.text.strip()}")
+        for ref, frame in zip(refs, frames, strict=True)
+    )
+
+
+def named(report: Report) -> Report:
+    """Return the report with the model's variable before its module paths."""
+    return words.with_module_names(replace(report))

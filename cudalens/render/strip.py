@@ -1,0 +1,359 @@
+"""The graph around the failure as a strip: data flows from left to right, branches in lanes below.
+
+Only arrows that are edges of the recorded graph are drawn.  For an error before any node was made
+the strip is made of the recorded calls, and an arrow then needs the result of one to have the shape
+that the next one was given, in the same line of code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import NamedTuple
+
+import networkx as nx
+
+from cudalens.core.report import GraphNode, HistoryEntry, Report
+from cudalens.core.report_types import CHANGED
+from cudalens.render import words
+from cudalens.render.fold import Box, Types, fold, is_view, node_name
+from cudalens.render.words import elide, one_line
+
+MAX_BOXES = 9
+"""Boxes of the main lane; the middle of a longer one is left out."""
+MAX_LANES = 4
+_TITLE = 26
+_TELLS_LITTLE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One box of the strip, and where it stands."""
+
+    title: str
+    small: str = ""
+    shape: str = ""
+    look: str = ""
+    """``fail``, ``badin``, ``writer``, ``leaf``, or nothing."""
+    lane: int = 1
+    column: int = 1
+    has_arrow: bool = False
+    """True if the box at its left feeds it."""
+    joins: bool = False
+    """True if it feeds the box of the first lane that is one column further."""
+    starts_above: bool = False
+    """True if the box of the first lane at the column before feeds it."""
+
+    @property
+    def is_bad(self) -> bool:
+        """True for the failing box."""
+        return self.look == "fail"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strip:
+    """The boxes in reading order, and how many nodes the whole graph has."""
+
+    nodes: tuple[Node, ...]
+    note: str = ""
+
+
+class GraphRow(NamedTuple):
+    """One node of the graph as text, for the table below the strip."""
+
+    name: str
+    role: str
+    shape: str
+    module: str
+    source: str
+    feeds: str
+
+
+ROLES = {"parameter": "parameter", "leaf": "input", "bad_input": "bad input", "failed": "failed"}
+"""Words for the role of a node; one that only passes data on has none."""
+
+
+def graph_rows(report: Report) -> tuple[GraphRow, ...]:
+    """Return every node with where its result goes, in the report's order."""
+    graph = report.graph
+    names = {node.id: node_name(node) for node in graph.nodes}
+    feeds: dict[str, list[str]] = {}
+    for edge in graph.edges:
+        if edge.dst in names:
+            feeds.setdefault(edge.src, []).append(f"{names[edge.dst]} (input {edge.input})")
+    return tuple(
+        GraphRow(
+            name=node_name(node),
+            role=ROLES.get(node.role, ""),
+            shape=words.format_dtype(node.dtype or "") + words.format_shape(node.shape),
+            module=one_line(node.module_path or ""),
+            source=words.format_line(node.source),
+            feeds=", ".join(feeds.get(node.id, ())),
+        )
+        for node in graph.nodes
+    )
+
+
+def strip(report: Report) -> Strip | None:
+    """Return the strip of a report, ``None`` where it would tell little."""
+    drawn = _of_graph(report) if report.graph.nodes else None
+    if drawn is None or len(drawn.nodes) <= _TELLS_LITTLE:
+        of_calls = _of_calls(report)
+        drawn = of_calls if of_calls is not None else drawn
+    return drawn if drawn is not None and len(drawn.nodes) > _TELLS_LITTLE else None
+
+
+# --- from the graph of autograd -------------------------------------------------------------------
+
+
+def _of_graph(report: Report) -> Strip | None:
+    report = _at_own_layer(report)
+    boxes, edges = fold(report.graph)
+    links = nx.DiGraph()
+    sides = _of_parameters(boxes, edges)
+    links.add_nodes_from(key for key in boxes if key not in sides)
+    links.add_edges_from(pair for pair in edges if not set(pair) & sides)
+    focus = next((key for key in links if boxes[key].role == "failed"), None)
+    if focus is None:
+        return None
+    main = _main_path(links, boxes, focus)
+    lanes = _branches(links, main)
+    shift = max((len(chain) - main.index(end) for chain, end, _ in lanes), default=0)
+    shift = max(shift, 0)
+    kept, gap = _shortened(main, focus)
+    column = {key: at + 1 + shift for at, key in enumerate(kept)}
+    types = words.module_types(report)
+    nodes = []
+    for at, key in enumerate(kept):
+        nodes.append(
+            replace(
+                _node(report, boxes[key], types),
+                column=column[key],
+                has_arrow=at > 0 and (links.has_edge(kept[at - 1], key) or at == gap),
+            )
+        )
+    if gap:
+        missing = len(main) - len(kept)
+        nodes[gap - 1] = replace(nodes[gap - 1], small=f"then {missing} more boxes")
+    lane = 1
+    for chain, end, start in lanes:
+        if end not in column or (len(chain) >= column[end]):
+            continue
+        lane += 1
+        for at, key in enumerate(chain):
+            place = column[end] - len(chain) + at
+            begins = at == 0 and start is not None and column.get(start) == place - 1
+            nodes.append(
+                replace(
+                    _node(report, boxes[key], types),
+                    lane=lane,
+                    column=place,
+                    has_arrow=at > 0,
+                    joins=at == len(chain) - 1,
+                    starts_above=begins,
+                )
+            )
+    return Strip(nodes=tuple(nodes))
+
+
+def _of_parameters(boxes: dict[str, Box], edges: Sequence[tuple[str, str]]) -> set[str]:
+    """Return the parameters and the views of them: the table has them."""
+    sides = {key for key, box in boxes.items() if box.role == "parameter"}
+    for key, box in boxes.items():
+        feeding = {src for src, dst in edges if dst == key}
+        if feeding and feeding <= sides and all(map(is_view, box.members)):
+            sides.add(key)
+    return sides
+
+
+def _at_own_layer(report: Report) -> Report:
+    """Put a failing backward node where its forward call is: there the data flows through it."""
+    graph = report.graph
+    focus = next((node for node in graph.nodes if node.id == graph.focus), None)
+    if focus is None or report.phase != "backward":
+        return report
+    # What a backward node is given besides are gradients, which flow the other way.
+    nodes = [node for node in graph.nodes if node.name != "gradient" or node.role != "leaf"]
+    twins = [node for node in nodes if node.name == focus.name and node.id != focus.id]
+    line = report.forward_source.line if report.forward_source else None
+    near = [node for node in twins if node.source and node.source.line == line]
+    twin = next(iter(near or twins), None)
+    edges = graph.edges
+    if twin is not None:
+        failed = replace(twin, role="failed")
+        nodes = [failed if node is twin else node for node in nodes if node.id != focus.id]
+        edges = tuple(edge for edge in edges if focus.id not in (edge.src, edge.dst))
+        graph = replace(graph, focus=twin.id)
+    return replace(report, graph=replace(graph, nodes=tuple(nodes), edges=edges))
+
+
+def _main_path(links: nx.DiGraph, boxes: dict[str, Box], focus: str) -> list[str]:
+    """Return the longest way of computed data to the failing box, and on from it."""
+    before = links.subgraph({*nx.ancestors(links, focus), focus})
+    after = links.subgraph({*nx.descendants(links, focus), focus})
+    # A bad input is drawn in a lane of its own, as what goes wrong there.
+    ways = [
+        key for key in before.nodes if boxes[key].role != "bad_input" or _is_only(links, key, focus)
+    ]
+    to_focus = _longest_to(before.subgraph(ways), focus)
+    from_focus = _longest_to(after.reverse(copy=False), focus)[::-1]
+    return [*to_focus, *from_focus[1:]]
+
+
+def _is_only(links: nx.DiGraph, key: str, focus: str) -> bool:
+    return links.in_degree(key) > 0 or list(links.predecessors(focus)) == [key]
+
+
+def _longest_to(links: nx.DiGraph, end: str) -> list[str]:
+    """Return the longest path of an acyclic graph that ends there."""
+    best: dict[str, list[str]] = {}
+    for key in nx.topological_sort(links):
+        ways = [best[src] for src in links.predecessors(key) if src in best]
+        best[key] = [*max(ways, key=len, default=[]), key]
+    return best[end]
+
+
+def _branches(links: nx.DiGraph, main: Sequence[str]) -> list[tuple[list[str], str, str | None]]:
+    """Return what else feeds the main lane: each chain, the box it feeds, the box it came from."""
+    used = set(main)
+    found: list[tuple[list[str], str, str | None]] = []
+    for end in reversed(main):
+        for src in links.predecessors(end):
+            if src in used or len(found) >= MAX_LANES - 1:
+                continue
+            chain, key, start = [src], src, None
+            used.add(src)
+            while True:
+                more = [one for one in links.predecessors(key) if one not in used]
+                start = next((one for one in links.predecessors(key) if one in main), start)
+                if len(more) != 1 or len(chain) >= MAX_BOXES - 1:
+                    break
+                key = more[0]
+                used.add(key)
+                chain.insert(0, key)
+            found.append((chain, end, start))
+    return found
+
+
+def _shortened(main: list[str], focus: str) -> tuple[list[str], int]:
+    """Leave out the middle of a long lane; return the boxes, and the place of the gap."""
+    if len(main) <= MAX_BOXES:
+        return main, 0
+    end = min(max(main.index(focus) + 3, MAX_BOXES), len(main))
+    tail = main[max(end - MAX_BOXES + 1, 1) : end]
+    return [main[0], *tail], 1
+
+
+def _node(report: Report, box: Box, types: Types) -> Node:
+    first = box.main[0]
+    line = first.source.line if first.source else None
+    small = f"line {line}" if line else ""
+    look = {"failed": "fail", "bad_input": "badin", "leaf": "leaf"}.get(box.role, "")
+    if box.role == "failed":
+        small = "likely here" if report.certainty == "likely" else "fails here"
+        small = "backward fails here" if report.phase == "backward" else small
+        small = "not launched" if report.prevented else small
+    elif _is_writer(report, first):
+        look, small = "writer", f"changes it, line {line}"
+    elif box.role == "bad_input":
+        small = "bad input"
+    if first.value is not None:
+        small = f"value {words.format_number(first.value)}"
+    last = box.members[-1]
+    shape = words.format_shape(last.shape)
+    devices = {node.device for node in report.graph.nodes if node.device}
+    if len(devices) > 1 and last.device:
+        shape = f"{shape} {one_line(last.device)}"
+    return Node(title=box.title(types), small=small, shape=shape, look=look)
+
+
+def _is_writer(report: Report, node: GraphNode) -> bool:
+    """Return whether a node changed in place what backward needs."""
+    if node.source is None:
+        return False
+    lines = [item.source for item in report.provenance if item.note == CHANGED]
+    writes = [item for item in report.observations if item.kind == "write"]
+    lines += [
+        place for item in writes for place in item.sources if place.mark.startswith("changes")
+    ]
+    places = {(ref.cell, ref.file, ref.line) for ref in lines if ref is not None}
+    return (node.source.cell, node.source.file, node.source.line) in places
+
+
+# --- from the recorded calls ----------------------------------------------------------------------
+
+
+def _of_calls(report: Report) -> Strip | None:
+    """Return the last calls of the failing line before the one that failed."""
+    here = report.source
+    if here is None or not report.history or report.kind not in ("host_error", "nonfinite"):
+        return None
+    types = words.module_types(report)
+    calls = [entry for entry in report.history if " -> " in entry.shapes or not entry.module_path]
+    runs = [list(run) for _, run in groupby(calls, key=_module_of)]
+    of_line = [run for run in runs if run[-1].source is None or run[-1].source.line == here.line]
+    title = _title(report.module_path, types) or words.format_api(report.op.api)
+    if not of_line or not title:
+        return None
+    shown = of_line[-(MAX_BOXES - 2) :]
+    nodes: list[Node] = []
+    given = _first_given(shown[0][0])
+    source = next((f for f in report.tensors if f.expression and _shape(f.shape) == given), None)
+    if source is not None and len(shown) == len(of_line):
+        name = words.tensor_name(source)
+        nodes.append(Node(title=elide(name, _TITLE), small="input", shape=given, look="leaf"))
+    previous = given if nodes else ""
+    for run in shown:
+        name = _title(run[-1].module_path, types) or words.format_api(run[-1].op)
+        made = _made(run[-1])
+        flows = bool(previous) and previous == _first_given(run[0])
+        nodes.append(
+            Node(title=elide(name, _TITLE), shape=made, column=len(nodes) + 1, has_arrow=flows)
+        )
+        previous = made
+    at_fault = next((fact for fact in report.tensors if words.is_at_fault(report, fact)), None)
+    flows = at_fault is not None and _shape(at_fault.shape) == previous
+    small = "fails here"
+    takes = [f for f in report.tensors if f.argument == "weight"]
+    if report.op.api == "torch.nn.functional.linear" and takes:
+        small = f"takes {takes[0].shape[-1]}"
+    nodes.append(
+        Node(
+            title=elide(title, _TITLE),
+            small=small,
+            look="fail",
+            column=len(nodes) + 1,
+            has_arrow=flows,
+        )
+    )
+    return Strip(nodes=tuple(nodes), note="from the recorded calls of this line")
+
+
+def _module_of(entry: HistoryEntry) -> tuple[object, ...]:
+    # A call outside every module stands for itself.
+    return (entry.module_path or entry.seq, entry.source)
+
+
+def _title(path: str | None, types: Types) -> str:
+    """Return ``Conv2d net.0``, as far as it is known."""
+    name = one_line(path or "")
+    return f"{types[name]} {name}" if name in types else name
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    return words.format_shape(sizes)
+
+
+def _made(entry: HistoryEntry) -> str:
+    """Return the shape of the first result, without its dtype."""
+    return _brackets(entry.shapes.rpartition(" -> ")[2])
+
+
+def _first_given(entry: HistoryEntry) -> str:
+    return _brackets(entry.shapes.partition(" -> ")[0])
+
+
+def _brackets(text: str) -> str:
+    start = text.find("[")
+    return text[start : text.find("]", start) + 1] if start >= 0 else ""

@@ -1,0 +1,104 @@
+"""The parts of a report: one action, marks at lines, and the words that three views share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cudalens.core.report import Hint, Observation, SourceSpan
+from cudalens.core.report_types import MarkedLine
+from cudalens.render import screen
+from cudalens.render.markdown import MAX_LINES, render
+from tests.builders import CELL, REPRESENTATIVE, make_report
+from tests.rendering import check_golden
+
+
+def observed() -> list[Observation]:
+    """Return the observations of labels that one line makes and another bounds."""
+    return [
+        Observation(kind="values", text="3 of 32 labels are 10, all others 1 … 9"),
+        Observation(
+            kind="came_from",
+            text="line 10: y.to",
+            sources=(MarkedLine(cell=7, line=10, text=CELL[1].strip(), mark="10 is made here"),),
+        ),
+        Observation(
+            kind="bound",
+            text="10 classes, set in line 2: nn.Linear(16, 10)",
+            sources=(
+                MarkedLine(cell=3, line=2, text="net = nn.Linear(16, 10)", mark="10 set here"),
+            ),
+        ),
+    ]
+
+
+def test_marks_are_the_observations_and_stand_by_cell() -> None:
+    report = make_report(observations=tuple(observed()))
+    parts = screen.build(report)
+    assert [block.title for block in parts.blocks] == ["In [7]", "In [3]"]
+    marks = {row.number: row.marks for block in parts.blocks for row in block.rows if row.marks}
+    assert marks == {10: ("10 is made here",), 2: ("10 set here",)}
+    facts = [screen.plain(fact) for fact in parts.facts]
+    assert facts == ["3 of 32 labels are 10, all others 1 … 9", "In [7] line 12"]
+
+
+def test_without_observations_the_way_of_the_values_has_marks() -> None:
+    marks = screen.line_marks(make_report())
+    assert [(mark.line, mark.said) for mark in marks] == [
+        (10, "out of bounds before it reached the device")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tried", "line"),
+    [
+        (True, "try: F.cross_entropy(logits, y - 1) in line 12"),
+        (None, "hint: F.cross_entropy(logits, y - 1) in line 12"),
+    ],
+)
+def test_only_what_was_tried_is_tried(tried: bool | None, line: str) -> None:
+    hint = Hint(text="they look 1-based", fix="F.cross_entropy(logits, y - 1)", tried=tried)
+    action = screen.action_of(make_report(hints=(hint,)))
+    assert action is not None and action.line == line
+    assert ("Tested" in action.reason) == bool(tried)
+    changed = [action.code[start:end] for start, end in action.changed]
+    assert "".join(changed).strip() == "- 1"
+
+
+def test_the_place_of_an_edit_in_another_cell_names_the_cell() -> None:
+    at = SourceSpan(cell=3, line=2, text="net = nn.Linear(16, 10)")
+    hint = Hint(text="one more class", fix="net = nn.Linear(16, 11)", at=at)
+    action = screen.action_of(make_report(hints=(hint,)))
+    assert action is not None and action.place == "In [3] line 2"
+    assert [action.code[start:end] for start, end in action.changed] == ["11"]
+
+
+def test_a_lost_device_has_a_next_step_outside_the_code() -> None:
+    action = screen.action_of(make_report(context_usable=False, certainty="likely", hints=()))
+    assert action is not None and action.label == "next"
+    assert "restart the kernel" in action.line.casefold()
+
+
+def test_no_action_is_better_than_a_guess() -> None:
+    assert screen.action_of(make_report(hints=())) is None
+
+
+@pytest.mark.parametrize("name", REPRESENTATIVE)
+def test_markdown_is_at_most_forty_lines(name: str) -> None:
+    report = REPRESENTATIVE[name]()
+    lines = render(report).splitlines()
+    assert len(lines) <= MAX_LINES
+    assert sum(line.startswith("```") for line in lines) % 2 == 0
+
+
+@pytest.mark.parametrize("name", ["labels", "host_error", "lost_context"])
+def test_markdown_is_the_golden_markdown(name: str) -> None:
+    check_golden(f"{name}.md", render(REPRESENTATIVE[name]()))
+
+
+def test_the_bad_value_of_a_headline_is_that_of_the_report() -> None:
+    first = screen.build(make_report()).headline[0]
+    assert (first.text, first.look) == ("y[17] = 10", "badcode")
+    other = replace(make_report(), headline="y[17] = 100 is outside")
+    assert screen.build(other).headline[0].look == "plain"

@@ -1,0 +1,87 @@
+"""The strip of calls: only arrows that are data flow, the failing box at its own layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cudalens.core.report import AutogradNeighbourhood, GraphEdge, LineRef
+from cudalens.render.strip import MAX_BOXES, Node, strip
+from cudalens.render.words import with_module_names
+from tests.builders import REPRESENTATIVE, autograd_error, chain, make_report, mismatch, node
+
+
+def nodes(report: object) -> list[Node]:
+    drawn = strip(report)  # type: ignore[arg-type]
+    return list(drawn.nodes) if drawn else []
+
+
+def test_data_flows_from_left_to_right_and_the_bad_input_has_its_lane() -> None:
+    main = [item for item in nodes(make_report()) if item.lane == 1]
+    assert [item.title for item in main][-1] == "F.cross_entropy"
+    assert [item.column for item in main] == list(range(1, len(main) + 1))
+    assert all(item.has_arrow for item in main[1:])
+    (side,) = [item for item in nodes(make_report()) if item.lane == 2]
+    assert (side.title, side.look, side.joins, side.column) == ("y", "badin", True, len(main) - 1)
+
+
+def test_a_failing_backward_node_is_its_own_forward_call() -> None:
+    """Not a box behind the loss: data does not flow from mean into the layer before it."""
+    graph = AutogradNeighbourhood(
+        nodes=(
+            node("x", "", "leaf", name="x", shape=(2, 4)),
+            node("l", "torch.nn.functional.linear", name="AddmmBackward0", shape=(2, 1)),
+            node("m", "torch.Tensor.mean", name="MeanBackward0", shape=()),
+            node("f", "AddmmBackward0", "failed", name="AddmmBackward0"),
+        ),
+        edges=chain("x", "l", "m", "f"),
+        focus="f",
+    )
+    found = nodes(replace(autograd_error(), graph=graph))
+    assert [(item.title, item.is_bad) for item in found] == [
+        ("x", False),
+        ("F.linear", True),
+        ("Tensor.mean", False),
+    ]
+    assert found[1].small == "backward fails here"
+
+
+def test_each_argument_of_cat_has_an_arrow_of_its_own() -> None:
+    ids = [f"a{at}" for at in range(3)]
+    parts = [node(i, "torch.nn.functional.relu", shape=(2, at)) for at, i in enumerate(ids)]
+    lines = [replace(part, source=LineRef(line=at)) for at, part in enumerate(parts)]
+    graph = AutogradNeighbourhood(
+        nodes=(*lines, node("c", "torch.cat", "failed", name="cat")),
+        edges=tuple(GraphEdge(src=i, dst="c", input=at) for at, i in enumerate(ids)),
+        focus="c",
+    )
+    found = nodes(make_report(graph=graph))
+    (cat,) = [item for item in found if item.is_bad]
+    assert cat.has_arrow
+    assert [item.joins for item in found if item.lane > 1] == [True, True]
+    assert {item.column for item in found if item is not cat} == {cat.column - 1}
+
+
+def test_a_shape_error_has_a_strip_of_the_recorded_calls() -> None:
+    """An arrow needs the shape that one gives and the next one is given."""
+    found = nodes(with_module_names(mismatch()))
+    assert [(item.title, item.has_arrow) for item in found] == [
+        ("Conv1d 0", False),
+        ("ReLU 1", True),
+        ("Flatten 2", True),
+        ("Linear 3", False),
+        ("Linear 3", False),
+    ]
+    assert (found[-1].small, found[-1].is_bad) == ("takes 784", True)
+
+
+def test_a_strip_of_very_many_boxes_is_short() -> None:
+    found = nodes(REPRESENTATIVE["bert_backward"]())
+    assert 3 < len([item for item in found if item.lane == 1]) <= MAX_BOXES
+    assert any(item.is_bad for item in found)
+
+
+def test_every_box_has_a_place_of_its_own() -> None:
+    for name, build in REPRESENTATIVE.items():
+        places = [(item.lane, item.column) for item in nodes(build())]
+        assert len(places) == len(set(places)), name
+        assert all(lane >= 1 and column >= 1 for lane, column in places), name
