@@ -62,6 +62,12 @@ def logarithm() -> None:
     cuda(1.0, -1.0).log()
 
 
+def logarithm_in_the_loss() -> None:
+    """The plain watch for NaN stops where it reaches the loss, not at the logarithm."""
+    x = torch.tensor([1.0, -1.0], device="cuda", requires_grad=True)
+    x.log().sum().backward()
+
+
 # --- the report as JSON --------------------------------------------------------------------------
 
 
@@ -73,7 +79,8 @@ def logarithm() -> None:
         (changed_labels, {}, "device_assert"),
         (wrong_shapes, {}, "host_error"),
         (written_over, {}, "autograd_error"),
-        (logarithm, {"nan": True}, "nonfinite"),
+        (logarithm_in_the_loss, {"nan": True}, "nonfinite"),
+        (logarithm, {"nan": "strict"}, "nonfinite"),
     ],
 )
 def test_every_kind_has_every_key_with_its_type(
