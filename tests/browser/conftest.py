@@ -12,10 +12,10 @@ if importlib.util.find_spec("playwright") is None:
     # `make test-browser` installs it; every other run leaves these tests out.
     collect_ignore_glob = ["test_*.py"]
 else:
-    from playwright.sync_api import Browser, BrowserContext, Error, sync_playwright
+    from playwright.sync_api import Browser, Error, sync_playwright
 
     from tests.browser import cells
-    from tests.browser.labpage import Reader, chromium, write_notebook
+    from tests.browser.labpage import chromium, write_notebook
     from tests.browser.labserver import Lab, running_lab
 
     NO_BROWSER = (
@@ -28,7 +28,7 @@ else:
     def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         """A real JupyterLab over a new directory."""
         directory = tmp_path_factory.mktemp("lab")
-        write_notebook(directory / "quickstart.ipynb", cells.SETUP, cells.FAILING, cells.BUSY)
+        write_notebook(directory / "quickstart.ipynb", cells.SETUP, cells.FAILING)
         with running_lab(directory) as lab:
             lab.use_theme("JupyterLab Light")
             yield lab
@@ -44,33 +44,6 @@ else:
                 pytest.exit(f"{NO_BROWSER}\n{error}", returncode=2)
             yield browser
             starting.__exit__(None, None, None)
-
-    @pytest.fixture(scope="session")
-    def context(browser: Browser) -> Iterator[BrowserContext]:
-        """A profile of its own, which may use the clipboard."""
-        context = browser.new_context(viewport={"width": 1400, "height": 1000})
-        context.grant_permissions(["clipboard-read", "clipboard-write"])
-        yield context
-        context.close()
-
-    @pytest.fixture(scope="session")
-    def opened(lab: Lab, context: BrowserContext) -> Reader:
-        """The quickstart, run up to its failing cell."""
-        reader = Reader(context.new_page())
-        try:
-            reader.run_failing(lab, "quickstart.ipynb")
-        except Error:
-            PICTURES.mkdir(parents=True, exist_ok=True)
-            reader.page.screenshot(path=PICTURES / "not_opened.png")
-            raise
-        return reader
-
-    @pytest.fixture
-    def reader(opened: Reader) -> Iterator[Reader]:
-        """The reader with nothing chosen and the first tab open; no script may have failed."""
-        opened.begin()
-        yield opened
-        assert opened.errors == []
 
     @pytest.fixture
     def pictures() -> Path:

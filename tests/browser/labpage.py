@@ -28,13 +28,10 @@ SWITCHES = (
     "--disable-component-update",
     "--disable-sync",
 )
-LENS = ".cl-lens"
+REPORT = "section.cudalens"
+ROW = ".cl-live"
 KERNEL = "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel"
 CONTRAST = Path(__file__).with_name("contrast.js").read_text(encoding="utf-8")
-WORDS = """root => [...root.querySelectorAll('svg text')]
-    .filter(at => at.getClientRects().length)
-    .map(at => at.getAttribute('font-size') * at.getScreenCTM().a)"""
-TABS = ("Values", "Tensors", "History", "Replay on CPU", "Call stack", "Environment")
 WAIT_MS = 120_000
 STEP_MS = 30_000
 KEYS_MS = 6_000
@@ -91,72 +88,22 @@ def run_cell(page: Page, number: int) -> Locator:
     raise AssertionError("JupyterLab did not run the cell")
 
 
-def wait_for_lens(page: Page) -> None:
-    """Wait until the lens is there and its own module runs."""
-    page.wait_for_selector(f"{LENS}[data-started]", state="attached", timeout=WAIT_MS // 2)
-
-
-SETTLE = """async wait => {
-    const kernel = KERNEL;
-    // A widget sends what has changed meanwhile as soon as its last message is answered.
-    const late = new Promise((_, fail) => setTimeout(() => fail(new Error('no answer')), wait));
-    for (let round = 0; kernel && round < 2; round++)
-        await Promise.race([kernel.requestKernelInfo(), late]);
-}""".replace("KERNEL", KERNEL)
-
-
 class Reader:
-    """Somebody who looks at the lens, with mouse and keyboard."""
+    """Somebody who looks at a report in JupyterLab."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
         self.errors: list[str] = []
         page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.lens = page.locator(LENS)
+        self.report = page.locator(REPORT).first
 
     def run_failing(self, lab: Lab, name: str) -> None:
-        """Open a notebook, run its first cell and the one that fails, and wait for its lens."""
+        """Open a notebook, run its first cell and the one that fails, and wait for its report."""
         open_notebook(self.page, lab, name)
         for number in (0, 1):
             run_cell(self.page, number)
-        wait_for_lens(self.page)
+        self.page.wait_for_selector(ROW, timeout=WAIT_MS // 2)
 
     def pale(self, asked: float = 4.5) -> list[Any]:
         """Return what is visible now with less contrast than that."""
-        return [item for item in self.lens.evaluate(CONTRAST) if item["ratio"] < asked]
-
-    def begin(self) -> None:
-        """Go back to where a new lens stands."""
-        self.settle()
-        self.tab("Values")
-        self.lens.locator("g[data-id]").first.focus()
-        self.page.keyboard.press("Escape")
-        self.settle()
-        expect(self.lens.locator(".cl-marks")).to_have_js_property("textContent", "")
-
-    def settle(self) -> None:
-        """Wait until Python has answered everything that was sent to it so far."""
-        self.page.evaluate(SETTLE, STEP_MS)
-
-    def tab(self, name: str) -> Locator:
-        """Open a tab and give what it shows."""
-        self.lens.locator(".lm-TabBar-tab", has_text=name).click()
-        return self.lens.locator(".widget-tab-contents > *:not(.lm-mod-hidden)").first
-
-    def node(self, name: str) -> Locator:
-        """Return a box of the picture by its words."""
-        return self.lens.locator("g[data-id]").filter(has_text=name).first
-
-    def focused(self) -> str:
-        """Return the name of what has the focus."""
-        return str(self.page.evaluate("document.activeElement.getAttribute('aria-label') || ''"))
-
-    def marked(self) -> list[str]:
-        """Return the words of what is marked now, in every pane."""
-        script = """root => {
-            const rule = root.querySelector('.cl-marks').textContent;
-            const found = rule.match(/:is\\(([^)]*)\\)/);
-            return found ? [...root.querySelectorAll(found[1])].map(item => item.textContent) : [];
-        }"""
-        found = self.lens.evaluate(script)
-        return [" ".join(text.split()) for text in found]
+        return [item for item in self.report.evaluate(CONTRAST) if item["ratio"] < asked]

@@ -62,7 +62,7 @@ def shot(reader: Reader) -> Image.Image:
     """Take the lens as it is."""
     reader.page.mouse.move(0, 0)
     reader.page.wait_for_timeout(500)
-    return Image.open(io.BytesIO(reader.lens.screenshot())).convert("RGB")
+    return Image.open(io.BytesIO(reader.report.screenshot())).convert("RGB")
 
 
 def cell_shot(reader: Reader) -> Image.Image:
