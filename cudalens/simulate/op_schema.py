@@ -177,14 +177,19 @@ def _check_wrapper(facts: OpSchema, tensors: list[tuple[str, bool, Tensor]]) -> 
 
 
 def _check_index(facts: OpSchema, values: Sequence[Any]) -> None:
-    """Refuse a CPU tensor that is indexed, or CPU values with dimensions; CPU indices are moved."""
+    """Refuse device indices of a CPU tensor, and values with dimensions on the other device.
+
+    CPU indices are moved to the device, and 0-dim values to the tensor that is written.
+    """
     self, indices = values[0], values[1]
     if not self.is_cuda and any(i is not None and i.is_cuda for i in indices):
         raise RuntimeError(
             f"indices should be either on {self.device} or on the same device as the indexed"
             f" tensor ({self.device})"
         )
-    if facts.name == "aten::_index_put_impl_" and not values[2].is_cuda and values[2].dim() > 0:
+    if facts.name != "aten::_index_put_impl_":
+        return
+    if values[2].device != self.device and values[2].dim() > 0:
         raise RuntimeError(_TWO_DEVICES)
 
 

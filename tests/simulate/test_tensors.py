@@ -114,6 +114,11 @@ REFUSED: list[tuple[Callable[[Tensor, Tensor], object], str]] = [
     (lambda x, _: x.gather(0, ROWS.view(1, 2)), got("index", "cpu", "cuda:0", "gather")),
     (lambda x, _: F.nll_loss(x[:2], ROWS), got("target", "cpu", "cuda:0", "nll_loss_forward")),
     (lambda device, host: host[ROWS.to(CUDA)], OF_THE_CPU),
+    (lambda device, host: device.index_put_((ROWS,), host[:2]), BOTH),
+    (lambda device, host: host.index_put_((ROWS,), device[:2]), BOTH),
+    (lambda device, host: host.index_put((ROWS,), device[:2]), BOTH),
+    (lambda device, host: host.__setitem__(ROWS, device[:2]), BOTH),
+    (lambda device, host: host.index_put_((ROWS,), device[0, :1]), BOTH),
     (lambda device, host: device.numpy(), TO_NUMPY),
     (lambda device, host: device.__array__(), TO_NUMPY),
 ]
@@ -124,6 +129,23 @@ def test_device_mismatch_is_refused(call: Callable[[Tensor, Tensor], object], te
     with pytest.raises(TypeError if text is TO_NUMPY else RuntimeError) as raised:
         call(on_cuda(3, 3), torch.randn(3, 3))
     assert str(raised.value).splitlines()[0] == text
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_one_value_without_dimensions_is_written_across_devices(device: str) -> None:
+    written = torch.zeros(3, device=device)
+    one = torch.tensor(1.0, device="cpu" if device == "cuda" else "cuda")
+    written.index_put_((ROWS,), one)
+    written[ROWS + 1] = 2 * one.view(1)  # an assignment drops leading dimensions of size 1
+    written[0] = 3 * one
+    assert written.tolist() == [3, 2, 2]
+
+
+def test_a_slice_of_a_host_tensor_copies_from_the_device() -> None:
+    host = torch.zeros(3)
+    host[0:2] = torch.ones(2, device=CUDA)
+    host[2] = torch.ones(1, device=CUDA)
+    assert host.tolist() == [1, 1, 1]
 
 
 def test_device_item_tolist_bool() -> None:
