@@ -17,7 +17,7 @@ from cudalens.core._python import entries_from_traceback, parse
 from cudalens.core.device_asserts import fold
 from cudalens.core.evidence_types import FittingCall
 from cudalens.core.limits import Limits
-from cudalens.core.report import Report
+from cudalens.core.report import ErrorFacts, Report
 from cudalens.core.report_types import Expression, OpName, TensorFact
 from cudalens.core.reported import report_beside
 from cudalens.diagnosis.assert_meanings import meaning_of
@@ -58,8 +58,23 @@ def explain(
     if is_lost and (earlier := lost_context.end()) is not None:
         return earlier
     if lost_context.is_of_another(error):
-        PROCESS.last = report_of_another(error)
-        return PROCESS.last
+        report = report_of_another(error)
+    else:
+        with _torch.Unseen():  # modes and subclasses of the user's must not see our calls
+            report = _made(namespace, error, facts, printed, is_lost=is_lost)
+        lost_context.remember(report)
+    PROCESS.last = report
+    return report
+
+
+def _made(
+    namespace: Mapping[str, object],
+    error: BaseException,
+    facts: ErrorFacts,
+    printed: str,
+    *,
+    is_lost: bool,
+) -> Report:
     started = time.perf_counter()
     lines = _assertions(facts.message, printed) if is_lost else ""
     tree = Limits().attempt("cell", lambda: _tree_of_cell(error), lambda: ast.Module([], []))
@@ -78,9 +93,7 @@ def explain(
         if call is not None:
             op = OpName(name=call.op, api=call.api)
             evidence = replace(evidence, op=op, fitting_call=call)
-    PROCESS.last = report = diagnose(evidence, trial)
-    lost_context.remember(report)
-    return report
+    return diagnose(evidence, trial)
 
 
 def _assertions(message: str, printed: str) -> str:

@@ -167,3 +167,21 @@ def test_what_cuda_printed_is_used_where_nothing_else_tells(
     report = explain(notebook.names, sys.last_value, printed)
     assert report is not None and report.device_text == (printed or None)
     assert ("a label is neither one of the classes" in report.headline_schema) == bool(printed)
+
+
+def test_a_torch_function_of_the_user_s_sees_no_call_of_the_explanation(
+    notebook: Notebook,
+) -> None:
+    notebook.run(
+        "seen = []\n"
+        "class Own(torch.Tensor):\n"
+        "    @classmethod\n"
+        "    def __torch_function__(cls, func, types, args=(), kwargs=None):\n"
+        "        seen.append(func)\n"
+        "        return super().__torch_function__(func, types, args, kwargs or {})\n"
+        "x = torch.ones(2, 3).as_subclass(Own)"
+    )
+    notebook.run("x @ x")
+    notebook.run("%cudacheck explain")
+    assert "x and x shapes cannot be multiplied (2x3 and 2x3)" in shown(notebook)
+    assert len(notebook.names["seen"]) == 1
