@@ -39,6 +39,7 @@ _RERAISED = re.compile(r"^Caught \w+ in .*\.\nOriginal Traceback", re.DOTALL)
 _FILE = re.compile(r'^  File "(.+)", line \d+, in ', re.MULTILINE)
 _NOT_A_TENSOR = re.compile(r"^'(numpy\.ndarray|list|tuple)' object has no attribute ")
 _LOOKUPS = frozenset({"__getattr__", "__getattribute__"})
+_HOOK = "__torch_function__"
 _RAISE = "RAISE_VARARGS"
 
 
@@ -56,9 +57,10 @@ def visible_entries(error: BaseException) -> Sequence[TracebackType]:
 
     What this package's own frames called further in (a simulated kernel, a recorded op) stands for
     the C++ code that would have run there, so the error belongs to the frame outside of them.
-    Code of the user's that was called back from there is kept.
+    Code of the user's that was called back from there is kept, but not a ``__torch_function__``
+    that only hands the call on.
     """
-    entries = without_detours(entries_from_traceback(error.__traceback__))
+    entries = _above_hook(without_detours(entries_from_traceback(error.__traceback__)))
     files = [item.tb_frame.f_code.co_filename for item in entries]
     outside = [at for at, file in enumerate(files) if not is_own_file(file)]
     if not outside:
@@ -66,6 +68,35 @@ def visible_entries(error: BaseException) -> Sequence[TracebackType]:
     start = max((at for at in outside if is_user_file(files[at])), default=outside[0])
     end = next((at for at in range(start, len(files)) if is_own_file(files[at])), len(files))
     return [entries[at] for at in outside if at < end]
+
+
+def _above_hook(entries: list[TracebackType]) -> list[TracebackType]:
+    """Return the entries above the first ``__torch_function__`` of the user's that hands a call on.
+
+    The call was written above, with the user's names: the hook's own are those of any call.
+    """
+    users = [at for at, item in enumerate(entries) if is_user_file(_file(item))]
+    hooks = [at for at in users if entries[at].tb_frame.f_code.co_name == _HOOK]
+    first = hooks[0] if hooks else 0
+    is_last = [at for at in users if at >= first] == hooks
+    is_called = any(at < first for at in users)
+    if is_called and is_last and all(_hands_on(entries[at]) for at in hooks):
+        return entries[:first]
+    return entries
+
+
+def _hands_on(hook: TracebackType) -> bool:
+    """Return whether a ``__torch_function__`` runs its function, or the one of its base class."""
+    function = getattr(RunningCall.at(place_of(hook)).node, "func", None)
+    if isinstance(function, ast.Attribute):
+        return function.attr == _HOOK
+    code = hook.tb_frame.f_code
+    parameters = code.co_varnames[1 : code.co_argcount]
+    return isinstance(function, ast.Name) and function.id == next(iter(parameters), None)
+
+
+def _file(entry: TracebackType) -> str:
+    return entry.tb_frame.f_code.co_filename
 
 
 def is_torch_error(error: BaseException, raised: ApiCall | None = None) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import cudalens
 
@@ -88,3 +89,48 @@ def test_a_variable_is_not_asked_for_its_class(error: Callable[[Any], None], cla
         run()
     assert session.report is not None
     assert asked == []
+
+
+class Renamed(Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Passing(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Wrong(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] @ args[0]
+
+
+def headline(run: Callable[[], object]) -> str:
+    with pytest.raises(RuntimeError), cudalens.check() as session:
+        run()
+    assert session.report is not None
+    return session.report.headline
+
+
+def test_a_headline_has_the_names_of_the_call_and_not_of_a_hook_that_hands_it_on() -> None:
+    width = torch.ones(2, 3)
+    inner = width.as_subclass(Renamed)
+
+    def by_mode() -> None:
+        with Passing(), Passing():
+            width @ width
+
+    assert headline(lambda: inner @ inner).startswith("inner and inner shapes cannot be multiplied")
+    assert headline(by_mode).startswith("width and width shapes cannot be multiplied")
+
+
+def test_a_mistake_that_a_hook_makes_itself_is_told_in_its_own_names() -> None:
+    width = torch.ones(2, 3)
+
+    def by_mode() -> None:
+        with Wrong():
+            width.exp()
+
+    assert headline(by_mode).endswith("args[0] is (2, 3)")
