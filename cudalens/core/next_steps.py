@@ -39,7 +39,7 @@ NOTEBOOK = NextSteps(
     rerun_as_script="restart the kernel and run the code as a script",
     check="run the cell under %%cudacheck",
     check_anew="restart the kernel and run the cell under %%cudacheck",
-    check_all="restart the kernel, run %cudacheck on, and run the cells again",
+    check_all="restart the kernel, run %load_ext cudalens and %cudacheck on, then all cells",
     nan="%%cudacheck --nan stops",
     rehearse="%cudacheck simulate or cudalens.simulate()",
 )

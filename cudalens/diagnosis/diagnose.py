@@ -329,9 +329,11 @@ def _own_element(evidence: Evidence, violation: Violation) -> dict[str, Any]:
             return {"argument": name, "position": fact.bad_at}
     # No function of torch's has an argument of this name for its callers.
     name = "input" if violation.argument == "self" else violation.argument
+    item = "" if violation.list_position is None else f"[{violation.list_position}]"
     if re.search(rf"(?<![\w.]){re.escape(name)}\b(?!=)", evidence.call_text or ""):
-        return {"argument": f"argument {name}"}  # a variable of the user's has the name too
-    return {"argument": name} if name else {}
+        # A variable of the user's has the name too.
+        return {"argument": f"argument {name}{item}"}
+    return {"argument": f"{name}{item}"} if name else {}
 
 
 def _own_name(expression: str | None) -> str | None:

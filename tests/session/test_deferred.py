@@ -781,7 +781,7 @@ def test_a_finding_in_the_very_last_op_of_a_program(tmp_path: Path, end: str, st
 
 def test_an_unknown_mode_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     environment.begin("loud")
-    said = "cudalens: CUDALENS='loud' is none of on, fast, nan, deferred\n"
+    said = "cudalens: CUDALENS='loud' is none of on, fast, nan, nan=strict, deferred\n"
     assert capsys.readouterr() == ("", said)
 
 

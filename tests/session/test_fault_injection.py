@@ -113,7 +113,8 @@ def assert_limits_tell(stage: str, session: cudalens.CheckSession) -> None:
 
 
 def bad() -> Tensor:
-    # Called as the schema calls them: what cannot be looked up has the schema's names.
+    # Called as the schema calls them: what cannot be looked up has the schema's names, and is said
+    # to be the op's argument.
     indices, weight = torch.tensor([1, 7], device="cuda"), torch.ones(5, 2, device="cuda")
     return F.embedding(indices, weight)
 
@@ -134,7 +135,8 @@ def stopped(**options: Any) -> cudalens.CheckSession:
     """Run a bad block, whose error says what is wrong, and return its session."""
     with pytest.raises(DeviceIndexError) as caught, cudalens.check(**options) as session:
         bad()
-    assert str(caught.value).startswith("indices[1] = 7 is outside the 5 rows")
+    text = str(caught.value).removeprefix("argument ")
+    assert text.startswith("indices[1] = 7 is outside the 5 rows")
     assert session.report.headline_schema == SENTENCE
     assert caught.value.report is session.report
     return session
@@ -364,7 +366,7 @@ def test_a_file_that_cannot_be_made_hides_nothing(target: str, tmp_path: Path) -
         assert any("was not written" in line for line in limits)
 
 
-VIEWS = ["text:render", "html:render_fragment", "widget:build"]
+VIEWS = ["text:render", "html:render_fragment", "widget:live"]
 
 
 @pytest.mark.parametrize("view", VIEWS)
