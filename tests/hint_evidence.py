@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN, WRITES, ProvenanceStep
 from cudalens.core.report import Evidence, Report
 from cudalens.core.report_types import (
-    FIRST_BAD,
-    FIRST_NAN,
-    WRITES,
     Bounds,
     Frame,
     Hint,
@@ -19,7 +17,6 @@ from cudalens.core.report_types import (
     Offender,
     Offenders,
     OpName,
-    ProvenanceStep,
     SourceSpan,
     TensorFact,
     TensorSummary,

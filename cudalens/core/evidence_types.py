@@ -9,13 +9,8 @@ import ast
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cudalens.core.report_types import (
-    LineRef,
-    Number,
-    Offenders,
-    ProvenanceStep,
-    SourceSpan,
-)
+from cudalens.core.graph_types import ProvenanceStep
+from cudalens.core.report_types import LineRef, Number, Offenders, SourceSpan
 
 
 class SavedValues(NamedTuple):

@@ -2,8 +2,8 @@
 
 A :class:`Report` survives the tensors, frames and exceptions that it describes, so it can be kept,
 saved, sent and rendered long after the failure.  Its pieces live in
-:mod:`cudalens.core.report_types` and are offered here too, so that this module is the whole data
-model to its readers.
+:mod:`cudalens.core.report_types` and :mod:`cudalens.core.graph_types` and are offered here too, so
+that this module is the whole data model to its readers.
 
 This module imports the standard library only.  The rendering methods of :class:`Report` are doors,
 not code: each looks its renderer up by name when it is called.
@@ -43,8 +43,9 @@ from cudalens.core.evidence_types import (
     SavedValues,
     Synchronization,
 )
+from cudalens.core.graph_types import *  # the pieces are part of this module's face
 from cudalens.core.next_steps import NOTEBOOK, SCRIPT, NextSteps
-from cudalens.core.report_types import *  # the pieces are part of this module's face
+from cudalens.core.report_types import *
 
 SCHEMA_VERSION = 4
 READABLE_VERSIONS = (1, 2, 3, 4)

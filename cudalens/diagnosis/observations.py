@@ -13,16 +13,15 @@ from itertools import groupby
 
 from cudalens.core.api_names import stem_of
 from cudalens.core.evidence_types import Binding
+from cudalens.core.graph_types import WRITES, ProvenanceStep
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import (
-    WRITES,
     LineRef,
     MarkedLine,
     Number,
     Observation,
     OtherModule,
-    ProvenanceStep,
     SourceSpan,
     format_count,
 )

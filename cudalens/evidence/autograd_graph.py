@@ -16,15 +16,8 @@ import torch
 from torch import Tensor
 
 from cudalens.core._torch import all_op_names, dtype_name, has_kernel, node_sequence_nr, plain_torch
-from cudalens.core.report_types import (
-    AutogradNeighbourhood,
-    GraphEdge,
-    GraphNode,
-    LineRef,
-    Number,
-    Role,
-    SourceSpan,
-)
+from cudalens.core.graph_types import AutogradNeighbourhood, GraphEdge, GraphNode, Role
+from cudalens.core.report_types import LineRef, Number, SourceSpan
 
 MAX_VISITED = 5000
 """Nodes that a walk looks at; a larger graph's size stays unknown."""

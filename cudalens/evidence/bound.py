@@ -15,7 +15,8 @@ from weakref import ref
 from torch import Tensor, nn
 
 from cudalens.core.evidence_types import BoundOrigin
-from cudalens.core.report_types import LineRef, ProvenanceStep, SourceSpan
+from cudalens.core.graph_types import ProvenanceStep
+from cudalens.core.report_types import LineRef, SourceSpan
 from cudalens.evidence.program import Program, Spot, size_argument
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot

@@ -18,17 +18,14 @@ from torch import Tensor
 from cudalens.core import _torch
 from cudalens.core.call import Call
 from cudalens.core.evidence_types import CallContext, OwnerModule
+from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN, AutogradNeighbourhood, ProvenanceStep
 from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, is_of_cell
 from cudalens.core.report_types import (
-    FIRST_BAD,
-    FIRST_NAN,
-    AutogradNeighbourhood,
     Environment,
     HistoryEntry,
     OpName,
     Phase,
-    ProvenanceStep,
     SourceSpan,
     TensorFact,
     Timing,

@@ -27,16 +27,10 @@ from cudalens.core.evidence_types import (
     RefusedCall,
     Synchronization,
 )
+from cudalens.core.graph_types import CHANGED, AutogradNeighbourhood, ProvenanceStep
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence, Report
-from cudalens.core.report_types import (
-    CHANGED,
-    AutogradNeighbourhood,
-    OpName,
-    Phase,
-    ProvenanceStep,
-    TensorFact,
-)
+from cudalens.core.report_types import OpName, Phase, TensorFact
 from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.diagnosis.diagnose import is_device_assert
 from cudalens.evidence import lost_context, memory

@@ -30,16 +30,10 @@ from cudalens.core.errors import (
     SilentFindingWarning,
 )
 from cudalens.core.evidence_types import BoundOrigin, Marks, NanHolder
+from cudalens.core.graph_types import AutogradNeighbourhood, ProvenanceStep
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence, Report
-from cudalens.core.report_types import (
-    AutogradNeighbourhood,
-    OpName,
-    ProvenanceStep,
-    Replay,
-    SeenBefore,
-    Violation,
-)
+from cudalens.core.report_types import OpName, Replay, SeenBefore, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.diagnosis.diagnose import (
     bare_report_of_violation,

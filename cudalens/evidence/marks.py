@@ -15,7 +15,8 @@ from torch import Tensor
 
 from cudalens.core.api_names import stem_of
 from cudalens.core.evidence_types import Marks, NamedConstant
-from cudalens.core.report_types import LineRef, ProvenanceStep, Violation
+from cudalens.core.graph_types import ProvenanceStep
+from cudalens.core.report_types import LineRef, Violation
 from cudalens.core.tensor_values import number
 from cudalens.evidence.program import Program, Spot
 from cudalens.recorder.calls import names

@@ -16,15 +16,14 @@ from torch import Tensor
 
 from cudalens.core import _python
 from cudalens.core.call import Call, OpCall
+from cudalens.core.graph_types import FIRST_NAN, ProvenanceStep
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence, Report
 from cudalens.core.report_types import (
-    FIRST_NAN,
     LineRef,
     MarkedLine,
     Observation,
     OpName,
-    ProvenanceStep,
     TensorSummary,
     Violation,
 )

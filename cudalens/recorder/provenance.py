@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from cudalens.core._torch import base_of
-from cudalens.core.report_types import FIRST_BAD, WRITES, ProvenanceStep, ravel, unravel
+from cudalens.core.graph_types import FIRST_BAD, WRITES, ProvenanceStep
+from cudalens.core.report_types import ravel, unravel
 from cudalens.recorder.calls import CONVERSIONS, FROM_PYTHON, Recorded, names
 from cudalens.recorder.dataloader import Batch, describe
 from cudalens.recorder.history import Snapshot

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from cudalens.core.call import NodeMark
 from cudalens.core.evidence_types import InPlaceChange
-from cudalens.core.report_types import ProvenanceStep
+from cudalens.core.graph_types import ProvenanceStep
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.provenance import describe_step

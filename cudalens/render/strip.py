@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import networkx as nx
 
+from cudalens.core.graph_types import CHANGED
 from cudalens.core.report import GraphNode, HistoryEntry, Report
-from cudalens.core.report_types import CHANGED
 from cudalens.render import words
 from cudalens.render.fold import Box, Types, fold, is_view, node_name
 from cudalens.render.words import elide, one_line

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple, TypeVar
 
 from cudalens.core import error_pages
+from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN
 from cudalens.core.report import (
     Bounds,
     GraphNode,
@@ -28,7 +29,7 @@ from cudalens.core.report import (
     TensorFact,
     format_count,
 )
-from cudalens.core.report_types import FIRST_BAD, FIRST_NAN, ravel, unravel
+from cudalens.core.report_types import ravel, unravel
 
 # Joiners carry meaning in emoji and in Indic and Persian writing, and move nothing else.
 _KEPT = {"\u200c", "\u200d"}

@@ -8,17 +8,15 @@ from typing import Any
 import pytest
 
 from cudalens.core.evidence_types import BoundOrigin, DatasetColumn, Marks, NamedConstant
+from cudalens.core.graph_types import FIRST_BAD, WRITES, ProvenanceStep
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import (
-    FIRST_BAD,
-    WRITES,
     Bounds,
     LineRef,
     Observation,
     Offender,
     OtherModule,
-    ProvenanceStep,
     SeenBefore,
     SourceSpan,
 )

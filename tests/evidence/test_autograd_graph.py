@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from cudalens import simulate
-from cudalens.core.report_types import AutogradNeighbourhood, GraphNode, LineRef, SourceSpan
+from cudalens.core.graph_types import AutogradNeighbourhood, GraphNode
+from cudalens.core.report_types import LineRef, SourceSpan
 from cudalens.evidence import autograd_graph
 from cudalens.evidence.autograd_graph import FOCUS, neighbourhood, op_of
 from tests.hostcells import run_cell

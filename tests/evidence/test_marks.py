@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from cudalens.core.evidence_types import Marks
-from cudalens.core.report_types import ProvenanceStep, Violation
+from cudalens.core.graph_types import ProvenanceStep
+from cudalens.core.report_types import Violation
 from cudalens.evidence import finding
 from cudalens.evidence.marks import marks_of, vanished
 from tests.hostcells import SETUP, run_cell

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from cudalens.core.report_types import FIRST_BAD
+from cudalens.core.graph_types import FIRST_BAD
 from cudalens.recorder import Recorder
 from cudalens.recorder.saved_tensor import find_modified
 from tests.probes import cell

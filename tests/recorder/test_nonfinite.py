@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import cudalens
+from cudalens.core.graph_types import FIRST_NAN
 from cudalens.core.report import Report
-from cudalens.core.report_types import FIRST_NAN
 from cudalens.render.html import render_page
 from cudalens.render.text import render
 from tests.blocks import cuda, report_of

@@ -12,17 +12,9 @@ from itertools import groupby
 
 from cudalens.core._python import parse
 from cudalens.core.api_names import stem_of
+from cudalens.core.graph_types import FIRST_BAD, WRITES, ProvenanceStep
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import (
-    FIRST_BAD,
-    WRITES,
-    Hint,
-    LineRef,
-    Offender,
-    ProvenanceStep,
-    TensorFact,
-    Violation,
-)
+from cudalens.core.report_types import Hint, LineRef, Offender, TensorFact, Violation
 from cudalens.diagnosis.hints._base import Reading
 from cudalens.diagnosis.hints._roles import INTEGERS, Role, bad_values, fault, origin, role_of
 from cudalens.diagnosis.user_code import last_name

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from cudalens.core._python import parse
 from cudalens.core.evidence_types import FreedGraph, InPlaceChange
+from cudalens.core.graph_types import ProvenanceStep
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint, LineRef, ProvenanceStep, SourceSpan
+from cudalens.core.report_types import Hint, LineRef, SourceSpan
 from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern
 from cudalens.diagnosis.host_errors._words import (
     MAX_HEADLINE,

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from cudalens.core.evidence_types import CallContext, InPlaceChange
+from cudalens.core.graph_types import FIRST_NAN, ProvenanceStep
 from cudalens.core.report import ErrorFacts, Evidence
-from cudalens.core.report_types import FIRST_NAN, Hint, LineRef, ProvenanceStep
+from cudalens.core.report_types import Hint, LineRef
 from tests import hint_evidence as given
 from tests.hint_evidence import (
     ONE_TO_TEN,

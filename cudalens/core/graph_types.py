@@ -1,0 +1,75 @@
+"""Where the tensors of a report come from: autograd nodes, and the way of the bad values.
+
+Like the other pieces of a report they are frozen dataclasses of strings, numbers and tuples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cudalens.core.report_types import LineRef, Number
+
+Role = Literal["failed", "bad_input", "upstream", "downstream", "leaf", "parameter"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphNode:
+    """One autograd node, leaf or plain input near the failure."""
+
+    id: str
+    name: str
+    op: str | None = None
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    device: str | None = None
+    module_path: str | None = None
+    source: LineRef | None = None
+    role: Role = "upstream"
+    value: Number = None
+    """For an input of an op that made a first NaN or infinity: its value at that position."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphEdge:
+    """Data flows from node ``src`` into input number ``input`` of node ``dst``."""
+
+    src: str
+    dst: str
+    input: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutogradNeighbourhood:
+    """The 20 to 60 nodes around the failure, of a graph with ``total_nodes`` nodes."""
+
+    nodes: tuple[GraphNode, ...] = ()
+    edges: tuple[GraphEdge, ...] = ()
+    focus: str | None = None
+    total_nodes: int | None = None
+    module_names: tuple[tuple[str, str], ...] = ()
+    """Module paths with the variable of the model, where that is proven: ``("0", "net.0")``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvenanceStep:
+    """One step on the way of the bad values, newest first: an op, or the place they entered."""
+
+    op: str | None = None
+    source: LineRef | None = None
+    note: str | None = None
+    count: int | None = None
+    """Number of the bad values that this step wrote, where it is known."""
+
+
+WRITES = "it writes"
+"""The note of a step that wrote a bad number goes on with the number."""
+
+CHANGED = "changes a tensor in place that backward needs"
+"""The note of the step that autograd complains of."""
+
+FIRST_BAD = "the values went out of bounds here"
+"""The note of the step that is proven to have made the bad values."""
+
+FIRST_NAN = "NaN first appears here"
+"""The same of NaN, which is outside every bound and in none."""
