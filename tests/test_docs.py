@@ -140,8 +140,8 @@ def page_for(message: str) -> str | None:
     plain = re.sub(r"[`'*]", "", message)
     for row in error_pages.text().splitlines():
         cells = row.split(" | ")
-        link = re.search(r"\]\(([\w-]+)\.md\)", cells[-1])
-        keys = [re.sub(r"[…'*]", "", key) for key in re.findall(r"`([^`]+)`", cells[0])]
+        link = re.search(r"\]\(([\w-]+)\.md\)", cells[0])
+        keys = [re.sub(r"[…'*]", "", key) for key in re.findall(r"`([^`]+)`", cells[bool(link)])]
         if len(cells) == 3 and any(key in plain for key in keys):
             return link[1] if link else ""
     return None
