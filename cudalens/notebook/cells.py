@@ -55,7 +55,10 @@ NOT_OPENED = (
     f"%%{MAGIC}, or after %{MAGIC} off, it runs unchecked."
 )
 _MAGIC_LINE = re.compile(rf"\s*(?P<sign>%%?){MAGIC}(?:\s(?P<rest>.*))?", re.DOTALL)
-_BARE_SIGN = re.compile(r"(?m)^((?:\x1b\[[\d;]*m|[ \d>-])*)#((?:\x1b\[[\d;]*m)*) *$")
+# A blank line at the top, which the shell would drop.  The no-break space tells it from a bare sign
+# of the user's, and counts as blank where the typed line is compared with it.
+_BLANK = "#\N{NO-BREAK SPACE}"
+_BLANK_SHOWN = re.compile(rf"(?m)^((?:\x1b\[[\d;]*m|[ \d>-])*){_BLANK}((?:\x1b\[[\d;]*m)*) *$")
 
 
 @dataclass
@@ -191,9 +194,11 @@ class CellWatch:
         above = cell.typed[: max(0, len(cell.typed) - len(lines))]
         # The shell drops blank lines at the top; below them they stay blank.
         comments = [
-            f"# {line.strip()}".rstrip()
-            if line.strip() or not any(map(str.strip, above[:at]))
+            f"# {line.strip()}"
+            if line.strip()
             else ""
+            if any(map(str.strip, above[:at]))
+            else _BLANK
             for at, line in enumerate(above)
         ]
         self._comments = (self._comments if self._cells else set()) | set(comments)
@@ -532,8 +537,8 @@ class CellWatch:
     def _print_traceback(self, kind: Any, error: Any, lines: Any) -> None:
         for comment in filter(len, (item[2:] for item in self._comments)):
             lines = [line.replace(f"# {comment}", comment) for line in lines]
-        if "#" in self._comments:  # in place of blank lines at the top
-            lines = [_BARE_SIGN.sub(r"\1\2", line) for line in lines]
+        if _BLANK in self._comments:
+            lines = [_BLANK_SHOWN.sub(r"\1\2", line) for line in lines]
         self._print(kind, error, lines)
 
 

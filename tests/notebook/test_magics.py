@@ -737,3 +737,10 @@ def test_blank_lines_above_the_magic_are_blank_in_the_traceback(notebook: Notebo
     lines = [line.rstrip() for line in notebook.out.splitlines()]
     assert "      2" in lines  # an old IPython shows fewer lines above
     assert any(line.endswith("4 1/0  # of the user") for line in lines)
+
+
+def test_a_bare_comment_sign_stays_below_blank_lines(notebook: Notebook) -> None:
+    notebook.run("\n\n%%cudacheck\n#\n1/0")
+    lines = [line.rstrip() for line in notebook.out.splitlines()]
+    at = next(at for at, line in enumerate(lines) if line.endswith("5 1/0"))
+    assert lines[at - 2 : at] == ["      3 %%cudacheck", "      4 #"]
