@@ -23,6 +23,7 @@ from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.core.limits import failure_line
 from cudalens.notebook.display import Shown, action_line, finish, show_early
 from cudalens.notebook.statement import CellPlace, give_line, place_in_cell, raising
+from cudalens.notebook.timed import place_timed
 from cudalens.session.options import Options, OptionsError, meant_command, split_line, subcommand
 from cudalens.source.cell_text import (
     counted_lines,
@@ -134,7 +135,7 @@ class CellWatch:
             replace_attribute(self.shell, "run_ast_nodes", self._run_checked),
             replace_attribute(self.shell, "showtraceback", self._showtraceback),
             replace_attribute(self.shell, "_showtraceback", self._print_traceback),
-            self._place_timed(self.shell.compile),
+            place_timed(self.shell.compile, self._timed),
         ]
 
     def detach(self) -> None:
@@ -246,34 +247,6 @@ class CellWatch:
         typed = typed_lines(whole.typed, self._text)
         register_cell(whole.name, whole.number, split_lines(self._text), typed)
         return CellPlace(whole.name)
-
-    def _place_timed(self, compiler: Any) -> Callable[[], None]:
-        """Let a compiler give code of ``%time`` the name and the lines of its cell.
-
-        Python looks a call up in the class.  That of this one object is replaced, as other shells
-        have compilers of the same class.
-
-        Returns:
-            a function that undoes it.
-        """
-        kind, timed = type(compiler), self._timed
-
-        def compiled(compiler: Any, source: Any, filename: str, *args: Any, **options: Any) -> Any:
-            if filename.startswith("<timed "):
-                place = timed.get(sys._getframe(1).f_locals.get("expr", ""))
-                if place is not None:
-                    place.move(source)
-                    filename = place.filename
-            return kind.__call__(compiler, source, filename, *args, **options)
-
-        ours = type(kind.__name__, (kind,), {"__call__": compiled, "__module__": kind.__module__})
-
-        def undo() -> None:
-            if type(compiler) is ours:
-                compiler.__class__ = kind
-
-        compiler.__class__ = ours
-        return undo
 
     # --- life -------------------------------------------------------------------------------------
 
