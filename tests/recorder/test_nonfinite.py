@@ -299,7 +299,7 @@ def test_what_went_in_stands_beside_each_bad_value() -> None:
     assert Report.from_dict(report.to_dict()) == report
     page = render_page(report)
     assert ">from x</th>" in page
-    assert "[0, 1] = nan from x = -4" in render(report)
+    assert "nan at [0, 1] from x = -4.0, scale / 4 = 0.75" in render(report)
 
 
 @pytest.mark.parametrize(
