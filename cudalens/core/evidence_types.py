@@ -151,6 +151,11 @@ class FreedGraph:
     holder: LineRef | None = None
     name: str | None = None
     """The variable that the line read."""
+    detached: str | None = None
+    """Code for the value of ``name`` without its graph: ``h.detach()``.
+
+    ``None`` where the call of backward stands in another function, which has no such variable.
+    """
     has_stepped: bool = False
     is_made_again: bool = False
     trains_more: bool = False

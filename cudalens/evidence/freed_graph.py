@@ -94,11 +94,20 @@ def _freed_part(
     ends = {node for node in others if not node.next_functions}
     # A line may make it in one of two ways: ``z = x if z is None else z + x``.
     is_made_again = any(_stack_lines(item) == _stack_lines(source) for item in after)
+    # A write stands between two calls of backward, and the failing line calls it.
+    freeing_entries = entries_of(freeing.site)
+    callers = [freeing_entries[-1].code] if freeing_entries else []
+    if write is not None:
+        failing = (it.tb_frame.f_code for it in entries if here and it.tb_lineno == here.line)
+        callers = [*failing][-1:]
+    newer = source if is_made_again else None
+    name, detached = _holder(way[at], reader, newer, snapshot, entries, callers)
     return replace(
         part,
         read=_line(reader, here),
         holder=_line(source, here),
-        name=_holder_name(way[at], reader, source if is_made_again else None, snapshot, entries),
+        name=name,
+        detached=detached,
         is_made_again=is_made_again,
         trains_more=bool(ends) and ends.isdisjoint(nodes_behind([way[at]])),
     )
@@ -129,13 +138,14 @@ def _stack_lines(call: Recorded) -> list[tuple[CodeType, int]]:
     return [(item.code, item.lineno) for item in entries_of(call.site)]
 
 
-def _holder_name(
+def _holder(
     node: Any,
     reader: Recorded,
     newer: Recorded | None,
     snapshot: Snapshot,
     entries: Sequence[TracebackType],
-) -> str | None:
+    callers: Sequence[CodeType],
+) -> tuple[str | None, str | None]:
     """Name the variable that the line read which leads back, where its frame still runs.
 
     Else what the line read that called it, and so on.
@@ -143,6 +153,10 @@ def _holder_name(
     Args:
         node: that made what was read.
         newer: the call that made it, where its line has made another since.
+        callers: the functions that call backward.
+
+    Returns:
+        its name, and code that detaches it, for a variable of such a function.
     """
 
     def is_it(tensor: Tensor) -> bool:
@@ -160,8 +174,10 @@ def _holder_name(
         if frame is not None:
             evaluator = evaluator_for(frame)
             for item in _names_read(running(place_of(entry)).statement):
-                if any(map(is_it, _tensors_in(value_or(evaluator, item, None)))):
-                    return ast.unparse(item)
+                value = value_or(evaluator, item, None)
+                if any(map(is_it, _tensors_in(value))):
+                    name = ast.unparse(item)
+                    return name, _detached(name, value) if entry.code in callers else None
     # Of functions only the innermost call is noted: what a caller's variable holds is it too.
     names = {
         name
@@ -169,7 +185,17 @@ def _holder_name(
         for name, value in mentioned(item.tb_frame).items()
         if any(tensor.grad_fn is node for tensor in _tensors_in(value))
     }
-    return names.pop() if len(names) == 1 else None
+    return names.pop() if len(names) == 1 else None, None
+
+
+def _detached(name: str, value: object) -> str | None:
+    """Return ``h.detach()``, for a tuple or a list of tensors the same of each item."""
+    if is_tensor(value):
+        return f"{name}.detach()"
+    if type(value) not in (tuple, list) or not all(map(is_tensor, cast("Sequence[object]", value))):
+        return None
+    each = f"item.detach() for item in {name}"
+    return f"[{each}]" if type(value) is list else f"tuple({each})"
 
 
 def _tensors_in(value: object) -> list[Tensor]:

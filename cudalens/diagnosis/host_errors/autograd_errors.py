@@ -105,7 +105,7 @@ def anomalous_gradient(evidence: Evidence, match: re.Match[str]) -> Answer:
     saved = next((item for item in evidence.node_saved if item.name == _STEEP_AT[stem]), None)
     if saved is not None and saved.has_nan:
         what = "result" if saved.name == "result" else "input"
-        text = f"the {what} of {stem} is NaN in forward already: %%cudacheck --nan finds its maker"
+        text = f"the {what} of {stem} is NaN in forward already: {evidence.steps.nan} at its maker"
         yield Hint(rule="steep_gradient", text=text)
         return
     if saved is not None and stem == "log" and saved.min < 0:

@@ -92,18 +92,18 @@ def _carried_state(evidence: Evidence, freed: FreedGraph, changed: str = "") -> 
     here = evidence.source
     if not by or (changed and here is not None):
         by = f"line {here.line}" if here is not None else "the backward"
-    # What a line assigned is a tensor; what it appended to is a list.
+    # Where a later line gives the variable its value, detaching it after backward comes too early.
     is_assigned = freed.holder is not None and freed.name in _names(freed.holder.text)[0]
-    if name is not None and name.isidentifier() and is_assigned:
+    if name is not None and freed.detached and is_assigned:
         text = f"{name} still holds the graph of the previous step{changed}: add {name} = "
-        text += f"{name}.detach() after {by}"
+        text += f"{freed.detached} after {by}"
     elif name is not None:
         # A list of results is emptied, a state is detached.
-        text = f"{name} still holds the graph of the previous step{changed}: detach it after {by}, "
-        text += "or start anew"
+        text = f"{name} still holds the graph of the previous step{changed}: detach it before the "
+        text += "next step, or start anew"
     else:
         text = f"{_where(freed.read)} reads what {_where(freed.holder)} made in an earlier step"
-        text += f"{changed}: detach it after {by}, or start anew"
+        text += f"{changed}: detach it before the next step, or start anew"
     text += "; retain_graph=True does not help here" if changed else ""
     return Hint(rule="carried_state", text=text)
 
