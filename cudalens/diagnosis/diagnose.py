@@ -68,7 +68,9 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
     )
     # The report keeps the text of a fix alone.
     hints = tuple(replace(item, fix=item.fix and str(item.fix)) for item in hints)
-    report = Report(
+    offenders = _offenders(evidence)
+    bounds = bounds_of(evidence.violation) if evidence.violation else None
+    return Report(
         kind=verdict.kind,
         certainty=verdict.certainty,
         prevented=evidence.prevented,
@@ -81,8 +83,8 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
         op=evidence.op,
         argument=argument,
         expression=_expression(evidence, argument),
-        offenders=_offenders(evidence),
-        bounds=bounds_of(evidence.violation) if evidence.violation else None,
+        offenders=offenders,
+        bounds=bounds,
         bound_source=evidence.bound_source,
         seen_before=evidence.seen_before,
         source=evidence.source,
@@ -100,11 +102,11 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
         timing=evidence.timing,
         deferred=evidence.deferred,
         limits=(*evidence.limits, *limits.lines),
+        exception=_exception(evidence, _sentence(headline, bounds, offenders)),
     )
-    return replace(report, exception=_exception(evidence, report))
 
 
-def _exception(evidence: Evidence, report: Report) -> RaisedException | None:
+def _exception(evidence: Evidence, sentence: str) -> RaisedException | None:
     """Return the exception of the failure: the one that came, or the one that a guard raises."""
     error, violation = evidence.error, evidence.violation
     if error is not None:
@@ -117,7 +119,7 @@ def _exception(evidence: Evidence, report: Report) -> RaisedException | None:
         kind = "NonFiniteError"
     elif violation.is_silent:
         kind = "SilentFindingWarning"
-    return RaisedException(type=kind, message=format_sentence(report))
+    return RaisedException(type=kind, message=sentence)
 
 
 def _hints(
@@ -353,10 +355,13 @@ def _own_name(expression: str | None) -> str | None:
 
 def format_sentence(report: Report) -> str:
     """Return the headline with bounds and count: the one sentence that says everything."""
-    text = report.headline
-    if report.bounds is not None and report.bounds.text and report.bounds.text not in text:
-        text += f" (allowed {report.bounds.text})"
-    offenders = report.offenders
+    return _sentence(report.headline, report.bounds, report.offenders)
+
+
+def _sentence(headline: str, bounds: Bounds | None, offenders: Offenders | None) -> str:
+    text = headline
+    if bounds is not None and bounds.text and bounds.text not in text:
+        text += f" (allowed {bounds.text})"
     if offenders is not None and offenders.total > 1:
         verb = "is" if offenders.count == 1 else "are"
         text += f"; {offenders.count} of {offenders.total} {verb} bad"
