@@ -178,7 +178,7 @@ def test_one_hot_is_reported_with_its_own_arguments(
     assert plain(build(report).headline).startswith(says)
     text = report.to_text(width=200)
     assert "with    index" not in text
-    assert text.count("of 6 values") == 1
+    assert text.count("of 6 labels") == 1
     assert report.argument == "index"
 
 
@@ -229,8 +229,8 @@ def _level(entry: str) -> int:
     return 1 + max(map(_level, MAY_IMPORT[entry].split()), default=-1)
 
 
-def test_a_finding_is_made_once_and_goes_up_three_times() -> None:
-    """To its report, to the session, and to the user's variables that the rules ask for a layer."""
+def test_a_finding_is_made_once_and_goes_up_twice() -> None:
+    """To its report, and to the session."""
     climbs: list[tuple[str, str, str]] = []
     made: list[str] = []
     stack: list[tuple[FrameType, str]] = []
@@ -264,7 +264,6 @@ def test_a_finding_is_made_once_and_goes_up_three_times() -> None:
     assert outcome.shown.kind == "device_assert"
     assert made == ["Evidence", "Report"]
     assert sorted(set(climbs)) == [
-        ("diagnosis", "evidence", "Variables.binding"),
         ("guards", "evidence", "on_violation"),
         ("guards", "session", "CheckSession.add_finding"),
     ]
