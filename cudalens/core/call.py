@@ -25,7 +25,7 @@ class NodeMark(NamedTuple):
     name: str
     sequence_nr: int
     saved: tuple[SavedValues, ...] = ()
-    """What it had saved, in anomaly mode: it is let go before the mode finds a NaN."""
+    """Tensors that it had saved, in anomaly mode: they are freed before the mode finds a NaN."""
 
 
 @dataclass(kw_only=True, eq=False)

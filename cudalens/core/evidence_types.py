@@ -276,7 +276,7 @@ class GrownParameter:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundOrigin:
-    """Where the number behind a bound was chosen, and how it came to what has it.
+    """The place where the number behind a bound was chosen, and how it came to what has it.
 
     Of ``model = Recommender(100, 64)``, whose ``__init__`` makes ``nn.Embedding(items, 8)``, the
     number was chosen in the line of ``model`` and the layer was made in that of ``nn.Embedding``.
@@ -308,7 +308,7 @@ class NamedConstant:
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """What all the bad values of a finding have in common, each looked at."""
+    """Traits that all bad values of a finding share, each looked at."""
 
     value: Number = None
     """The number that all bad values are, ``None`` where they differ or are one alone."""
@@ -319,7 +319,7 @@ class Marks:
     is_size: bool = False
     """True if each bad value is the size itself: one past the last place."""
     copies: int = 1
-    """How often each element of the user's tensor stands in the op's, as ``expand`` shows it."""
+    """Count of each element of the user's tensor in the op's, as ``expand`` shows it."""
     maker: ProvenanceStep | None = None
     """The recorded call that made these integers: ``argmax``, a comparison, ``floor``."""
     vanished: tuple[str, ...] = ()

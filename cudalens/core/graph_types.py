@@ -1,4 +1,4 @@
-"""Where the tensors of a report come from: autograd nodes, and the way of the bad values.
+"""Types of where tensors come from: autograd nodes, and the steps of the bad values.
 
 Like the other pieces of a report they are frozen dataclasses of strings, numbers and tuples.
 """

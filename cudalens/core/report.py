@@ -104,7 +104,7 @@ class Evidence:
     history: tuple[HistoryEntry, ...] = ()
     seen_before: SeenBefore | None = None
     node_saved: tuple[SavedValues, ...] = ()
-    """What the autograd node that failed in anomaly mode had saved."""
+    """Tensors that the autograd node which failed in anomaly mode had saved."""
     bound_source: SourceSpan | None = None
     """The line that set the size behind the bound."""
     bound: BoundOrigin | None = None

@@ -106,8 +106,8 @@ class Plane:
     """Values of one plane of a tensor, its last two dimensions, as a picture in characters.
 
     Each character is a cell: ``x`` for bad values alone, ``/`` for bad and good ones, ``-`` for one
-    that is allowed besides the bound, ``0`` to ``9`` for a good value between the smallest and the
-    largest.
+    that is allowed apart from the bound, ``0`` to ``9`` for a good value between the smallest and
+    the largest.
     """
 
     index: tuple[int, ...] = ()
@@ -115,7 +115,7 @@ class Plane:
     size: tuple[int, int] = (0, 0)
     """Rows and columns of the plane."""
     rows: tuple[str, ...] = ()
-    """At most 64 rows of at most 64 cells; a cell stands for the values of a whole rectangle."""
+    """At most 64 rows of at most 64 cells; a cell shows the values of a whole rectangle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class Offenders:
     others: str | None = None
     """The good values within the bound, in short: ``0 … 4``."""
     allowed: int = 0
-    """Number of values that are allowed besides the bound, such as -100 (ignore_index)."""
+    """Number of values that are allowed apart from the bound, such as -100 (ignore_index)."""
     planes: tuple[Plane, ...] = ()
     """The first two planes with a bad value, of a tensor that has rows and columns."""
 

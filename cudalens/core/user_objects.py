@@ -1,4 +1,4 @@
-"""What an object of the user's is, without running code of his."""
+"""Kinds of the user's objects, read without running the user's code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the size was set that a value was outside of: the same way back as for the value.
+"""The place where the size was set that a value was outside of: the same way back as for the value.
 
 From the tensor that has the size the recorded calls lead to the one of which no input has it: a
 factory, a slice, a layer.  From there the source leads on to the line that chose the number.
@@ -177,7 +177,7 @@ def _made_in(way: _Way, snapshot: Snapshot, program: Program) -> Spot | None:
 
 
 class _Holder(NamedTuple):
-    """What has the size in the user's program."""
+    """The object that has the size in the user's program."""
 
     text: str | None = None
     """Its name there: ``net.head``."""

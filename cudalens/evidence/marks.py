@@ -1,4 +1,4 @@
-"""What all bad values of a finding have in common: a number that is a sign, a mask, a maker.
+"""Traits that all bad values of a finding share: a number that is a sign, a mask, a maker.
 
 Each mark is proven by looking at every bad element.
 """

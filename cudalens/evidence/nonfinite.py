@@ -52,7 +52,7 @@ _REACHES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What was collected while a call made values that are not finite."""
+    """Facts that were collected while a call made values that are not finite."""
 
     violation: Violation
     evidence: Evidence

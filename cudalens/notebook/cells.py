@@ -86,7 +86,7 @@ class _Cell:
     was_checked: bool = False
     """True if that was opened."""
     failure: BaseException | None = None
-    """What was raised where the shell told of its beginning."""
+    """An exception that was raised where the shell told of its beginning."""
     late: BaseException | None = None
     """A finding of deferred guards in a cell before, which came to light where this one began."""
     ran: int = 0

@@ -343,7 +343,7 @@ def operand_of(
 
 
 class KeyedWrite(NamedTuple):
-    """What ``x[key] = value`` was given."""
+    """Arguments of ``x[key] = value``."""
 
     operand: Any
     key: Any

@@ -65,7 +65,7 @@ _SHELL = "IPython/core/displayhook.py"
 
 @dataclass
 class PassNotes:
-    """What is known of one backward pass."""
+    """Facts on one backward pass."""
 
     makers: list[tuple[Maker, list[Ref]]] = field(default_factory=list)
     """Each node that made values, and the leaves that they can reach."""

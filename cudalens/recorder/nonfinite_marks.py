@@ -32,7 +32,7 @@ class Step(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Maker:
-    """What made values that are not finite, or brought them in."""
+    """A call that made values that are not finite, or brought them in."""
 
     kind: MakerKind
     """``made`` of finite inputs, ``asked`` for as a number, or ``entered`` from outside."""
@@ -40,7 +40,7 @@ class Maker:
     has_nan: bool
     violation: Violation | None = None
     case: Any = None
-    """What was noted of the call while it ran."""
+    """Notes on the call, taken while it ran."""
 
 
 @dataclass(eq=False, slots=True)
@@ -57,7 +57,7 @@ class NonFiniteTensor:
 
 
 class Arrival(NamedTuple):
-    """Where values that are not finite came to matter."""
+    """A place where values that are not finite came to matter."""
 
     sink: Sink
     maker: Maker | None
@@ -88,7 +88,7 @@ class Arrival(NamedTuple):
 
 
 class Reports(Protocol):
-    """What makes reports of the watch's findings."""
+    """A maker of reports of the watch's findings."""
 
     def stop(self, arguments: Mapping[str, Any], violation: Violation) -> BaseException | None:
         """Return what is raised by the call that makes a first NaN or infinity."""

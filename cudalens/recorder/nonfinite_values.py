@@ -1,4 +1,4 @@
-"""What a call or a backward node made that is not finite, of what: read once, said in words."""
+"""Values that are not finite, which a call or a backward node made: read once, put in words."""
 
 from __future__ import annotations
 

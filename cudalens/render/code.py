@@ -30,7 +30,7 @@ Where = tuple[int | None, str | None]
 
 
 class LineMark(NamedTuple):
-    """What is said beside a line, and the text of the line where it is known."""
+    """The words beside a line, and the text of the line where it is known."""
 
     where: Where
     line: int

@@ -85,7 +85,7 @@ class Action:
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """What every view of a report shows before anything is opened."""
+    """The parts that every view of a report shows before anything is opened."""
 
     tone: Tone
     sign: str
@@ -99,7 +99,7 @@ class Screen:
     """Name and type of the tensors of the call that no drawn line carries, and whether one is at
     fault."""
     notes: tuple[str, ...] = ()
-    """What else happened in the block, and what could not be established."""
+    """Other events in the block, and facts that could not be established."""
 
 
 def plain(spans: Spans) -> str:

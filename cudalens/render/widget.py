@@ -1,4 +1,4 @@
-"""What is interactive in a report while its kernel lives: search among its calls, and saving.
+"""The interactive parts of a report while its kernel lives: search among its calls, and saving.
 
 The static report has everything else, drawers included, and needs no kernel.  So this view adds a
 row below it and replaces nothing: where it is dead, nothing of the report is missing.

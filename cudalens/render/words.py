@@ -423,7 +423,7 @@ _MESSAGE_PAGES = {
     "modified by an inplace operation": "modified-by-an-inplace-operation",
     "backward through the graph a second time": "backward-a-second-time",
 }
-"""What CUDA prints or PyTorch raises, and the page of ``docs/errors`` that explains it."""
+"""Words that CUDA prints or PyTorch raises, and the page of ``docs/errors`` that explains it."""
 
 
 def page_link(report: Report) -> PageLink | None:

@@ -175,7 +175,7 @@ class DeviceState:
 
 
 class Forks:
-    """How many forks lie between this process and the one that has loaded this module.
+    """Number of forks between this process and the one that has loaded this module.
 
     Asked at every launch, also where the compiler traces it, which does not know ``os.getpid``.
     """

@@ -30,7 +30,7 @@ _UNDER_SANITIZER = (
 _RAISED = "An exception of the host: it does not affect the GPU."
 """Of a message that no pattern knows: linalg.cholesky and bincount ask a kernel first."""
 _OF_THE_CPU = (
-    "Refused by the CPU's kernel, which stands in for the GPU's on the rehearsal device. What CUDA "
+    "Refused by the CPU's kernel, which replaces the GPU's on the rehearsal device. What CUDA "
     "does with it is not known here."
 )
 # Checks that stand in the CPU's kernels alone: of sparse products, and names of such kernels.

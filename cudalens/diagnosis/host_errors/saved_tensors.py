@@ -38,7 +38,7 @@ def second_backward(evidence: Evidence, match: re.Match[str]) -> Answer:
     if made and by:
         headline = f"{name or 'this loss'} depends on the graph of {made}, which {by} has freed"
         if freed.read and freed.is_made_again and freed.name:
-            headline = f"{freed.name} still holds the graph of the previous step, which {by} has "
+            headline = f"{freed.name} still has the graph of the previous step, which {by} has "
             headline += "freed"
     yield autograd(headline, _explanation(freed) or _GENERAL, fact.argument if fact else None)
     if not by:
@@ -95,11 +95,11 @@ def _carried_state(evidence: Evidence, freed: FreedGraph, changed: str = "") -> 
     # Where a later line gives the variable its value, detaching it after backward comes too early.
     is_assigned = freed.holder is not None and freed.name in _names(freed.holder.text)[0]
     if name is not None and freed.detached and is_assigned:
-        text = f"{name} still holds the graph of the previous step{changed}: add {name} = "
+        text = f"{name} still has the graph of the previous step{changed}: add {name} = "
         text += f"{freed.detached} after {by}"
     elif name is not None:
         # A list of results is emptied, a state is detached.
-        text = f"{name} still holds the graph of the previous step{changed}: detach it before the "
+        text = f"{name} still has the graph of the previous step{changed}: detach it before the "
         text += "next step, or start anew"
     else:
         text = f"{_where(freed.read)} reads what {_where(freed.holder)} made in an earlier step"
