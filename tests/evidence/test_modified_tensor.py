@@ -106,7 +106,7 @@ def test_a_state_that_is_carried_over_a_step_is_named() -> None:
     """Keeping the graph does not help: the parameters are others."""
     (hint,) = run_cell(LOOP.format(before="", after=""), fast=False).shown.hints
     assert hint.rule == "carried_state"
-    assert hint.text.startswith("hidden still holds the graph of the previous step, and line 11 ")
+    assert hint.text.startswith("hidden still has the graph of the previous step, and line 11 ")
     assert "add hidden = hidden.detach() after line 10" in hint.text
     assert "retain_graph=True does not help" in hint.text
     detached = LOOP.format(before="", after="\n    hidden = hidden.detach()")
