@@ -225,8 +225,6 @@ class Binding:
     called: str | None = None
     """Function that the expression calls: ``torch.ones``."""
     keywords: tuple[str, ...] = ()
-    is_in_loop: bool = False
-    """True if the statement is in a loop or a function, and may run again."""
     name: str = ""
     """For a layer: what the user calls it."""
     tied: str | None = None

@@ -31,7 +31,7 @@ from cudalens.diagnosis.user_code import (
 
 _AT_ORIGIN = frozenset(
     {"image_not_divided", "labels_as_binary_target", "mask_of_0_and_255", "one_based_ids"}
-    | {"one_based_labels", "one_hot_target", "relabel", "sign_coded_labels", "segment_ids"}
+    | {"one_based_labels", "one_hot_target", "relabel", "segment_ids"}
 )
 """Rules whose fix is of the values themselves, which all calls have to read alike.
 

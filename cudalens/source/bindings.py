@@ -51,7 +51,6 @@ def binding_of(run: Running, name: str) -> Binding | None:
             other.lineno < run.statement.lineno or any(_holds(o, other) for o in outer)
         ):
             return None
-    in_loop = any(isinstance(item, _LOOPS) and _holds(item, statement) for item in statements)
     value = None
     if isinstance(statement, ast.Assign) and isinstance(statement.targets[-1], ast.Name):
         value = statement.value
@@ -59,7 +58,6 @@ def binding_of(run: Running, name: str) -> Binding | None:
         at=_span(run, statement),
         value=None if value is None else Expression(text_of(value, run.lines), value),
         is_read_again=bool(outer) or _is_read_again(run, statement, name, scope),
-        is_in_loop=in_loop or not isinstance(scope, ast.Module),
         dropped=_dropped(run, statement, name, scope),
         **_called(value),
     )
