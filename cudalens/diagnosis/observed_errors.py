@@ -44,7 +44,9 @@ def observe_error(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     yield from _arguments(evidence)
     message = error.message.partition("\n")[0]
     kind: ObservationKind | None = None
-    if len({item.device for item in trial.operands}) > 1 and _OF_DEVICES.search(message):
+    # The parameters of a called module take part as well, and are no operands of its call.
+    devices = {item.device for item in trial.operands} | ({trial.called.device} - {None})
+    if len(devices) > 1 and _OF_DEVICES.search(message):
         kind = "device"
     elif len({item.dtype for item in trial.operands}) > 1 and _OF_DTYPES.search(message):
         kind = "dtype"
