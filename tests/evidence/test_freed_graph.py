@@ -101,12 +101,12 @@ Row = tuple[str, tuple[str, str], str, str, *tuple[str, ...]]
 
 def carried(code: str, name: str, read: str, fix: str) -> Row:
     """Return the row of what is carried from step to step under a name."""
-    advice = f"{name} goes on to the next step with the graph of this one: {DETACH}"
+    advice = f"{name} still has the graph of the previous step: add {name} = {fix} after line "
+    advice += "<.backward(>"
     said = f" of line <{read}> (", f"After that, line <{read}> read {name} "
     return (code, ("pass", f"{name} = {fix}"), "carried_state", advice, *said)
 
 
-DETACH = "detach it after the backward, or start anew"
 KEEP = (
     "keep the graph in line <.backward(> (retain_graph=True), or add the losses and run backward "
     "once"
@@ -131,7 +131,8 @@ FREED: dict[str, Row] = {
     # Its line is in forward, whose frame is gone: it is named by its text.
     "state of a module": (ATTRIBUTE, ("pass", "model.state = model.state.detach()"),
         "carried_state",
-        f"self.state goes on to the next step with the graph of this one: {DETACH}"),
+        "self.state still has the graph of the previous step: detach it before the next step, or "
+        "start anew"),
     # Read on both sides of a backward, it is made by a line that has not run again.
     "made once": (ONCE, ("backward()", "backward(retain_graph=True)"), "made_once",
         EITHER.format("out", "loss ="),
@@ -165,7 +166,7 @@ def test_what_was_freed_is_named_and_the_advice_works(row: Row) -> None:
     report = outcome.shown
     assert (report.kind, report.certainty) == ("autograd_error", "proven")
     freeing = line_of(code, ".backward(")
-    assert report.headline_schema.endswith(f"which backward in line {freeing} has freed")
+    assert report.headline_schema.endswith(f"line {freeing} has freed")
     advice, *said = [
         re.sub("<(.+?)>", lambda found: str(line_of(code, found[1])), text) for text in texts
     ]

@@ -156,7 +156,7 @@ def _names(code: str | None) -> tuple[set[str], set[str]]:
     names = [item for item in ast.walk(step) if isinstance(item, ast.Name | ast.Attribute)]
     stored = {ast.unparse(item) for item in names if isinstance(item.ctx, ast.Store)}
     read = {ast.unparse(item) for item in names if isinstance(item.ctx, ast.Load)}
-    return (stored, read) if isinstance(step, ast.Assign) else (set(), read)
+    return (stored, read) if isinstance(step, ast.Assign | ast.AugAssign) else (set(), read)
 
 
 def _backward_twice(evidence: Evidence, freed: FreedGraph) -> Hint:
