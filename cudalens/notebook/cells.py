@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from cudalens.core._python import add_note, came_from_outside, innermost, replace_attribute
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.core.limits import failure_line
+from cudalens.core.reported import own_notes
 from cudalens.notebook.display import Shown, action_line, finish, show_early
 from cudalens.notebook.statement import CellPlace, give_line, place_in_cell, raising
 from cudalens.notebook.timed import place_timed
@@ -433,7 +434,7 @@ class CellWatch:
             action = action_line(Shown.report) if is_beside else ""
             is_said = is_beside and getattr(error, "report", None) is not None
             notes = [f"cudalens: {action}"] if action else []
-            for line in ([] if is_said else notes) if is_beside else _own_notes(error):
+            for line in ([] if is_said else notes) if is_beside else own_notes(error):
                 print(line, file=sys.stderr)
         if result is not None and result.info.store_history and cell.number is not None:
             raw = result.info.raw_cell
@@ -531,12 +532,6 @@ def _is_way_out(typed: list[str]) -> bool:
     """Return whether a cell only turns checks off, as it must where they cannot be opened."""
     lines = [line.strip() for line in typed if line.strip()]
     return lines in ([f"%{MAGIC} off"], ["%unload_ext cudalens"])
-
-
-def _own_notes(error: BaseException) -> list[str]:
-    notes = error.__dict__.get("__notes__")
-    lines = notes if isinstance(notes, list) else []
-    return [note for note in lines if isinstance(note, str) and note.startswith("cudalens: ")]
 
 
 def new_session(options: Options) -> CheckSession:
