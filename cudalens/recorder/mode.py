@@ -164,7 +164,10 @@ class RecordingMode(_torch.RemovableMode):
         hides: object = False
         api = device = result = value = listed = running = outer = None
         is_called = False
-        frame = _getframe(1)
+        try:
+            frame = _getframe(1)
+        except ValueError:  # torch itself calls, on a thread of autograd's: no caller to record
+            return func(*args, **(kwargs or {}))
         try:
             try:  # what fails here is ours: the call is made as if nobody had looked
                 api = self._apis[func]
