@@ -119,6 +119,11 @@ def same_random_state() -> Iterator[None]:
 _WITHOUT_TEXT = (AssertionError, MemoryError, StopIteration, StopAsyncIteration)
 
 
+def is_of_user(error: BaseException) -> bool:
+    """Return whether what came out of our code is an interrupt or of a signal handler."""
+    return not isinstance(error, Exception) or came_from_outside(error)
+
+
 def came_from_outside(error: BaseException) -> bool:
     """Return whether a signal handler, or another thread, raised a caught exception.
 
@@ -176,6 +181,15 @@ def notes_of(error: BaseException) -> list[Any]:
     """Return the notes of an exception; empty where something else is in their place."""
     notes = vars(error).get("__notes__", [])
     return notes if isinstance(notes, list) else []
+
+
+def own_notes(error: BaseException) -> list[str]:
+    """Return the notes that cudalens has added to an exception."""
+    return [
+        note
+        for note in notes_of(error)
+        if isinstance(note, str) and note.startswith("cudalens: ")
+    ]
 
 
 def add_note(error: BaseException, line: str) -> None:

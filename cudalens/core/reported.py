@@ -38,12 +38,3 @@ def report_beside(error: BaseException | None) -> Report | None:
         if entry is not None and entry[0] is note:
             return entry[1]
     return None
-
-
-def own_notes(error: BaseException) -> list[str]:
-    """Return the notes that cudalens has added to an exception."""
-    return [
-        note
-        for note in notes_of(error)
-        if isinstance(note, str) and note.startswith("cudalens: ")
-    ]

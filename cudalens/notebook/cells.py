@@ -18,10 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cudalens.core._python import add_note, came_from_outside, innermost, replace_attribute
+from cudalens.core._python import (
+    add_note,
+    innermost,
+    is_of_user,
+    own_notes,
+    replace_attribute,
+)
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.core.limits import failure_line
-from cudalens.core.reported import own_notes
 from cudalens.notebook.display import Shown, action_line, finish, show_early
 from cudalens.notebook.statement import CellPlace, give_line, place_in_cell, raising
 from cudalens.notebook.timed import place_timed
@@ -330,7 +335,7 @@ class CellWatch:
             BaseException: what came while it began or was being opened: the cell must not run.
         """
         failure = cell.failure
-        if failure is not None and _is_users(failure):
+        if failure is not None and is_of_user(failure):
             raise failure
         is_inner = any(item.session for item in self._cells)
         if cell.options is None and not (info.silent or is_inner or _is_way_out(cell.typed)):
@@ -349,7 +354,7 @@ class CellWatch:
             cell.was_checked = True
         except BaseException as error:
             cell.session = None
-            if not _is_users(error):
+            if not is_of_user(error):
                 add_note(error, NOT_OPENED)
             raise
 
@@ -400,7 +405,7 @@ class CellWatch:
         try:
             return self._close(cell, error)
         except BaseException as failure:
-            if _is_users(failure):
+            if is_of_user(failure):
                 return failure
             print(f"cudalens: {failure_line('end of the cell', failure)}", file=sys.stderr)
             return None
@@ -521,11 +526,6 @@ def _first(lines: list[str]) -> str:
         if line.strip():
             return line
     return ""
-
-
-def _is_users(error: BaseException) -> bool:
-    """Return whether what came out of our code is an interrupt or of a signal handler."""
-    return not isinstance(error, Exception) or came_from_outside(error)
 
 
 def _is_way_out(typed: list[str]) -> bool:

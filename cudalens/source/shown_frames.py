@@ -12,7 +12,6 @@ from itertools import groupby
 from types import TracebackType
 
 from cudalens.core._python import entries_from_traceback, linked, set_on
-from cudalens.core.reported import report_beside
 from cudalens.source.files import is_machinery, is_own_file, is_top, torch_path
 
 _DISPATCH = ("_ops.py", "overrides.py")
@@ -51,6 +50,9 @@ def without_torch(trace: TracebackType | None) -> TracebackType | None:
 
 def is_reported(error: BaseException, report: object) -> bool:
     """Return whether a report is that of an exception, or one that also says what became of it."""
+    # With the first report: loading the extension stays cheap.
+    from cudalens.core.reported import report_beside
+
     reports = [getattr(error, "report", None), report_beside(error)]
     offenders = getattr(report, "offenders", None)
     return report is not None and any(
