@@ -32,9 +32,10 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pending]:
 
 def captured(queue: Pending, values: Tensor, low: float, high: float) -> Replay:
     """Capture a check of a static tensor; return what replays it with other values."""
-    queue.note(values, Check(low, high, lambda *ends: ValueError(*ends)))
     slots = queue._replays[CPU, values.is_floating_point()]
-    slots._slots.copy_(slots._none_yet)  # a capture launches nothing
+    before = slots._slots.clone()
+    queue.note(values, Check(low, high, lambda *ends: ValueError(*ends)))
+    slots._slots.copy_(before)  # a capture launches nothing
 
     def replay(*now: float) -> None:
         values.copy_(torch.tensor(now))
