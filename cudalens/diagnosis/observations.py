@@ -321,6 +321,7 @@ def bound(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         code = origin.made_by or origin.made.text or ""
         text += f" ({what} is made in {place(origin.made, evidence)}: {_shortened(code)})"
         sources.append(_marked(origin.made, f"{what} is made here"))
+    text += _beside(bounding(evidence, trial)[0])
     yield Observation(kind="bound", text=text, facts=facts, sources=tuple(sources))
 
 
@@ -344,11 +345,16 @@ def _bound_of_variables(
         text, sources = f"{many}, those of {made.name}", []
     else:
         return
-    if made.tied or made.beside:
-        text += f"; its weight is that of {made.tied} too" if made.tied else ""
-        text += f"; {made.beside} has the same size" if made.beside and not made.tied else ""
+    text += _beside(made)
     facts |= {"holder": made.name, "expression": made.value}
     yield Observation(kind="bound", text=text, facts=facts, sources=tuple(sources))
+
+
+def _beside(made: Binding | None) -> str:
+    """Return what else has to change with the size: what shares the weight, or has as many."""
+    if made is not None and made.tied:
+        return f"; its weight is that of {made.tied} too"
+    return f"; {made.beside} has the same size" if made is not None and made.beside else ""
 
 
 def _are(many: str) -> str:

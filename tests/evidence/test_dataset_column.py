@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cudalens.core.report import Report
 from tests.hostcells import run_cell
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -30,8 +31,18 @@ for x, y in DataLoader(ds, 30, shuffle={shuffle}):
     F.cross_entropy(head(x.cuda()), y.cuda())
 """
 ALL = "the labels of ds run from 0 to 39 without a gap: they need 40 outputs, there are 10"
-HEAD = "; the layer is head, made in line "
+BOUND = "{} classes, set in line 15: nn.Linear(4, {})"
 OWN = "ds = Own({})\nOwn.__getitem__ = lambda self, at: (torch.zeros(4), {})"
+
+
+def said(report: Report) -> list[str]:
+    """Return all that a report says beyond its headline: its readings, then its facts."""
+    return [*(hint.text for hint in report.hints), *(item.text for item in report.observations)]
+
+
+def says_one(report: Report, start: str) -> bool:
+    """Return whether one of the lines of a report begins so."""
+    return any(text.startswith(start) for text in said(report))
 
 
 @pytest.mark.parametrize(
@@ -47,17 +58,16 @@ OWN = "ds = Own({})\nOwn.__getitem__ = lambda self, at: (torch.zeros(4), {})"
         # Labels that are computed have no column; the names of the classes are there.
         (OWN.format("[range(n) for n in range(40)], classes=[str(n) for n in range(40)]",
                     "len(self.targets[at])"), {"shuffle": False},
-         "the labels run from 0 to 29 without a gap: they need 30 outputs, there are 10; ds names "
-         "40 classes"),
+         "the labels run from 0 to 29 without a gap: they need 30 outputs, there are 10"),
         # Labels that were shifted on the way are not those that are stored.
         (OWN.format("list(range(40))", "self.targets[at] + 1"), {"shuffle": False},
-         "21 of 30 labels are 10 … 30, all others are 1 … 9"),
+         "21 of 30 labels are 10 … 30, all others 1 … 9"),
         # One label is far beyond the others, or one of a class that is no other row's.
         ("y = torch.arange(40) % 3\ny[17] = 999\nds = TensorDataset(torch.randn(40, 4), y)",
-         {"outputs": 3, "shuffle": False}, "1 of 40 labels of ds is 999 (item 17), all others are "
+         {"outputs": 3, "shuffle": False}, "1 of 40 labels of ds is 999 (item 17), all others "
          "0 … 2"),
         ("y = torch.arange(3200) % 7\ny[17] = 7\nds = TensorDataset(torch.randn(3200, 4), y)",
-         {"outputs": 7, "shuffle": False}, "1 of 3200 labels of ds is 7 (item 17), all others are "
+         {"outputs": 7, "shuffle": False}, "1 of 3200 labels of ds is 7 (item 17), all others "
          "0 … 6"),
     ],
 )  # fmt: skip
@@ -68,8 +78,13 @@ def test_the_data_set_is_asked_for_its_labels(
     code = SETUP.format(made=made, **{"outputs": 10, "shuffle": True, **options})
     report = run_cell(code, fast=False).shown
     assert report.limits == ()
-    (hint,) = report.hints
-    assert hint.text.startswith(says + HEAD)
+    assert len(report.hints) <= 1
+    assert says in said(report)
+    outputs = options.get("outputs", 10)
+    (head,) = [item for item in report.observations if item.facts.get("holder") == "head"]
+    assert head.text == BOUND.format(outputs, outputs)
+    assert [item.line for item in head.sources] == [15]
+    assert ("ds names 40 classes" in said(report)) is ("classes=" in made)
 
 
 IDS = "torch.randint(0, 9, (40, 3))"
@@ -84,7 +99,7 @@ ds = {ds}
 for batch in DataLoader(ds, 30):
     table({given}.cuda())
 """
-SAYS = "1 of 120 ids of ds is 12 (item 17), all others are 0 … 8"
+SAYS = "1 of 120 ids of ds is 12 (item 17), all others 0 … 8"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +114,7 @@ def test_the_data_set_is_asked_for_its_token_ids(ds: str, given: str) -> None:
     """Rows of several numbers, as tensors and as lists."""
     report = run_cell(WORDS.format(ids=IDS, ds=ds, given=given), fast=False).shown
     assert report.limits == ()
-    assert report.hints[0].text.startswith(SAYS)
+    assert SAYS in said(report)
 
 
 TWO = """\
@@ -138,7 +153,7 @@ def test_the_labels_are_not_taken_for_another_column(ds: str, less: int, says: s
     """Though that one has the bad value at the same row."""
     report = run_cell(TWO.format(ds=ds, less=less), fast=False).shown
     assert report.limits == ()
-    assert report.hints[0].text.startswith(says)
+    assert says_one(report, says)
 
 
 def test_no_sample_is_asked_for() -> None:
@@ -174,19 +189,21 @@ conv = nn.Sequential(nn.Conv2d(3, 2, 1)).cuda()
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "name", "says"),
     [
-        ("F.cross_entropy(m(i), y)", "the layer is m.head, made in line 8: nn.Linear(4, 5); its "
+        ("F.cross_entropy(m(i), y)", "m.head", "5 classes, set in line 8: nn.Linear(4, 5); its "
          "weight is that of m.emb too"),
-        ("m(i + 9)", "the layer is self.emb, made in line 7: nn.Embedding(5, 4); its weight is "
-         "that of self.head too"),
-        ("F.cross_entropy(conv(torch.randn(1, 3, 1, 1).cuda()), y.view(1, 1, 1))",
-         "the layer is conv[0], made in line 13: nn.Sequential(nn.Conv2d(3, 2, 1)).cuda()"),
+        ("m(i + 9)", "self.emb", "5 rows, set in line 7: nn.Embedding(5, 4); its weight is that "
+         "of self.head too"),
+        ("F.cross_entropy(conv(torch.randn(1, 3, 1, 1).cuda()), y.view(1, 1, 1))", "conv[0]",
+         "2 classes, set in line 13: nn.Sequential(nn.Conv2d(3, 2, 1)).cuda()"),
     ],
 )  # fmt: skip
-def test_the_layer_to_change_is_named(line: str, says: str) -> None:
+def test_the_layer_to_change_is_named(line: str, name: str, says: str) -> None:
     """With its line, what shares its weight."""
-    assert run_cell(LAYERS + line).shown.hints[0].text.endswith(says)
+    observations = run_cell(LAYERS + line).shown.observations
+    (bound,) = [item for item in observations if item.kind == "bound"]
+    assert (bound.facts["holder"], bound.text) == (name, says)
 
 
 @pytest.mark.parametrize(("outputs", "says"), [(5, "; net.1 has the same size"), (6, "")])
@@ -194,5 +211,7 @@ def test_the_head_of_a_tables_size_is_named(outputs: int, says: str) -> None:
     """What has to grow with the table."""
     made = f"net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, {outputs})).cuda()"
     code = f"import torch\nfrom torch import nn\n{made}\nnet(torch.tensor([8]).cuda())"
-    text = run_cell(code).shown.hints[0].text
-    assert text == f"the layer is net[0], made in line 3: {made[6:]}{says}"
+    (bound,) = [item for item in run_cell(code).shown.observations if item.kind == "bound"]
+    assert bound.text == f"5 rows, set in line 3: nn.Embedding(5, 4){says}"
+    assert bound.facts["holder"] == "net[0]"
+    assert [(item.line, item.text) for item in bound.sources] == [(3, made)]

@@ -79,7 +79,24 @@ def test_other_errors_keep_their_words(line: str) -> None:
     """Errors about shapes, dtypes and plain numbers get no value."""
     found = cell(line).shown
     assert (found.kind, found.prevented, found.offenders) == ("host_error", False, None)
-    assert "before running anything" in found.explanation
+    # No tensor is on the GPU, where something could have run.
+    assert "GPU" not in found.explanation
+
+
+@pytest.mark.usefixtures("sim")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "F.cross_entropy(torch.zeros(3, 2).cuda(), tensor([0, 5]).cuda())",
+        "F.embedding(tensor([9.0]).cuda(), torch.zeros(3, 2).cuda())",
+        "torch.zeros(3).cuda()[7]",
+    ],
+)
+def test_nothing_has_run_on_the_device(line: str) -> None:
+    """Said of the same errors where a tensor is on one."""
+    found = cell(line).shown
+    assert (found.kind, found.prevented, found.offenders) == ("host_error", False, None)
+    assert found.explanation.endswith("before running anything on the GPU.")
 
 
 @pytest.mark.parametrize(
