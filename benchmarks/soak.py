@@ -253,7 +253,7 @@ class Soak:
             self.is_loaded = True
         elif choice < 0.20 and self.is_loaded:
             self.is_nan = self.rng.random() < 0.4
-            self.command("%cudacheck on --no-widgets" + (" --nan" if self.is_nan else ""))
+            self.command("%cudacheck on --no-widgets" + (" --nan=strict" if self.is_nan else ""))
             self.is_on = True
         elif choice < 0.28 and self.is_loaded:
             self.command("%cudacheck off")
@@ -268,7 +268,7 @@ class Soak:
         header = "" if self.is_on and self.rng.random() < 0.7 else "%%cudacheck --no-widgets"
         is_nan = self.is_nan if not header else self.rng.random() < 0.2
         if header and is_nan:
-            header += " --nan"
+            header += " --nan=strict"
         elif header and self.rng.random() < 0.3:
             header += " --fast"
         # Without the extension nothing may fail, so more than a third do with it.
@@ -354,7 +354,7 @@ def soak(cells: int, seed: int, limit_s: float) -> Result:
         run.command("%load_ext cudalens")
         run.command(SETUP)
         for make in dict.fromkeys((*FAILING, _nonfinite)):  # the first time costs for good
-            run.judge(make(run.rng), "%%cudacheck --no-widgets --nan")
+            run.judge(make(run.rng), "%%cudacheck --no-widgets --nan=strict")
         result.start = run.measure()
         half = 0
         for number in range(cells):

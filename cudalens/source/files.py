@@ -21,7 +21,6 @@ from types import ModuleType
 from typing import Any, cast
 
 from cudalens.core._python import innermost
-from cudalens.source.safe_eval import instance_dict
 
 _numbers: dict[str, int | None] = {}
 _typed: dict[str, tuple[str, ...]] = {}
@@ -293,6 +292,9 @@ def _is_generated(filename: str) -> bool:
 
     The module is given a name inside the library, or ``tempfile`` gave the file its own name.
     """
+    # With the first report: loading the extension stays cheap.
+    from cudalens.source.safe_eval import instance_dict
+
     modules = (item for item in list(sys.modules.values()) if issubclass(type(item), ModuleType))
     spaces = map(instance_dict, modules)
     names = [space.get("__name__") for space in spaces if space.get("__file__") == filename]
@@ -305,6 +307,9 @@ def _is_generated(filename: str) -> bool:
 def _is_beside_package(name: str, filename: str) -> bool:
     """Return whether a module is called like one of an installed package and is no file of it."""
     package, _, own_name = name.rpartition(".")
+    # With the first report: loading the extension stays cheap.
+    from cudalens.source.safe_eval import instance_dict
+
     parent = instance_dict(sys.modules.get(package)) if own_name else {}
     init, folders = parent.get("__file__"), cast("Iterable[object]", parent.get("__path__") or ())
     is_installed = isinstance(init, str) and (is_torch_file(init) or _is_library_path(init))
