@@ -198,14 +198,14 @@ x = torch.randn(10, requires_grad=True, device="cuda")
 y = x.exp()
 y.clamp_(min=1e-6)
 y.mean().backward()
--- autograd_error | backward | `y.clamp_(min=1e-6)` in line | changed `y`, which backward needs | \
+-- autograd_error | backward | y.clamp_(min=1e-6) in line | changed y, which backward needs | \
 version 1 | version 0 | y = x.exp() | out_of_place
 == backward system: a graph used twice is autograd's error, on the host
 w = torch.ones(3, device="cuda", requires_grad=True)
 loss = w.exp().sum()
 loss.backward()
 loss.backward()
--- autograd_error | backward | leads into the graph of line 7, which backward in line 8 has freed
+-- autograd_error | backward | loss depends on the graph of line 7, which line 8 has freed
 == bart 1: more tokens than positions, without truncation
 x = torch.full((2, 20), 3).cuda()
 model(input_ids=x, labels=labels)

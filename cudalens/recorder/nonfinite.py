@@ -205,7 +205,12 @@ class NonFiniteWatch:
         """
         step, was_finite = self._step(api), old is True
         if _is_in_loader():
-            return None  # that it was not finite is known where the batch is first read
+            known = [mark for item in inputs if (mark := self._marks.of(item)) is not None]
+            is_dataset_s = bool(inputs) and all(map(is_finite, inputs))
+            if known:
+                self._marks.pass_on(tensor, known[0], step, has_nan=has_nan)
+            if known or not is_dataset_s:
+                return None  # a value of the data is named where the batch is first read
         numbers = [item for item in (*args, *kwargs.values()) if isinstance(item, float)]
         if api.stem in FROM_PYTHON or not all(map(math.isfinite, numbers)):
             # It was asked for: ``masked_fill(mask, -inf)``.  What came in besides goes on.

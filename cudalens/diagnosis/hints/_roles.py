@@ -18,6 +18,8 @@ Role = Literal["label", "one_hot", "token", "position", "box", "segment", "edge"
 LABEL_OPS = frozenset(
     {"aten::nll_loss_forward", "aten::nll_loss2d_forward", "aten::multi_margin_loss"}
     | {"aten::nll_loss_backward", "aten::nll_loss2d_backward"}
+    # A refusal of the host has the name of the function.
+    | {"torch.nn.functional.cross_entropy", "torch.nn.functional.nll_loss"}
 )
 LOOKUP_OPS = frozenset(
     {"aten::embedding", "aten::embedding_renorm", "aten::embedding_renorm_"}
