@@ -154,7 +154,7 @@ class FreedGraph:
     detached: str | None = None
     """Code for the value of ``name`` without its graph: ``h.detach()``.
 
-    ``None`` where the call of backward stands in another function, which has no such variable.
+    ``None`` where another function, without that variable, calls backward.
     """
     has_stepped: bool = False
     is_made_again: bool = False

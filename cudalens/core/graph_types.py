@@ -53,7 +53,7 @@ class AutogradNeighbourhood:
 
 @dataclass(frozen=True, kw_only=True)
 class ProvenanceStep:
-    """One step on the way of the bad values, newest first: an op, or the place they entered."""
+    """One step in the provenance of the bad values: an op, or the place they entered."""
 
     op: str | None = None
     source: LineRef | None = None

@@ -489,7 +489,7 @@ ObservationKind = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class MarkedLine(LineRef):
-    """A line of the user's code, and what is said beside it on the screen."""
+    """A line of the user's code with the mark that is shown beside it."""
 
     mark: str = ""
     """A few words without a verb of advice: ``10 is made here``."""

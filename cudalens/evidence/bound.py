@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from cudalens.core.evidence_types import BoundOrigin
 from cudalens.core.graph_types import ProvenanceStep
 from cudalens.core.report_types import LineRef, SourceSpan
+from cudalens.core.user_objects import is_module
 from cudalens.evidence.program import Program, Spot, size_argument
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
@@ -26,7 +27,7 @@ from cudalens.recorder.tensor_refs import Ref
 from cudalens.source.files import is_user_file
 from cudalens.source.module_path import paths_below
 from cudalens.source.running_node import Running, running
-from cudalens.source.safe_eval import is_module, registered
+from cudalens.source.safe_eval import registered
 from cudalens.source.stack import namespaces, place_of
 
 _MAX_STEPS = 24

@@ -21,6 +21,7 @@ from torch.nn import functional
 from cudalens.core import _torch
 from cudalens.core.call import THREAD, ApiCall, Call, OpCall, Operand
 from cudalens.core.evidence_types import OddArgument, RefusedCall
+from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.evidence.call_stack import parameters_of
 from cudalens.evidence.context import problem_type, table_of_positions
 from cudalens.evidence.variables import RunningLine
@@ -28,7 +29,6 @@ from cudalens.recorder.arguments import named_arguments
 from cudalens.recorder.earlier_values import caller_of
 from cudalens.source.files import is_torch_file, torch_path
 from cudalens.source.running_call import ABSENT, MODULE_CALLS, RunningCall, method_of
-from cudalens.source.safe_eval import is_module, is_tensor
 from cudalens.source.stack import place_of
 
 LIBRARIES = ("torch.nn.modules.", "transformers.", "torchvision.")

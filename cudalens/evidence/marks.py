@@ -48,7 +48,7 @@ def marks_of(
         tensor: the one at fault.
         bad: bool[shape of the tensor], true at its bad elements.
         others: the other tensors on the user's line, by their expressions.
-        steps: the way of the bad values, newest first.
+        steps: the provenance of the bad values, newest first.
         frames: the stack, outermost first.
     """
     values = tensor.detach()[bad]
@@ -74,7 +74,7 @@ def _is_zero_at(other: Tensor, tensor: Tensor, bad: Tensor) -> bool:
 
 
 def _copies(tensor: Tensor) -> int:
-    """Return how often each element stands in a tensor that ``expand`` made."""
+    """Return how many copies of each element a tensor made by ``expand`` shows."""
     if tensor.layout is not torch.strided:
         return 1
     repeated = zip(tensor.shape, tensor.stride(), strict=True)

@@ -12,10 +12,9 @@ from typing import Literal, NamedTuple
 
 from rich.cells import cell_len
 
-from cudalens.core._python import without_comment
 from cudalens.core.report import Report, SourceSpan, TensorFact
 from cudalens.render import words
-from cudalens.render.words import one_line, visible
+from cudalens.render.words import visible
 
 PieceTone = Literal["plain", "call", "tensor", "bad", "rule", "label", "badlabel"]
 TAB = "    "
@@ -415,8 +414,3 @@ def _label_row(
         tone = "badlabel" if run.tone == "bad" else "label"
         put(drawn, Piece(text=said, tone=tone))
     return Row(pieces=tuple(pieces), is_label=True)
-
-
-def plain_code(text: str) -> str:
-    """Return a line of code without its comment, stripped."""
-    return one_line(without_comment(text.strip()))

@@ -67,11 +67,6 @@ def clip(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: max(limit - 1, 0)] + "…"
 
 
-def clip_left(text: str, limit: int) -> str:
-    """Cut ``text`` at its front: the end of a path or a module name tells most."""
-    return text if len(text) <= limit else "…" + text[-max(limit - 1, 1) :]
-
-
 def elide(text: str, limit: int) -> str:
     """Cut ``text`` in its middle: where it begins and ends tells most."""
     if len(text) <= limit:
@@ -179,12 +174,6 @@ def format_tensor_type(fact: TensorFact) -> str:
 def tensor_name(fact: TensorFact) -> str:
     """Return the user's expression for a tensor, else its schema name."""
     return one_line(fact.expression or fact.argument or "unnamed")
-
-
-def format_argument(report: Report) -> str:
-    """Return the argument at fault: the user's expression, then the schema's name."""
-    name, own = one_line(report.argument or ""), one_line(report.expression or "")
-    return f"{own} ({name})" if own and name and own != name else own or name
 
 
 def is_at_fault(report: Report, fact: TensorFact) -> bool:
@@ -297,12 +286,6 @@ def limits_of(bounds: Bounds | None) -> tuple[float | None, float | None]:
     return (finite(bounds.min), finite(bounds.max)) if bounds else (None, None)
 
 
-def format_inputs(item: Offender) -> str:
-    """Return `` from x = -4``, empty where the inputs at the position are not known."""
-    values = ", ".join(f"{one_line(name)} = {format_number(it)}" for name, it in item.inputs)
-    return f" from {values}" if values else ""
-
-
 def certainty(report: Report) -> str:
     """Return the reservation that a finding carries, empty when it is proven."""
     return {"likely": "likely cause", "unknown": "cause not established"}.get(report.certainty, "")
@@ -345,7 +328,7 @@ def replay_line(report: Report) -> str:
 
 
 def format_step(item: ProvenanceStep) -> str:
-    """Return one step of the way of the bad values."""
+    """Return one step in the provenance of the bad values."""
     where = format_line(item.source) or one_line(item.op or "")
     note = one_line(item.note or "")
     return f"{where} ({note})" if where and note else where or note

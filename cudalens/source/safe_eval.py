@@ -97,11 +97,6 @@ def is_module(value: object) -> bool:
     return _has_base(value, "torch.nn.modules.module", "Module")
 
 
-def is_array(value: object) -> bool:
-    """Return whether a value is a ``numpy.ndarray``, by its type's own bases."""
-    return _has_base(value, "numpy", "ndarray")
-
-
 def instance_dict(value: object) -> dict[str, object]:
     """Return an object's own attributes, without descriptors; empty when it has none."""
     try:
