@@ -123,6 +123,12 @@ def test_findings_of_tests_that_pass_are_in_the_summary(tmp_path: Path) -> None:
 
 
 LOG = "import torch\ndef test_it():\n    torch.zeros(2, device='cuda').log()\n"
+LOG_LOSS = """
+import torch
+def test_it():
+    x = torch.zeros(2, device="cuda", requires_grad=True)
+    (x - 1).log().sum().backward()
+"""
 EXPECTING = BAD.replace("train([0, 1, 3", "with pytest.raises(IndexError): train([0, 1, 3")
 IN_FIXTURE = BAD.replace("def test_bad_label():", "@pytest.fixture\ndef bad():")
 IN_FIXTURE += "\n\ndef test_it(bad):\n    pass\n"
@@ -131,7 +137,9 @@ ENDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "marked": (marked("fast=True"), ONE, "DeviceIndexError"),
     "left out": (marked("False"), ("--cudacheck", *ONE), "device-side assert"),
     "deferred": (BAD, ("--cudacheck=deferred", *ONE), "DeviceIndexError"),
-    "nan": (LOG, ("--cudacheck=nan",), "NonFiniteError"),
+    "nan": (LOG_LOSS, ("--cudacheck=nan",), "NonFiniteError"),
+    "nan that nothing reads": (LOG, ("--cudacheck=nan",), "1 passed"),
+    "nan, strict": (LOG, ("--cudacheck=nan=strict",), "NonFiniteError"),
     "nan, not asked for": (LOG, ("--cudacheck",), "1 passed"),
     "expected": (EXPECTING, ("--cudacheck",), "2 passed"),
     "in a fixture": (IN_FIXTURE, ("--cudacheck",), "1 passed, 1 error"),

@@ -273,7 +273,7 @@ with shell_with_cudalens() as shell:
     print("ERROR", type(error).__name__, "finding" * ("= 7 is outside" in str(error)))
     print(len(shown), "shown")
     print(shown[0]["text/plain"])
-    print("FOLDED" * ("<strong>rank 1</strong>" in shown[0]["text/html"]))
+    print("FOLDED" * ("<summary><b>rank 1</b>" in shown[0]["text/html"]))
 """
 
 
