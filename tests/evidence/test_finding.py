@@ -229,8 +229,8 @@ def _level(entry: str) -> int:
     return 1 + max(map(_level, MAY_IMPORT[entry].split()), default=-1)
 
 
-def test_a_finding_is_made_once_and_goes_up_twice() -> None:
-    """To its report, and to the session."""
+def test_a_finding_is_made_once_and_goes_up_three_times() -> None:
+    """To its report, to the session, and to the user's variables that the rules ask for a layer."""
     climbs: list[tuple[str, str, str]] = []
     made: list[str] = []
     stack: list[tuple[FrameType, str]] = []
@@ -264,6 +264,7 @@ def test_a_finding_is_made_once_and_goes_up_twice() -> None:
     assert outcome.shown.kind == "device_assert"
     assert made == ["Evidence", "Report"]
     assert sorted(set(climbs)) == [
+        ("diagnosis", "evidence", "Variables.binding"),
         ("guards", "evidence", "on_violation"),
         ("guards", "session", "CheckSession.add_finding"),
     ]

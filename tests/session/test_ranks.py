@@ -273,7 +273,8 @@ with shell_with_cudalens() as shell:
     print("ERROR", type(error).__name__, "finding" * ("= 7 is outside" in str(error)))
     print(len(shown), "shown")
     print(shown[0]["text/plain"])
-    print("FOLDED" * ("<summary><b>rank 1</b>" in shown[0]["text/html"]))
+    folded = '<summary style="cursor:pointer"><b>rank 1</b>'
+    print("FOLDED" * (folded in shown[0]["text/html"]))
 """
 
 
