@@ -205,12 +205,14 @@ class NonFiniteWatch:
         """
         step, was_finite = self._step(api), old is True
         if _is_in_loader():
-            known = [mark for item in inputs if (mark := self._marks.of(item)) is not None]
-            is_dataset_s = bool(inputs) and all(map(is_finite, inputs))
-            if known:
-                self._marks.pass_on(tensor, known[0], step, has_nan=has_nan)
-            if known or not is_dataset_s:
-                return None  # a value of the data is named where the batch is first read
+            # A value of the data is named where the batch is first read; one that the data set has
+            # computed, by the call that made it.
+            known = filter(None, map(self._marks.of, inputs))
+            if (made_here := next((m for m in known if m.maker.kind == "made"), None)) is not None:
+                self._marks.pass_on(tensor, made_here, step, has_nan=has_nan)
+                return None
+            if not inputs or not all(map(is_finite, inputs)):
+                return None
         numbers = [item for item in (*args, *kwargs.values()) if isinstance(item, float)]
         if api.stem in FROM_PYTHON or not all(map(math.isfinite, numbers)):
             # It was asked for: ``masked_fill(mask, -inf)``.  What came in besides goes on.
