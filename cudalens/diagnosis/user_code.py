@@ -259,7 +259,7 @@ def _call_of(evidence: Evidence, names: Container[str | None]) -> ast.Call | Non
     return next((item for item in nodes if last_name(item.func) in names), None)
 
 
-def last_name(node: ast.expr) -> str | None:
+def last_name(node: ast.AST) -> str | None:
     """Return the last part of a dotted name: ``cross_entropy`` of ``F.cross_entropy``."""
     if isinstance(node, ast.Attribute):
         return node.attr

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple, cast
 
+from cudalens.diagnosis.user_code import last_name
 from cudalens.source.files import cell_number, source_lines, user_cells
 from cudalens.source.running_node import parsed_source
 
@@ -47,13 +48,6 @@ class Spot(NamedTuple):
         return getattr(self.node, "lineno", 0)
 
 
-def last_name(node: ast.AST) -> str:
-    """Return ``Embedding`` of ``nn.Embedding``, empty for what is no name."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
 def size_argument(call: ast.AST, dim: int | None) -> ast.expr | None:
     """Return the argument of a call that is the size of a dimension, where the call tells.
 
@@ -62,7 +56,7 @@ def size_argument(call: ast.AST, dim: int | None) -> ast.expr | None:
     """
     if not isinstance(call, ast.Call) or any(isinstance(it, ast.Starred) for it in call.args):
         return None
-    name = last_name(call.func)
+    name = last_name(call.func) or ""
     if name in _FACTORIES and call.args:
         first = call.args[0]
         is_listed = isinstance(first, ast.Tuple | ast.List)
@@ -202,7 +196,7 @@ class Program:
             given = [it.value for it in call.node.keywords if it.arg == node.attr]
             found += [self.chosen(Spot(call.file, it), call, size, hops) for it in given]
             if not given:
-                found += self._fields(last_name(call.node.func), node.attr, size)
+                found += self._fields(last_name(call.node.func) or "", node.attr, size)
         return _only(filter(None, found)) or shown
 
     def _objects(self, base: Spot, hops: int) -> Iterator[Spot]:
