@@ -212,7 +212,9 @@ def _facts(report: Report) -> Iterator[Spans]:
         texts.append(words.earlier_calls(report))
     texts += _observed(report, _THEN)
     allowed = words.format_bounds(report)
-    if allowed and not words.says_bounds(report) and not kinds & {"bound", "pattern"}:
+    # The size that an observation names says all of 0 … size - 1, and nothing of negative indices.
+    is_by_size = bool(kinds & {"bound", "pattern"}) and words.limits_of(report.bounds)[0] == 0
+    if allowed and not words.says_bounds(report) and not is_by_size:
         texts.append(f"allowed {allowed}")
     if short:
         yield short
