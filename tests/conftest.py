@@ -27,6 +27,7 @@ from cudalens import guards, simulate
 from cudalens.evidence import trial
 from cudalens.guards.process import PROCESS
 from cudalens.simulate.activation import OLDEST
+from cudalens.source import files
 from tests.amount import LEVEL, LEVELS, is_left_out
 from tests.releases import release
 
@@ -173,6 +174,15 @@ def no_callback_of_the_collector() -> Iterator[None]:
     gc.callbacks.clear()
     yield
     gc.callbacks[:] = kept
+
+
+@pytest.fixture(autouse=True)
+def no_cells_of_other_tests() -> Iterator[None]:
+    """Forget the cells of a test: the origin of a size is looked for in all cells of a kernel."""
+    before = set(files.user_cells())
+    yield
+    for name in set(files.user_cells()) - before:
+        files.forget_cell(name)
 
 
 @pytest.fixture(autouse=True)
