@@ -35,6 +35,7 @@ def explained(
     limits: Limits,
     *,
     was_lost: bool = False,
+    early: Report | None = None,
 ) -> Report | None:
     """Explain an exception of torch's, and note in one line on it what the report says.
 
@@ -43,6 +44,7 @@ def explained(
         started: when the work on the report began, on the performance counter.
         limits: of the block.
         was_lost: whether the device could not be used before the block began.
+        early: the report that was made where the exception came up, if one was.
 
     Returns:
         ``None`` when the exception is none of torch's business.  When an earlier failure ended the
@@ -54,6 +56,8 @@ def explained(
     own_report = report_beside(error)
     if own_report is not None:
         return own_report  # a session inside this one has reported it
+    if early is not None:
+        return attached(error, early, note_line(early, limits))
     is_lost = limits.attempt("earlier failure", lambda: lost_context.is_lost(error_facts(error)))
     if is_lost and (earlier := lost_context.end()) is not None:
         return attached(error, earlier, f"cudalens: {lost_context.reminder(earlier)}")

@@ -8,11 +8,12 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from weakref import ref
 
 from cudalens.core import _python
 from cudalens.core._python import Uninterrupted
@@ -115,6 +116,10 @@ class CheckSession:
         self._was_lost = False
         self._is_lost = False
         """True if the loss of the device has been reported."""
+        self._early: Report | None = None
+        """The report of that loss."""
+        self._early_error: ref[BaseException] | None = None
+        """The exception that it is of, where a weak reference to it can be had."""
         self._ranks: Ranks | None = None
         self._earlier = lost_context.end()
 
@@ -314,7 +319,7 @@ class CheckSession:
             other = self._of_ranks(error)
             if other is None and not self._was_raised_by_launcher(error):
                 other = self._explained(error, started)
-            other = other or self._explained(self._late(error), started)
+            other = other or self._explained_late(self._late(error), started)
         is_first = own is not None and own.report is first
         if first is not None and not (is_first or is_retold(first, error)):
             self.swallowed = self._swallowed(first, error)
@@ -358,13 +363,23 @@ class CheckSession:
         """Report an exception that is no finding; after a finding it must be remembered here."""
         if error is None or (self.findings and wraps_finding(error, self.findings[0])):
             return None
+        is_early = self._early_error is not None and self._early_error() is error
+        early = self._early if is_early else None
         recorded = (self.recorder, self.device_text)
-        report = explained(error, *recorded, started, self._limits, was_lost=self._was_lost)
+        report = explained(
+            error, *recorded, started, self._limits, was_lost=self._was_lost, early=early
+        )
         if report is not None and self.findings:
             if report is lost_context.end():
                 return None  # an earlier block has reported it
             self._limits.attempt("memory", partial(lost_context.remember, report))
         return report
+
+    def _explained_late(self, error: BaseException | None, started: float) -> Report | None:
+        """Report what the device says at the end, to which no line of the block belongs."""
+        if error is not None and self._early is not None and self.recorder.fatal is None:
+            return self._early  # the line where the loss was met is known, the call at fault is not
+        return self._explained(error, started)
 
     def _on_device_end(self, error: BaseException) -> None:
         """Report the loss of the device where it is found.
@@ -378,6 +393,9 @@ class CheckSession:
             return  # the stack of autograd's own thread does not lead to the user's line
         self._is_lost = True
         report = explained_early(error, self.recorder, self.device_text, self._limits)
+        self._early = report
+        with suppress(TypeError):  # a RuntimeError takes no weak reference
+            self._early_error = ref(error)
         self.report = PROCESS.last = report
         self.written, _ = write_files(report, *self._files)  # failures are noted in the last one
         if self.show_early is not None:

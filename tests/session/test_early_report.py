@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 import cudalens
 from cudalens import simulate
+from cudalens.evidence import exception
 from tests.shells import Notebook
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -70,6 +72,61 @@ def test_without_a_recorder_a_guarded_call_reports_it(
     assert session.report is not None
     assert (session.report.kind, session.report.context_usable) == ("device_assert", False)
     assert len(shown) == is_early
+
+
+@pytest.mark.parametrize("mode", ["full", "fast"])
+def test_the_evidence_is_collected_once(
+    mode: str, sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected: list[BaseException] = []
+    collect = exception.evidence_of_error
+
+    def count(error: BaseException, *args: Any, **options: Any) -> Any:
+        collected.append(error)
+        return collect(error, *args, **options)
+
+    monkeypatch.setattr(exception, "evidence_of_error", count)
+    x, at = torch.ones(3, device="cuda"), torch.tensor([1], device="cuda")
+    with (
+        pytest.raises(torch.AcceleratorError) as caught,
+        cudalens.check(fast=mode == "fast") as session,
+    ):
+        sim.device_assert("ext::op", LINE)
+        x[at]
+    assert collected == [caught.value]
+    assert session.report is not None
+    assert session.report.context_usable is False
+    assert [note for note in caught.value.__notes__ if session.report.headline in note]
+
+
+def test_the_error_of_a_later_call_is_explained_for_itself(sim: simulate.Simulation) -> None:
+    x = torch.ones(3, device="cuda")
+    lines: list[Any] = []
+    session = cudalens.check()
+    session.show_early = lambda: lines.append(session.report and session.report.source)
+    with pytest.raises(torch.AcceleratorError), session:
+        sim.device_assert("ext::op", LINE)
+        with suppress(torch.AcceleratorError):
+            torch.sigmoid(x)
+        torch.tanh(x)
+    lines.append(session.report and session.report.source)
+    assert [line.text for line in lines] == ["torch.sigmoid(x)", "torch.tanh(x)"]
+
+
+@pytest.mark.parametrize("other", [None, ValueError])
+def test_a_loss_that_the_block_handles_keeps_its_line(
+    other: type[Exception] | None, sim: simulate.Simulation
+) -> None:
+    session = cudalens.check()
+    with suppress(ValueError), session:
+        try:
+            lose(sim)
+        except torch.AcceleratorError as error:
+            if other is not None:
+                raise other from error
+    assert session.report is not None
+    assert session.report.source is not None
+    assert session.report.source.text == "torch.sigmoid(x)"
 
 
 def test_an_error_that_leaves_the_device_usable_is_reported_at_the_end(
