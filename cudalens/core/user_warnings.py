@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from contextlib import suppress
+from linecache import getline
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,6 +25,8 @@ _DETOUR = str(Path("torch") / "overrides.py")
 
 _MODULES = str(Path("nn") / "modules" / "module.py")
 """The file of torch's own function that runs a module's hooks, by a function inside it."""
+_DIRECT = "return forward_call("
+"""What stands on that function's line for a module without hooks."""
 _KINDS_OF_HOOKS = ("backward", "backward_pre", "forward", "forward_pre")
 
 
@@ -44,12 +47,14 @@ class _AtUserLine:
             return
         wrong, right = places
         _forget(wrong, message)
-        names = right.f_globals
+        names, direct = right.f_globals, None
+        with suppress(Exception):
+            direct = _line_without_hooks(right)
         _warnings.warn_explicit(
             message.message,
             message.category,
             right.f_code.co_filename,
-            right.f_lineno,
+            direct or right.f_lineno,
             module=names.get("__name__") or "<string>",
             registry=names.setdefault("__warningregistry__", {}),
             source=message.source,
@@ -114,16 +119,29 @@ def _next_without_us(frame: FrameType | None, inner: FrameType | None = None) ->
 
 def _is_for_our_hook(frame: FrameType, outer: FrameType) -> bool:
     """Return whether torch's function that runs a module's hooks runs because of ours alone."""
-    codes = [
-        (item.f_code.co_name, item.f_code.co_filename.endswith(_MODULES)) for item in (frame, outer)
-    ]
-    if codes != [("inner", True), ("_call_impl", True)]:
+    is_inner = frame.f_code.co_name == "inner" and frame.f_code.co_filename.endswith(_MODULES)
+    return is_inner and _has_our_hooks_alone(outer)
+
+
+def _has_our_hooks_alone(call: FrameType) -> bool:
+    """Return whether a frame is the call of a module that has no hooks but ours."""
+    code = call.f_code
+    if code.co_name != "_call_impl" or not code.co_filename.endswith(_MODULES):
         return False
-    module = outer.f_locals.get("self")
+    module = call.f_locals.get("self")
     hooks = [getattr(module, f"_{name}_hooks", None) for name in _KINDS_OF_HOOKS]
     # While a recorder is open this leaves out its own.
-    has_global = outer.f_globals.get("_has_any_global_hook")
+    has_global = call.f_globals.get("_has_any_global_hook")
     return not any(hooks) and has_global is not None and not has_global()
+
+
+def _line_without_hooks(frame: FrameType) -> int | None:
+    """Return the line at which torch calls a module's ``forward`` where there are no hooks."""
+    if not _has_our_hooks_alone(frame):
+        return None
+    code = frame.f_code
+    lines = (line for _, _, line in code.co_lines() if line is not None)
+    return next((at for at in lines if _DIRECT in getline(code.co_filename, at)), None)
 
 
 def _forget(frame: FrameType, message: Any) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import cudalens
 from cudalens import simulate
@@ -83,3 +85,41 @@ def test_a_warning_of_an_op_points_at_its_line(sim: simulate.Simulation) -> None
     finally:
         torch.set_warn_always(False)
     assert {message.filename for message in shown} == {str(HERE)}
+
+
+class Old(nn.Module):
+    """A library's module that warns of a call, as decorators of its ``forward`` do."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__()
+        self.level = level
+
+    def forward(self, values: Tensor) -> Tensor:
+        warnings.warn("old", FutureWarning, stacklevel=self.level)
+        return values
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("has_hook", [False, True], ids=["no hook", "a hook of the user's"])
+def test_a_warning_in_a_forward_is_shown_where_it_is_without_the_check(
+    level: int, *, has_hook: bool
+) -> None:
+    module = Old(level)
+    if has_hook:
+        module.register_forward_hook(lambda *_: None)
+    values = torch.ones(1)
+    places = []
+    for options in (None, {}, {"nan": True}):
+        with cudalens.check(**options) if options is not None else nullcontext():
+            places.append(place(lambda: module(values)))
+    assert places[1:] == places[:1] * 2
+
+
+def test_a_warning_in_a_forward_is_shown_once_with_and_without_the_check() -> None:
+    module = Old(2)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        module(torch.ones(1))
+        with cudalens.check():
+            module(torch.ones(1))
+    assert len(shown) == 1

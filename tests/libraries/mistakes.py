@@ -402,7 +402,7 @@ chosen = scores.gather(-1, action)
 """,
         "chosen = scores.gather(-1, action)",
         "action[2, 0] = 2",
-        "allowed 0 … 1",
+        "one past the last (0 … 1)",
     ),
     Mistake(
         "gaussian_processes",

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from importlib.metadata import version
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -182,7 +183,7 @@ def in_fork(run: Callable[[], str | None]) -> dict[str, Any]:
         return {
             "digest": result.read_text(encoding="utf-8") if result.exists() else None,
             "said": said.read_text(encoding="utf-8") if said.exists() else f"status {status}",
-            "printed": printed.read_text(encoding="utf-8", errors="replace"),
+            "printed": printed.read_text(encoding="utf-8", errors="replace").replace(folder, ""),
             "seconds": round(time.perf_counter() - started, 1),
         }
 
@@ -236,6 +237,8 @@ def main(name: str, file: str) -> None:
     from tests.libraries.mistakes import MISTAKES, judged
     from tests.libraries.vision_ops import define_where_missing
 
+    # Its process tells of locks that a fork leaves behind, and must not tell it in a fork's output.
+    resource_tracker.ensure_running()
     define_where_missing()
     module = importlib.import_module(f"{PROGRAMS}.{name}")
     torch.set_num_threads(1)

@@ -1,13 +1,18 @@
 """torchrl: a replay buffer on the device, DQN with a slow target, GAE and PPO losses."""
 
-import torch
-from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
-from torch.distributions import Categorical
-from torchrl.data import LazyTensorStorage, OneHot, TensorDictReplayBuffer
-from torchrl.modules import MLP, ProbabilisticActor, QValueActor, ValueOperator
-from torchrl.objectives import ClipPPOLoss, DQNLoss, SoftUpdate
-from torchrl.objectives.value import GAE
+import sys
+
+# recbole pins a ray that no longer imports; torchrl does without one that is not there.
+sys.modules.setdefault("ray", None)
+
+import torch  # noqa: E402
+from tensordict import TensorDict  # noqa: E402
+from tensordict.nn import TensorDictModule  # noqa: E402
+from torch.distributions import Categorical  # noqa: E402
+from torchrl.data import LazyTensorStorage, OneHot, TensorDictReplayBuffer  # noqa: E402
+from torchrl.modules import MLP, ProbabilisticActor, QValueActor, ValueOperator  # noqa: E402
+from torchrl.objectives import ClipPPOLoss, DQNLoss, SoftUpdate  # noqa: E402
+from torchrl.objectives.value import GAE  # noqa: E402
 
 LIBRARIES = ("torchrl", "tensordict")
 
