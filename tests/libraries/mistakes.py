@@ -51,7 +51,7 @@ hidden = model(tokens)
 """,
         "hidden = model(tokens)",
         "index[0, 14] = 16 is outside dimension 1 (size 16)",
-        "positions start at 2 here, so 16 rows are enough for 14 tokens",
+        "Positions start at 2 here, so 16 rows are enough for 14 tokens",
     ),
     Mistake(
         "gpt2_generate",
@@ -210,7 +210,7 @@ trainer.fit(Model(), torch.utils.data.DataLoader(rows, batch_size=6))
 """,
         "return F.cross_entropy(self.net(features), kind)",
         "kind[2] = 3 is outside the 3 classes",
-        "forward",
+        "phase forward",
     ),
     Mistake(
         "lightning_fit",
@@ -234,7 +234,7 @@ trainer.fit(Model(), torch.utils.data.DataLoader(rows, batch_size=6))
 """,
         "return (self.net(batch[0]) + (batch[0] + noise).sum()).mean()",
         "noise",
-        "forward",
+        "phase forward",
     ),
     Mistake(
         "timm_train",
@@ -295,7 +295,7 @@ h = layer(x, pairs)
 """,
         "h = layer(x, pairs)",
         "pairs[0][2] = 4",
-        "allowed 0 … 3",
+        "one past the last (0 … 3)",
     ),
     Mistake(
         "graph_networks",
@@ -466,7 +466,7 @@ def judged(mistake: Mistake) -> str | None:
     if report is None:
         return f"no report; {raised}"
     line = report.source.text if report.source else None
-    text = report.to_text(width=200)
+    text = f"{report.to_text(width=200)}\nphase {report.phase}"
     headline = report.headline_own or report.headline
     is_right = line == mistake.line and mistake.headline in headline
     return None if is_right and mistake.says in text else f"line {line!r}\n{text}"
