@@ -254,7 +254,9 @@ def _placed(verdict: Verdict, error: ErrorFacts, evidence: Evidence) -> Verdict:
         verdict = replace(verdict, explanation=f"{verdict.explanation} {_NO_DSA}")
     is_on_device = any((fact.device or "").startswith("cuda") for fact in evidence.tensors)
     if evidence.environment.simulated and is_on_device and _CPU_CHECK.search(error.message):
-        verdict = replace(verdict, explanation=_OF_THE_CPU)
+        # The first screen says that CUDA is fine, so the doubt belongs there too.
+        hints = verdict.hints or (Hint(text=_OF_THE_CPU),)
+        verdict = replace(verdict, explanation=_OF_THE_CPU, hints=hints)
     reraised = _RERAISED.match(error.message)
     if reraised is None:
         return verdict
