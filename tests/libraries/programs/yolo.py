@@ -1,6 +1,10 @@
 """ultralytics: YOLO on pictures made here: training, validation, prediction."""
 
+import os
 from pathlib import Path
+
+# Its progress bars show more or fewer steps, by the clock.
+os.environ["YOLO_VERBOSE"] = "false"
 
 import numpy as np
 from PIL import Image
