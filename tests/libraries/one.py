@@ -118,14 +118,8 @@ def run_pytest(module: ModuleType) -> str | None:
     import pytest
 
     Path("test_it.py").write_text(_TEST.format(module=module.__name__), encoding="utf-8")
-    options = [
-        "-q",
-        "-p",
-        "cudalens.integrations.pytest_plugin",
-        "--cudacheck",
-        "-p",
-        "no:warnings",
-    ]
+    # The plugin is found by its entry point, as the environment has cudalens installed.
+    options = ["-q", "--cudacheck", "-p", "no:warnings"]
     log = Path("pytest.log")
     with log.open("w", encoding="utf-8") as file, _sent_to(file.fileno()):
         status = pytest.main([*options, "--rootdir=.", "-c", os.devnull, "test_it.py"])
