@@ -105,7 +105,7 @@ def explain_log(log: CrashLog, read: Read = lambda _: ()) -> Report | None:
     else:
         report = replace(diagnose(evidence), source=evidence.source, frames=frames)
         if not _is_sticky(chosen) and log.last_text > _last_line(chosen):
-            report = replace(report, explanation=f"{report.explanation} {_HANDLED}")
+            report = replace(report, limits=(*report.limits, _HANDLED))
     same = (item for item in log.failures if _is_assert(item) and _is_assert(chosen))
     ranks = chosen.ranks.union(*(item.ranks for item in same))
     if len(ranks) > 1 and not _is_waiting(chosen):
@@ -196,8 +196,9 @@ def _report(evidence: Evidence, headline: str, explanation: str, **fields: objec
 
 def _of_assert(log: CrashLog, failure: Failure, evidence: Evidence, read: Read) -> Report:
     late = _LATE if evidence.source is not None else _NO_LINE
+    limits: tuple[str, ...] = ()
     if log.asserts and not log.failures and log.last_text > 0:
-        late = _GOES_ON
+        late, limits = "", (_GOES_ON,)
     hidden = ""
     if not _is_assert(failure):
         first = failure.message.split("\n", 1)[0]
@@ -234,7 +235,8 @@ def _of_assert(log: CrashLog, failure: Failure, evidence: Evidence, read: Read) 
         parts.append(f"The first of {len(log.asserts)} different assertions in the log.")
     certainty = "likely" if meaning is not None else "unknown"
     text = " ".join(filter(None, parts))
-    return _report(evidence, headline, text, kind="device_assert", certainty=certainty, **fields)
+    report = _report(evidence, headline, text, kind="device_assert", certainty=certainty, **fields)
+    return replace(report, limits=(*report.limits, *limits))
 
 
 def _of_waiting(log: CrashLog, failure: Failure, evidence: Evidence) -> Report:

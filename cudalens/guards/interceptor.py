@@ -187,7 +187,12 @@ class Interceptor:
                     failed(error)
                     if noted is not None:
                         noted.withdraw()
-                args, kwargs, violation, noted = (), {}, None, None  # a traceback keeps this frame
+                # Without this frame, which TorchScript and a loader's worker would name in the text
+                # of their errors; a bare raise does not add it again.
+                trace = error.__traceback__
+                error.__traceback__ = None if trace is None else trace.tb_next
+                trace = None
+                args, kwargs, violation, noted = (), {}, None, None  # another may keep this frame
                 raise
 
         return guarded

@@ -120,6 +120,28 @@ def test_a_finding_in_the_words_of_torchscript_has_left_the_block(
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("mode", ["full", "fast"])
+def test_the_text_of_torchscripts_error_names_no_frame_of_ours(
+    mode: str,
+    device: str,
+    sim: simulate.Simulation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It lists the frames that an exception of Python's has come through."""
+    (tmp_path / "scripted_last.py").write_text(SCRIPTED, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    look_up = importlib.import_module("scripted_last").look_up
+    table, bad = torch.ones(3, device=device), torch.tensor([9], device=device)
+    with pytest.raises(RuntimeError) as caught, cudalens.check(fast=mode == "fast"):
+        look_up(table, bad)
+    text = str(caught.value)
+    assert "9" in text
+    assert "interceptor.py" not in text
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_another_error_of_torchscript_is_not_the_finding(
     sim: simulate.Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
