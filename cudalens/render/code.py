@@ -173,9 +173,7 @@ def _rows(
         text = _drawn(source)[indent:]
         marks = tuple(said.get(number, ()))
         if not is_hot:
-            # What is said beside a long line is worth more than its end.
-            room = fold - max((cell_len(mark) + 4 for mark in marks), default=0)
-            text = words.clip(text, max(room, fold // 2))
+            text = words.clip(text, fold)
         shown: int | None = number or None
         for part, own in _folded(text, runs, fold if is_hot else MAX_LINE_LENGTH, label_room):
             yield Row(number=shown, pieces=_pieces(part, own), marks=marks, is_hot=is_hot)

@@ -20,8 +20,12 @@ from cudalens.render.screen import SHORT
 
 HEIGHT, WIDTH = 128, 260
 """Pixels that a picture takes at most."""
+MAX_PLANES = 2
+"""Planes on the first screen; the live view shows the others."""
 MAX_SCALE = 6
 MAX_BARS = 32
+_WORDS = 190
+"""Pixels of a line of words below a narrow picture."""
 _BAR_WIDTH, _BAR_GAP, _BAR_HEIGHT = 14, 3, 72
 _FIRST, _LAST = (196, 214, 240), (58, 104, 178)
 BAD, PARTLY, ALLOWED = (212, 56, 46), (240, 150, 140), (150, 156, 164)
@@ -40,7 +44,7 @@ class Picture:
     width: int
     height: int
     title: str
-    caption: str
+    caption: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +52,16 @@ class Figure:
     """The pictures of a report, and the legend below them."""
 
     pictures: tuple[Picture, ...]
+    title: str
+    """What is drawn: name, size, and the scale where a cell stands for several values."""
     legend: tuple[tuple[str, str], ...]
     """Colour and meaning."""
 
     @property
     def width(self) -> int:
-        """Pixels that the pictures and their captions take beside each other."""
-        return sum(max(item.width, len(item.caption) * 6) + 12 for item in self.pictures)
+        """Pixels that the pictures take beside each other; the words below them wrap."""
+        pictures = sum(max(item.width, len(item.caption) * 6) + 16 for item in self.pictures)
+        return max(pictures, min(len(self.title) * 6, _WORDS))
 
 
 def figure(report: Report) -> Figure | None:
@@ -72,47 +79,66 @@ def figure(report: Report) -> Figure | None:
 
 
 def _planes(report: Report, offenders: Offenders) -> Figure | None:
+    planes = [plane for plane in offenders.planes if plane.rows and plane.rows[0]][:MAX_PLANES]
+    if not planes:
+        return None
     # Behind a backward node are gradients, which nobody has named.
     unnamed = "gradients" if report.phase == "backward" else "values"
     name = words.clip(words.one_line(report.expression or report.argument or unnamed), 24)
-    pictures = []
-    for plane in offenders.planes:
-        if not plane.rows or not plane.rows[0]:
-            continue
-        rows, columns = len(plane.rows), max(map(len, plane.rows))
-        scale = max(min(HEIGHT // rows, WIDTH // columns // len(offenders.planes), MAX_SCALE), 1)
-        pixels = [
-            [_INDEX.get(sign, 0) for sign in line.ljust(columns) for _ in range(scale)]
-            for line in plane.rows
-            for _ in range(scale)
-        ]
-        index = f"[{', '.join(map(str, plane.index))}]" if plane.index else ""
-        size = f"{plane.size[0]} × {plane.size[1]}"
-        pictures.append(
-            Picture(
-                data=_png(pixels),
-                width=columns * scale,
-                height=rows * scale,
-                title=f"{name}{index}, {size}: where the bad values are",
-                caption=f"{name}{index}  {size}{_scale(plane)}",
-            )
-        )
-    if not pictures:
-        return None
-    signs = {sign for plane in offenders.planes for line in plane.rows for sign in line}
+    size = f"{planes[0].size[0]} × {planes[0].size[1]}"
+    pictures = tuple(
+        plane_picture(plane, name, width=WIDTH // len(planes) if len(planes) > 1 else WIDTH)
+        for plane in planes
+    )
+    signs = {sign for plane in planes for line in plane.rows for sign in line}
     value = _only_bad(offenders)
     legend = [(_css(BAD), f"{value}bad")] if "x" in signs else []
     legend += [(_css(PARTLY), "some bad")] if "/" in signs else []
     legend += [(_css(_LAST), f"good{f' {offenders.others}' if offenders.others else ''}")]
     allowed = report.bounds.also_allowed if report.bounds else ()
     legend += [(_css(ALLOWED), f"{', '.join(map(str, allowed))} allowed")] if "-" in signs else []
-    return Figure(pictures=tuple(pictures), legend=tuple(legend))
+    return Figure(
+        pictures=pictures, title=f"{name}  {size}{_scale(planes[0])}", legend=tuple(legend)
+    )
+
+
+def plane_picture(plane: Plane, name: str, *, width: int = WIDTH) -> Picture:
+    """Return one plane as a picture as long and wide as the tensor is, as far as pixels allow."""
+    rows, columns = len(plane.rows), max(map(len, plane.rows))
+    # A cell of 8 × 16 values is twice as wide as it is high.
+    tall, wide = _cell_size(plane)
+    least = min(tall, wide)
+    down, across = (max(min(round(side / least), 4), 1) for side in (tall, wide))
+    scale = max(min(HEIGHT // (rows * down), width // (columns * across), MAX_SCALE), 1)
+    down, across = (
+        max(min(side * scale, room // count), 1)
+        for side, room, count in ((down, HEIGHT, rows), (across, max(width, columns), columns))
+    )
+    pixels = [
+        [_INDEX.get(sign, 0) for sign in line.ljust(columns) for _ in range(across)]
+        for line in plane.rows
+        for _ in range(down)
+    ]
+    index = f"[{', '.join(map(str, plane.index))}]" if plane.index else ""
+    size = f"{plane.size[0]} × {plane.size[1]}"
+    return Picture(
+        data=_png(pixels),
+        width=columns * across,
+        height=rows * down,
+        title=f"{name}{index}, {size}: where the bad values are",
+        caption=index,
+    )
+
+
+def _cell_size(plane: Plane) -> tuple[int, int]:
+    """Return how many rows and columns of values one cell stands for."""
+    down = -(-plane.size[0] // max(len(plane.rows), 1))
+    return down, -(-plane.size[1] // max(*map(len, plane.rows), 1))
 
 
 def _scale(plane: Plane) -> str:
     """Say how many values a cell stands for, where it is more than one."""
-    down = -(-plane.size[0] // max(len(plane.rows), 1))
-    across = -(-plane.size[1] // max(*map(len, plane.rows), 1))
+    down, across = _cell_size(plane)
     return f", a cell is {down} × {across} values" if (down, across) != (1, 1) else ""
 
 
@@ -148,9 +174,14 @@ def _classes(report: Report, fact: TensorFact) -> Figure | None:
         for y in range(_BAR_HEIGHT)
     ]
     first, last = counts[0][0], counts[-1][0]
-    name = words.clip(words.tensor_name(fact), 24)
+    typed = next((item for item in report.tensors if item.bad_at is not None), fact)
+    name = words.clip(words.one_line(report.expression or words.tensor_name(typed)), 24)
     told = ", ".join(f"{value}: {count}" for value, count in counts)
-    bad = [value for value, _ in counts if not _is_good(value, low, high) and value not in allowed]
+    bad = [
+        value
+        for value, count in counts
+        if count and not _is_good(value, low, high) and value not in allowed
+    ]
     legend = [(_css(BAD), f"{', '.join(map(str, bad))}: no class here")] if bad else []
     return Figure(
         pictures=(
@@ -159,9 +190,9 @@ def _classes(report: Report, fact: TensorFact) -> Figure | None:
                 width=len(bars) * (_BAR_WIDTH + _BAR_GAP),
                 height=_BAR_HEIGHT,
                 title=f"how often each value of {name} occurs: {told}",
-                caption=f"{name} from {first} to {last}, up to {most} each",
             ),
         ),
+        title=f"{name} from {first} to {last}, up to {most} each",
         legend=tuple(legend),
     )
 

@@ -187,12 +187,15 @@ def _environment(limits: _Limits) -> jinja2.Environment:
 def _facts_of(report: Report, drawn: strip.Strip | None, limits: _Limits) -> dict[str, Any]:
     """Return what the templates draw of ``report``, by name."""
     figure = figures.figure(report)
-    parts = screen.build(report, fold=_fold(figure))
+    fold = _fold(figure)
+    # What passes the fold is cut off by a picture.
+    parts = screen.build(report, fold=fold, label_room=0 if figure else screen.LABEL_ROOM)
     gutter = max(map(_gutter, parts.blocks), default=0)
     return {
         "report": report,
         "screen": parts,
         "figure": figure,
+        "shown_tensors": screen.SHOWN_TENSORS,
         "page": words.page_link(report),
         "strip": drawn,
         "graph_rows": strip.graph_rows(report),
@@ -200,7 +203,7 @@ def _facts_of(report: Report, drawn: strip.Strip | None, limits: _Limits) -> dic
         "limits": limits,
         "gutter": gutter,
         "number": partial(_number, gutter),
-        "padding": _padding,
+        "padding": partial(_padding, fold, gutter),
         "group": _group(report),
         "origin": screen.origin(report),
         "details": screen.details(report),
@@ -236,11 +239,22 @@ def _number(gutter: int, block: Block, row: Row, is_first: bool) -> str:
     return f"{title}{number:>{gutter - len(title)}}  "
 
 
-def _padding(block: Block, row: Row) -> str:
-    """Return the blanks that put the marks of a block below each other."""
-    sizes = [len(other.text) for other in block.rows if other.marks]
-    limit = max((size for size in sizes if size <= WIDE), default=0)
-    return " " * (max(limit - len(row.text), 0) + 2)
+def _padding(fold: int, gutter: int, block: Block, row: Row) -> str:
+    """Return the blanks that put the marks of a block below each other.
+
+    Beside a picture there may be no room for them: then they stand below their line.
+    """
+    marked = [other for other in block.rows if other.marks]
+    beside = [other for other in marked if len(other.text) + _said(other) <= fold]
+    if row not in beside:
+        return f"\n{' ' * (gutter + 6)}"
+    column = min(max(len(other.text) for other in beside), fold - max(map(_said, beside)))
+    return " " * (max(column - len(row.text), 0) + 2)
+
+
+def _said(row: Row) -> int:
+    """Return the columns of code that the marks of a row take, with the blanks before them."""
+    return sum(int(len(mark) * 0.9) + 6 for mark in row.marks)
 
 
 def _coded(limit: int, text: str) -> Markup:

@@ -30,6 +30,7 @@ def _themed(name: str, before: str, role: str) -> str:
 _LOOKS = {
     "cl-card": _themed("border-left", "4px solid ", "bad") + ";padding:0 0 4px 12px",
     "cl-title": "font-size:16px;margin:6px 0 2px",
+    "cl-long": "font-size:14px",
     "cl-b": _themed("color", "", "bad"),
     "cl-status": "font-size:13px",
     "cl-sub": "font-size:13px;margin:2px 0 6px",

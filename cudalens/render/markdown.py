@@ -57,7 +57,7 @@ def _head(report: Report, parts: Screen, drawn: Strip | None) -> Iterator[str]:
         yield f"- CUDA {verb} {_quoted(report.device_text.strip())}"
     if flow := _flow(drawn):
         yield f"- graph: {flow}"
-    for name, type_, _ in parts.loose[:4]:
+    for name, type_, _ in parts.loose[: screen.SHOWN_TENSORS]:
         yield f"- with `{name}`: {type_}"
     for line in screen.callers(report)[-_MAX_CALLERS:]:
         yield f"- called from {_quoted(line)}"

@@ -33,6 +33,12 @@ from cudalens.render.words import clip, one_line
 
 Look = Literal["plain", "code", "bad", "badcode"]
 Tone = Literal["bad", "warn", "likely"]
+SHOWN_TENSORS = 4
+"""Tensors that the call has besides those in its line; a table has all of them."""
+LONG = 90
+"""Characters of a headline that do not fit beside the status in two lines."""
+LABEL_ROOM = 22
+"""Columns by which a label may pass the end of a folded line."""
 SHORT = 12
 """A tensor of so few values is shown whole in the second line."""
 _MAX_FACTS = 5
@@ -101,6 +107,11 @@ class Screen:
     notes: tuple[str, ...] = ()
     """Other events in the block, and facts that could not be established."""
 
+    @property
+    def is_long(self) -> bool:
+        """True for a headline that takes several lines, as PyTorch's own words often do."""
+        return len(plain(self.headline)) > LONG
+
 
 def plain(spans: Spans) -> str:
     """Return the words alone."""
@@ -114,7 +125,7 @@ def spans_of(text: str) -> Spans:
     return tuple(Span(part, looks[at % 2]) for at, part in enumerate(parts) if part)
 
 
-def build(report: Report, *, fold: int = 110, label_room: int = 22) -> Screen:
+def build(report: Report, *, fold: int = 110, label_room: int = LABEL_ROOM) -> Screen:
     """Return the parts of a report.
 
     Args:
@@ -277,7 +288,10 @@ def line_marks(report: Report) -> list[LineMark]:
         for step in words.way(report):
             if step.source is not None and step.source.line is not None:
                 marks.append(_mark(step.source, one_line(step.note or "the values come from here")))
-    if report.bound_source is not None and "bound" not in kinds:
+    is_elsewhere = report.bound_source is not None and (
+        here is None or not _is_within(report.bound_source.ref, here)
+    )
+    if report.bound_source is not None and is_elsewhere and "bound" not in kinds:
         marks.append(_mark(report.bound_source.ref, "the size is set here"))
     is_noticed = report.forward_source is not None and here is not None
     if is_noticed and here is not None and report.forward_source is not None:
@@ -285,6 +299,12 @@ def line_marks(report: Report) -> list[LineMark]:
         if here.line != report.forward_source.line and not is_marked:
             marks.append(_mark(here.ref, "noticed here"))
     return sorted(dict.fromkeys(marks), key=lambda mark: mark.line)
+
+
+def _is_within(ref: LineRef, here: SourceSpan) -> bool:
+    """Return whether a line belongs to the failing statement, whose labels say the sizes."""
+    first = here.line or 0
+    return _where(ref) == _where(here) and first <= (ref.line or 0) <= (here.end_line or first)
 
 
 def _where(ref: LineRef | SourceSpan) -> Where:
@@ -348,7 +368,7 @@ def _sentence(report: Report, text: str) -> str:
     if not text:
         return ""
     word = text[:80].split(" ", 1)[0]
-    is_word = word.isalpha() and word.islower() and len(word) > 1
+    is_word = word.isalpha() and word.islower() and (len(word) > 1 or word == "a")
     if is_word and report.source is not None:
         # The name of a variable keeps its case.
         lines = "\n".join(line.text[:MAX_LINE_LENGTH] for line in report.source.context[:40])
@@ -383,18 +403,27 @@ def _changed(base: str, code: str) -> tuple[tuple[int, int], ...]:
     if len(base) + len(code) > _MAX_COMPARED:
         return ()
     old, new = _TOKENS.findall(base), _TOKENS.findall(code)
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    if matcher.ratio() < _ALIKE:
+    if difflib.SequenceMatcher(None, old, new, autojunk=False).ratio() < _ALIKE:
         return ()
-    ends = [0]
-    for token in new:
-        ends.append(ends[-1] + len(token))
-    runs = [
+    # What both begin and end with first: `.float()` is new in `net(x.float())`, not its last `)`.
+    head = _common(old, new)
+    tail = _common(old[head:][::-1], new[head:][::-1])
+    middle = old[head : len(old) - tail], new[head : len(new) - tail]
+    ends = [sum(map(len, new[:at])) for at in range(head, len(new) - tail + 1)]
+    matcher = difflib.SequenceMatcher(None, *middle, autojunk=False)
+    return tuple(
         (ends[start], ends[stop])
         for tag, _, _, start, stop in matcher.get_opcodes()
         if tag in ("insert", "replace") and stop > start
-    ]
-    return tuple(runs)
+    )
+
+
+def _common(old: Sequence[str], new: Sequence[str]) -> int:
+    """Return how many tokens both begin with."""
+    pairs = zip(old, new, strict=False)
+    return next(
+        (at for at, (one, other) in enumerate(pairs) if one != other), min(len(old), len(new))
+    )
 
 
 # --- what is said behind the drawers --------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import networkx as nx
@@ -22,6 +22,9 @@ from cudalens.render.words import elide, one_line
 
 MAX_BOXES = 9
 """Boxes of the main lane; the middle of a longer one is left out."""
+MAX_WIDTH = 890
+"""Pixels of the narrowest common pane, which the main lane fits."""
+_SPACE, _GAP = 22, 110
 MAX_LANES = 4
 _TITLE = 26
 _TELLS_LITTLE = 2
@@ -35,7 +38,7 @@ class Node:
     small: str = ""
     shape: str = ""
     look: str = ""
-    """``fail``, ``badin``, ``writer``, ``leaf``, or nothing."""
+    """``fail``, ``badin``, ``writer``, ``leaf``, ``gap`` for boxes left out, or nothing."""
     lane: int = 1
     column: int = 1
     has_arrow: bool = False
@@ -117,25 +120,22 @@ def _of_graph(report: Report) -> Strip | None:
     focus = next((key for key in links if boxes[key].role == "failed"), None)
     if focus is None:
         return None
+    types = words.module_types(report)
+    whole = _whole_module(report, boxes[focus], types)
+    if whole:
+        links = _joined(links, boxes, focus, whole)
     main = _main_path(links, boxes, focus)
     lanes = _branches(links, main)
     shift = max((len(chain) - main.index(end) for chain, end, _ in lanes), default=0)
     shift = max(shift, 0)
-    kept, gap = _shortened(main, focus)
-    column = {key: at + 1 + shift for at, key in enumerate(kept)}
-    types = words.module_types(report)
-    nodes = []
-    for at, key in enumerate(kept):
-        nodes.append(
-            replace(
-                _node(report, boxes[key], types),
-                column=column[key],
-                has_arrow=at > 0 and (links.has_edge(kept[at - 1], key) or at == gap),
-            )
-        )
-    if gap:
-        missing = len(main) - len(kept)
-        nodes[gap - 1] = replace(nodes[gap - 1], small=f"then {missing} more boxes")
+    drawn = {key: _node(report, boxes[key], types) for key in main}
+    if whole:
+        drawn[focus] = replace(drawn[focus], title=elide(f"{types[whole]} {whole}", _TITLE))
+    for at, key in enumerate(main[1:], 1):
+        drawn[key] = replace(drawn[key], has_arrow=links.has_edge(main[at - 1], key))
+    fitting = _fitting(list(drawn.values()))
+    column = {main[place]: at + shift for at, (place, _) in enumerate(fitting, 1) if place >= 0}
+    nodes = [replace(node, column=at + shift) for at, (_, node) in enumerate(fitting, 1)]
     lane = 1
     for chain, end, start in lanes:
         if end not in column or (len(chain) >= column[end]):
@@ -155,6 +155,27 @@ def _of_graph(report: Report) -> Strip | None:
                 )
             )
     return Strip(nodes=tuple(nodes))
+
+
+def _whole_module(report: Report, box: Box, types: Types) -> str:
+    """Return the path of the module that failed, if it is one call of one line and calls no other.
+
+    Of a larger module the failing op says more.
+    """
+    path = one_line(box.members[-1].module_path or "")
+    entries = [entry for entry in report.history if entry.module_path]
+    inner = [entry for entry in entries if one_line(entry.module_path or "").startswith(f"{path}.")]
+    lines = {words.format_place(e.source) for e in entries if one_line(e.module_path or "") == path}
+    return path if path in types and len(lines) == 1 and not inner else ""
+
+
+def _joined(links: nx.DiGraph, boxes: dict[str, Box], focus: str, path: str) -> nx.DiGraph:
+    """Put what a module has done before it failed into its box, if that leaves no circle."""
+    own = [key for key in nx.ancestors(links, focus) if boxes[key].module == path]
+    joined = links
+    for key in own:
+        joined = nx.contracted_nodes(joined, focus, key, self_loops=False)
+    return joined if nx.is_directed_acyclic_graph(joined) else links
 
 
 def _of_parameters(boxes: dict[str, Box], edges: Sequence[tuple[str, str]]) -> set[str]:
@@ -236,13 +257,38 @@ def _branches(links: nx.DiGraph, main: Sequence[str]) -> list[tuple[list[str], s
     return found
 
 
-def _shortened(main: list[str], focus: str) -> tuple[list[str], int]:
-    """Leave out the middle of a long lane; return the boxes, and the place of the gap."""
-    if len(main) <= MAX_BOXES:
-        return main, 0
-    end = min(max(main.index(focus) + 3, MAX_BOXES), len(main))
-    tail = main[max(end - MAX_BOXES + 1, 1) : end]
-    return [main[0], *tail], 1
+def _fitting(lane: Sequence[Node]) -> list[tuple[int, Node]]:
+    """Leave out the middle of a lane that is too long: its first box and the failure stay.
+
+    Returns:
+        the boxes with their places in ``lane``, and with -1 those that stand for missing ones.
+    """
+    fail = next((at for at, node in enumerate(lane) if node.is_bad), len(lane) - 1)
+    kept = [0, fail] if fail else [0]
+    # What comes right before the failure says most, then what made that, then what comes after.
+    for at in (fail - 1, fail - 2, fail + 1, *range(fail - 3, 0, -1), *range(fail + 2, len(lane))):
+        if not 0 < at < len(lane) or at in kept:
+            continue
+        wider = sorted([*kept, at])
+        is_whole = len(wider) == len(lane)
+        if len(wider) > MAX_BOXES or _width(lane, wider) + (0 if is_whole else _GAP) > MAX_WIDTH:
+            break
+        kept = wider
+    found: list[tuple[int, Node]] = []
+    for at, following in pairwise([*sorted(kept), len(lane)]):
+        found.append((at, lane[at]))
+        if missing := following - at - 1:
+            found.append((-1, Node(title=f"… {missing} more", look="gap", has_arrow=True)))
+    return found
+
+
+def _width(lane: Sequence[Node], kept: Sequence[int]) -> float:
+    """Return the pixels that boxes take in a row, by the usual width of a letter."""
+    boxes = (lane[at] for at in kept)
+    return sum(
+        max(7.1 * len(box.title), 6.2 * len(box.small), 7 * len(box.shape) - 18) + 18 + _SPACE
+        for box in boxes
+    )
 
 
 def _node(report: Report, box: Box, types: Types) -> Node:
@@ -254,6 +300,7 @@ def _node(report: Report, box: Box, types: Types) -> Node:
         small = "likely here" if report.certainty == "likely" else "fails here"
         small = "backward fails here" if report.phase == "backward" else small
         small = "not launched" if report.prevented else small
+        small = "wrong result" if report.kind == "silent" else small
     elif _is_writer(report, first):
         look, small = "writer", f"changes it, line {line}"
     elif box.role == "bad_input":
@@ -293,24 +340,25 @@ def _of_calls(report: Report) -> Strip | None:
     calls = [entry for entry in report.history if " -> " in entry.shapes or not entry.module_path]
     runs = [list(run) for _, run in groupby(calls, key=_module_of)]
     of_line = [run for run in runs if run[-1].source is None or run[-1].source.line == here.line]
+    if report.module_path is not None and of_line:
+        # What the failing module itself has done so far is within its box.
+        *before, last = of_line
+        of_line = before if last[-1].module_path == report.module_path else of_line
     title = _title(report.module_path, types) or words.format_api(report.op.api)
     if not of_line or not title:
         return None
-    shown = of_line[-(MAX_BOXES - 2) :]
-    nodes: list[Node] = []
-    given = _first_given(shown[0][0])
+    boxes: list[Node] = []
+    given = _first_given(of_line[0][0])
     source = next((f for f in report.tensors if f.expression and _shape(f.shape) == given), None)
-    if source is not None and len(shown) == len(of_line):
+    if source is not None:
         name = words.tensor_name(source)
-        nodes.append(Node(title=elide(name, _TITLE), small="input", shape=given, look="leaf"))
-    previous = given if nodes else ""
-    for run in shown:
+        boxes.append(Node(title=elide(name, _TITLE), small="input", shape=given, look="leaf"))
+    previous = given if boxes else ""
+    for run in of_line:
         name = _title(run[-1].module_path, types) or words.format_api(run[-1].op)
         made = _made(run[-1])
         flows = bool(previous) and previous == _first_given(run[0])
-        nodes.append(
-            Node(title=elide(name, _TITLE), shape=made, column=len(nodes) + 1, has_arrow=flows)
-        )
+        boxes.append(Node(title=elide(name, _TITLE), shape=made, has_arrow=flows))
         previous = made
     at_fault = next((fact for fact in report.tensors if words.is_at_fault(report, fact)), None)
     flows = at_fault is not None and _shape(at_fault.shape) == previous
@@ -318,16 +366,14 @@ def _of_calls(report: Report) -> Strip | None:
     takes = [f for f in report.tensors if f.argument == "weight"]
     if report.op.api == "torch.nn.functional.linear" and takes:
         small = f"takes {takes[0].shape[-1]}"
-    nodes.append(
-        Node(
-            title=elide(title, _TITLE),
-            small=small,
-            look="fail",
-            column=len(nodes) + 1,
-            has_arrow=flows,
-        )
+    boxes.append(Node(title=elide(title, _TITLE), small=small, look="fail", has_arrow=flows))
+    # Boxes that lead nowhere would be taken for its inputs.
+    start = next((at for at in range(len(boxes) - 1, 0, -1) if not boxes[at].has_arrow), 0)
+    nodes = _fitting(boxes[start:])
+    return Strip(
+        nodes=tuple(replace(node, column=at) for at, (_, node) in enumerate(nodes, 1)),
+        note="from the recorded calls of this line",
     )
-    return Strip(nodes=tuple(nodes), note="from the recorded calls of this line")
 
 
 def _module_of(entry: HistoryEntry) -> tuple[object, ...]:

@@ -12,12 +12,11 @@ from rich.text import Text
 from cudalens.core.report import Report
 from cudalens.render import screen, words
 from cudalens.render.code import Block
-from cudalens.render.screen import Action, Screen, Spans
+from cudalens.render.screen import SHOWN_TENSORS, Action, Screen, Spans
 from cudalens.render.words import clip
 
 MIN_WIDTH = 30
 MAX_VALUE_LENGTH = 2000
-_SHOWN_TENSORS = 8
 _LABEL = 6
 _STYLES = {
     "bad": "bold red",
@@ -49,9 +48,9 @@ def render(report: Report, *, width: int = 84, color: bool = False) -> str:
     page.items(parts.facts)
     _code(page, parts.blocks)
     if parts.loose:
-        names = [f"{name} {kind}" for name, kind, _ in parts.loose[:_SHOWN_TENSORS]]
-        if len(parts.loose) > _SHOWN_TENSORS:
-            names.append(f"{len(parts.loose) - _SHOWN_TENSORS} more")
+        names = [f"{name} {kind}" for name, kind, _ in parts.loose[:SHOWN_TENSORS]]
+        if len(parts.loose) > SHOWN_TENSORS:
+            names.append(f"{len(parts.loose) - SHOWN_TENSORS} more")
         page.label("with", Text(" · ".join(names)))
     for item in report.ranks:
         page.label(item.name, Text(" · ".join(words.rank_facts(item))))

@@ -54,7 +54,8 @@ def test_a_border_of_two_pixels_is_a_border() -> None:
     drawn = figure(of(masks, 0, 2))
     assert drawn is not None and len(drawn.pictures) == 2
     assert shares(drawn.pictures[0])[BAD] == pytest.approx(float((masks[0] == 255).double().mean()))
-    assert "[0]  64 × 64" in drawn.pictures[0].caption
+    assert [picture.caption for picture in drawn.pictures] == ["[0]", "[1]"]
+    assert drawn.title.endswith("  64 × 64")
 
 
 def test_a_cell_of_several_values_is_red_only_if_all_are() -> None:
@@ -62,10 +63,12 @@ def test_a_cell_of_several_values_is_red_only_if_all_are() -> None:
     values = torch.zeros(16, 784)
     values[:, 700] = 2.0
     values[3, 13:26] = 2.0
-    (picture,) = getattr(figure(of(values, 0, 1)), "pictures", ())
+    drawn = figure(of(values, 0, 1))
+    assert drawn is not None
+    (picture,) = drawn.pictures
     found = shares(picture)
     assert found[PARTLY] > 0 and found[BAD] == pytest.approx(1 / 16 / 61, 0.1)
-    assert "a cell is 1 × 13 values" in picture.caption
+    assert "a cell is 1 × 13 values" in drawn.title
 
 
 def test_allowed_values_are_not_red() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cudalens.core.report import Hint, Observation, SourceSpan
+from cudalens.core.report import Hint, LineRef, Observation, SourceSpan
 from cudalens.core.report_types import MarkedLine
 from cudalens.render import screen
 from cudalens.render.markdown import MAX_LINES, render
@@ -102,3 +102,21 @@ def test_the_bad_value_of_a_headline_is_that_of_the_report() -> None:
     assert (first.text, first.look) == ("y[17] = 10", "badcode")
     other = replace(make_report(), headline="y[17] = 100 is outside")
     assert screen.build(other).headline[0].look == "plain"
+
+
+@pytest.mark.parametrize(
+    ("typed", "fix", "new"),
+    [
+        ("net(inputs)", "net(inputs.float())", [".float()"]),
+        ("F.cross_entropy(out, y)", "F.cross_entropy(out, y - 1)", [" - 1"]),
+        ("nn.L()(p, m)", "nn.L(ignore_index=255)(p, m)", ["ignore_index=255"]),
+    ],
+)
+def test_only_what_is_new_in_a_fix_is_marked(typed: str, fix: str, new: list[str]) -> None:
+    """The closing bracket that was there before is not new."""
+    at = LineRef(cell=7, line=18, text=typed)
+    report = make_report(hints=(Hint(text="so", fix=fix, tried=True, at=at),))
+    action = screen.action_of(report)
+    assert action is not None
+    found = [action.code[start:stop] for start, stop in action.changed]
+    assert found == new

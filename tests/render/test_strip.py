@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cudalens.core.report import AutogradNeighbourhood, GraphEdge, LineRef
-from cudalens.render.strip import MAX_BOXES, Node, strip
+from cudalens.core.report import (
+    AutogradNeighbourhood,
+    GraphEdge,
+    HistoryEntry,
+    LineRef,
+    Report,
+)
+from cudalens.render.strip import MAX_BOXES, MAX_WIDTH, Node, strip
 from cudalens.render.words import with_module_names
-from tests.builders import REPRESENTATIVE, autograd_error, chain, make_report, mismatch, node
+from tests.builders import REPRESENTATIVE, autograd_error, chain, fact, make_report, mismatch, node
 
 
 def nodes(report: object) -> list[Node]:
@@ -68,8 +74,7 @@ def test_a_shape_error_has_a_strip_of_the_recorded_calls() -> None:
         ("Conv1d 0", False),
         ("ReLU 1", True),
         ("Flatten 2", True),
-        ("Linear 3", False),
-        ("Linear 3", False),
+        ("Linear 3", True),
     ]
     assert (found[-1].small, found[-1].is_bad) == ("takes 784", True)
 
@@ -78,6 +83,40 @@ def test_a_strip_of_very_many_boxes_is_short() -> None:
     found = nodes(REPRESENTATIVE["bert_backward"]())
     assert 3 < len([item for item in found if item.lane == 1]) <= MAX_BOXES
     assert any(item.is_bad for item in found)
+
+
+def deep_mismatch() -> Report:
+    """Return a shape error behind 20 modules, each of which gives what the next one takes."""
+    entries = [
+        HistoryEntry(
+            seq=at,
+            op="torch.nn.functional.relu",
+            shapes="f32[16, 32] -> f32[16, 32]",
+            module_path=f"layers.{at}",
+            module_type="ReLU",
+        )
+        for at in range(20)
+    ]
+    given = fact("input", "float32[16, 32]", "x")
+    return replace(
+        mismatch(), history=tuple(entries), tensors=(given,), argument="input", module_path="head"
+    )
+
+
+def test_a_long_lane_leaves_out_its_middle_and_keeps_the_failure() -> None:
+    """It fits the pane; a box says how many are missing, next to those right before it."""
+    found = nodes(deep_mismatch())
+    assert found[-1].is_bad and found[-1].has_arrow
+    assert [item.title for item in found[-3:-1]] == ["ReLU layers.18", "ReLU layers.19"]
+    (gap,) = [item for item in found if item.look == "gap"]
+    assert gap.title == f"… {20 - sum(item.title.startswith('ReLU') for item in found)} more"
+    assert sum(7.1 * len(item.title) + 40 for item in found) < MAX_WIDTH + 40
+
+
+def test_calls_that_do_not_lead_to_the_failure_are_no_boxes() -> None:
+    """What the failing call was given has another shape than the last result."""
+    other = fact("input", "float32[4, 4]", "mask")
+    assert nodes(replace(deep_mismatch(), tensors=(other,))) == []
 
 
 def test_every_box_has_a_place_of_its_own() -> None:
