@@ -93,6 +93,10 @@ def run_cell(
 # --- fixes applied literally ----------------------------------------------------------------------
 
 
+_IN_PLACE = ("out_of_place", "safe_branch", "slope_at_zero")
+"""Rules whose code takes the place of another line's."""
+
+
 def applied(code: str, report: Report, hint: Hint) -> str:
     """Put a fix where it belongs: behind the line that made the values, or at the failing call.
 
@@ -102,7 +106,7 @@ def applied(code: str, report: Report, hint: Hint) -> str:
     assert source is not None and source.line is not None and fix is not None
     lines = code.split("\n")
     line = lines[source.line - 1]
-    if hint.rule == "out_of_place" and hint.at is not None and hint.at.line is not None:
+    if hint.rule in _IN_PLACE and hint.at is not None and hint.at.line is not None:
         old = lines[hint.at.line - 1]
         lines[hint.at.line - 1] = old[: hint.at.column] + fix + old[hint.at.end_column :]
     elif hint.at is not None or parsed(fix) is None:

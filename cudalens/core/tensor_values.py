@@ -45,13 +45,18 @@ _HISTOGRAM_NUMEL = 1 << 24
 _HOST_PIECE, _DEVICE_PIECE = 1 << 18, 1 << 24
 """Elements that are worked on at a time: the host's stay in its cache, a device's are few."""
 _EXACT_SIGNIFICANT = 6
+_WHOLE = 1e4
 
 
 def number(value: float) -> Number:
     """Return a Python number that JSON can hold: NaN and infinities as text."""
     if isinstance(value, (bool, int)):
         return int(value)
-    return float(f"{value:.7g}") if math.isfinite(value) else str(value)
+    if not math.isfinite(value):
+        return str(value)
+    rounded = float(f"{value:.7g}")
+    is_other = rounded.is_integer() and not float(value).is_integer() and abs(value) < _WHOLE
+    return float(f"{value:.9g}") if is_other else rounded  # 1.00000012 is not 1
 
 
 def short(value: object) -> str:

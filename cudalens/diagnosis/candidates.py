@@ -77,6 +77,10 @@ class Trial:
         """Run the call as ``fix`` has it, on copies; unchanged without one."""
         return TrialResult()
 
+    def makes_finite(self, fix: Fix) -> bool:
+        """Return whether values and gradients are finite with ``fix``, and not without it."""
+        return False
+
     def survives(self, fix: Fix, dims: int) -> bool:
         """Return whether the call that has just succeeded does so with another batch size too."""
         return False

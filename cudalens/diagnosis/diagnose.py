@@ -25,6 +25,7 @@ from cudalens.diagnosis.assert_verdict import explain_assert
 from cudalens.diagnosis.candidates import Trial, search, verify_fixes
 from cudalens.diagnosis.hints import find_hints
 from cudalens.diagnosis.host_errors import REFUSED, Verdict, explain_host_error
+from cudalens.diagnosis.nonfinite_edits import finite_edit
 from cudalens.diagnosis.observations import observe
 from cudalens.diagnosis.origins import (
     at_origin,
@@ -127,6 +128,9 @@ def _hints(
 ) -> tuple[Hint, ...]:
     """Return at most one reading, or one edit that was tried, of those that the facts allow."""
     readings = verify_fixes((*verdict.hints, *causes), trial)
+    if verdict.kind == "nonfinite":
+        edit = finite_edit(evidence, trial)
+        return readings if edit is None else (edit,)
     # What a distribution refused for its values may pass in another shape by chance.
     is_hosts = verdict.kind in ("host_error", "python_error") and not evidence.has_run_kernels
     if is_hosts and evidence.lost_dimension is not None:

@@ -24,10 +24,10 @@ from torch.nn import functional
 from cudalens.core import _torch
 from cudalens.core._python import parse_expression
 from cudalens.core.call import ApiCall, Operand
-from cudalens.core.report_types import Violation
+from cudalens.core.report_types import Violation, syntax
 from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.diagnosis.user_code import RECEIVER, Fix
-from cudalens.evidence.failing_call import LIBRARIES
+from cudalens.evidence.failing_call import LIBRARIES, text_of
 from cudalens.evidence.tensors import tensors_of_output
 from cudalens.guards import GUARDS
 from cudalens.guards._base import schema_parameters
@@ -127,7 +127,9 @@ class Attempt:
         operands = self._operands
         values = {item.text: item.value for item in reversed(operands)}
         for text, template, span in changes:
-            matches = [item for item in operands if item.text == text]
+            spelled = syntax(text)  # 1e9 and 1000000000.0 are one number
+            texts = (text, "" if spelled is None else text_of(spelled))
+            matches = [item for item in operands if item.text in texts]
             if text == RECEIVER:
                 self._by_value[id(api.args[0])] = self._made(template, api.args[0], values)
                 continue
@@ -274,6 +276,10 @@ class Attempt:
         return value.argmax(*args)
 
     # --- copies ----------------------------------------------------------------------------------
+
+    def copied(self) -> list[Any]:
+        """Return the copies that were made."""
+        return [made for _, made in self._copies.values()]
 
     def _device_of(self, tensor: Tensor) -> torch.device:
         return self._devices.get(id(tensor), (tensor, torch.device("cpu")))[1]

@@ -363,18 +363,19 @@ def _operands(call: RunningCall) -> Iterator[Operand]:
     """Return what the user's line spells as operands of its call, each with its value."""
     for node in _nodes(call):
         value = value_of(call, node)
-        yield Operand(text=_text(node), node=node, value=value)
+        yield Operand(text=text_of(node), node=node, value=value)
         parts = node.elts if isinstance(node, ast.List | ast.Tuple) else ()
         items = value if isinstance(value, (list, tuple)) else ()
         for at, part in enumerate(parts):
             item = items[at] if len(items) == len(parts) else value_of(call, part)
-            yield Operand(text=_text(part), node=part, value=item)
+            yield Operand(text=text_of(part), node=part, value=item)
     if isinstance(call.node, ast.Call):  # in place of which a layer may be meant
-        yield Operand(text=_text(call.node), node=call.node, value=ABSENT)
+        yield Operand(text=text_of(call.node), node=call.node, value=ABSENT)
     yield from _unpacked(call)
 
 
-def _text(node: ast.expr) -> str:
+def text_of(node: ast.expr) -> str:
+    """Return the text of an operand, by which a fix names it."""
     return ast.unparse(node).replace("'", '"')
 
 

@@ -60,12 +60,13 @@ from cudalens.evidence.collect import (
 )
 from cudalens.evidence.dataset_column import column_of
 from cudalens.evidence.failing_call import arguments_of
+from cudalens.evidence.finite_trial import FiniteTrial, RunningNode
 from cudalens.evidence.grown_parameter import grown_parameter
 from cudalens.evidence.marks import marks_of, vanished
 from cudalens.evidence.module_names import other_modules
 from cudalens.evidence.replay import replay
 from cudalens.evidence.tensors import bad_key, facts_of, scalars_of
-from cudalens.evidence.trial import ApiTrial, trial_of_finding
+from cudalens.evidence.trial import ApiTrial, call_of_finding
 from cudalens.guards.past_calls import PastCall, StackLine
 from cudalens.guards.process import PROCESS
 from cudalens.recorder.provenance import Provenance
@@ -187,13 +188,17 @@ def _report_of_call(violation: Violation, op: OpCall, started: float) -> Report:
 
 
 def evidence_of_call(
-    violation: Violation, op: OpCall, started: float
+    violation: Violation, op: OpCall, started: float, condition: Tensor | None = None
 ) -> tuple[Evidence, ApiTrial | None]:
-    """Return what is known of a call that is being made, and the trial of changes to it."""
+    """Return what is known of a call that is being made, and the trial of changes to it.
+
+    Args:
+        condition: of the ``where`` that the result went into, of a function whose node runs.
+    """
     limits, node, recorder = Limits(), _torch.current_node(), current_recorder()
     attempt = limits.attempt
     frames = attempt("frames", partial(calling_frames, in_backward=node is not None), list)
-    trial = attempt("trial", partial(trial_of_finding, frames, op))
+    trial = attempt("trial", partial(_trial, violation, op, frames, node, condition))
     number = _torch.node_sequence_nr(node)
     failure = FailureContext(
         call=replace(
@@ -252,6 +257,24 @@ def evidence_of_call(
         grown=grown,
     )
     return evidence, trial
+
+
+def _trial(
+    violation: Violation,
+    op: OpCall,
+    frames: Sequence[FrameType],
+    node: Any,
+    condition: Tensor | None,
+) -> ApiTrial | None:
+    """Return the trial of the call in which a value was found."""
+    found = call_of_finding(frames, op)
+    if found is None:
+        return None
+    if not violation.is_nonfinite:
+        return ApiTrial(*found, has_autograd=False)
+    gradient = op.arguments.get("gradient") if node is not None else None
+    running = None if gradient is None else RunningNode(node, gradient, condition)
+    return FiniteTrial(*found, running)
 
 
 def _report_of_past(violation: Violation, past: PastCall, started: float) -> Report:

@@ -66,16 +66,20 @@ class NonFiniteReports:
     def __init__(self) -> None:
         self._cases: dict[object, Case | None] = {}
 
-    def stop(self, arguments: Mapping[str, Any], violation: Violation) -> BaseException | None:
+    def stop(
+        self, arguments: Mapping[str, Any], violation: Violation, condition: Tensor | None = None
+    ) -> BaseException | None:
         """Return what is raised by the call that makes a first NaN or infinity."""
         op = OpCall(op=None, arguments=arguments, name=violation.op)
 
         def full(started: float) -> Report:
-            return diagnose(*evidence_of_call(violation, op, started))
+            return diagnose(*evidence_of_call(violation, op, started, condition))
 
         return nonfinite_error(violation, full)
 
-    def note(self, arguments: Mapping[str, Any], violation: Violation) -> Case | None:
+    def note(
+        self, arguments: Mapping[str, Any], violation: Violation, condition: Tensor | None = None
+    ) -> Case | None:
         """Collect the evidence of a call that is being made; no tensor is kept."""
         place = self._place(violation)
         if place in self._cases:
@@ -86,7 +90,7 @@ class NonFiniteReports:
 
         def collect() -> Case:
             named = _with_name(violation, arguments.get(violation.argument))
-            evidence, trial = evidence_of_call(named, op, time.perf_counter())
+            evidence, trial = evidence_of_call(named, op, time.perf_counter(), condition)
             return Case(violation=violation, evidence=evidence, report=diagnose(evidence, trial))
 
         limits = Limits()

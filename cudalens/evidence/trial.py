@@ -227,8 +227,7 @@ def trial_of_error(
     return trial
 
 
-def trial_of_finding(frames: Sequence[FrameType], op: OpCall) -> ApiTrial | None:
-    """Return the trial of the call in which a guard found a value."""
+def call_of_finding(frames: Sequence[FrameType], op: OpCall) -> tuple[Call, RunningLine] | None:
+    """Return the call in which a value was found, and the user's line that makes it."""
     line = line_of(frames)
-    call = None if line is None else call_of(frames, line, running_api_call(), op)
-    return None if line is None or call is None else ApiTrial(call, line, has_autograd=False)
+    return None if line is None else (call_of(frames, line, running_api_call(), op), line)

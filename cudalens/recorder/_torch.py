@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -223,6 +224,38 @@ def physical(tensor: Tensor) -> Tensor:
     while is_wrapped(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
+
+
+# --- gradients of our own copies ------------------------------------------------------------------
+
+
+@contextmanager
+def autograd_of_copies() -> Iterator[None]:
+    """Record the gradients of our own copies, also inside a block that autograd does not see.
+
+    The user's hooks for saved tensors see nothing of them.
+    """
+    keys = torch._C.DispatchKey
+    hidden = torch._C._dispatch_tls_local_exclude_set()
+    for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.AutogradNestedTensor):
+        hidden = hidden.remove(key)
+    shown = torch._C._dispatch_tls_local_include_set()
+    with (
+        torch._C._ForceDispatchKeyGuard(shown, hidden),
+        torch.enable_grad(),
+        torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
+    ):
+        yield
+
+
+def gradients(
+    outputs: Sequence[Tensor], grads: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """Return the gradients of inputs, by autograd's engine itself: no recorder sees the pass."""
+    run = torch.autograd.Variable._execution_engine.run_backward
+    return run(
+        tuple(outputs), tuple(grads), False, False, tuple(inputs), True, accumulate_grad=False
+    )
 
 
 # --- functions of torch that are replaced while a recorder is open --------------------------------

@@ -39,6 +39,7 @@ from cudalens.recorder.nonfinite_steps import StepWatch
 from cudalens.recorder.nonfinite_values import (
     floats,
     is_finite,
+    is_steep,
     is_surely_finite,
     nonfinite,
     suspects,
@@ -69,6 +70,8 @@ class PassNotes:
 
     makers: list[tuple[Maker, list[Ref]]] = field(default_factory=list)
     """Each node that made values, and the leaves that they can reach."""
+    conditions: dict[int, Tensor] = field(default_factory=dict)
+    """Conditions of ``where``, by the numbers of the nodes before it, until these have run."""
 
 
 class NonFiniteWatch:
@@ -413,6 +416,8 @@ class NonFiniteWatch:
         self, node: Any, made: Sequence[Any], grads: Sequence[Any], notes: PassNotes
     ) -> BaseException | None:
         """Judge the gradients that a node of a backward pass made."""
+        if type(node).__name__ == "WhereBackward0":
+            _keep_condition(node, notes)
         if not _torch.has_dispatch_modes():
             with _torch.Unseen():
                 if not suspects(made):
@@ -423,6 +428,7 @@ class NonFiniteWatch:
         self, node: Any, made: Sequence[Any], grads: Sequence[Any], notes: PassNotes
     ) -> BaseException | None:
         inputs = floats(grads)
+        condition = notes.conditions.get(node._sequence_nr())
         for at, item in enumerate(made):
             for _, values, bad in nonfinite((item,) if item is not None else ()):
                 if not all(map(is_finite, inputs)) or len(notes.makers) >= _MAX_MAKERS:
@@ -430,8 +436,8 @@ class NonFiniteWatch:
                 violation = violation_of_node(node, values, bad, inputs)
                 arguments = {"gradient": inputs[0]} if inputs else {}
                 if self.is_strict:
-                    return self._reports.stop(arguments, violation)
-                case = self._reports.note(arguments, violation)
+                    return self._reports.stop(arguments, violation, condition)
+                case = self._reports.note(arguments, violation, condition)
                 step = Step(violation.op, None)
                 maker = Maker("made", step, bool(values.isnan().any()), violation, case)
                 notes.makers.append((maker, _leaves(node, at)))
@@ -458,6 +464,13 @@ class NonFiniteWatch:
                     if not self.steps.leaves_to_scaler(mark):
                         return self._arrived("gradient", mark, step, parameter)
         return None
+
+
+def _keep_condition(node: Any, notes: PassNotes) -> None:
+    """Keep the condition of a ``where`` for the nodes before it that have a pole: it is let go."""
+    for following, _ in node.next_functions:
+        if following is not None and is_steep(following.name()):
+            notes.conditions[following._sequence_nr()] = node._saved_condition
 
 
 def _has_nan(tensor: Tensor) -> bool:

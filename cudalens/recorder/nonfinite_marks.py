@@ -90,11 +90,19 @@ class Arrival(NamedTuple):
 class Reports(Protocol):
     """A maker of reports of the watch's findings."""
 
-    def stop(self, arguments: Mapping[str, Any], violation: Violation) -> BaseException | None:
+    def stop(
+        self, arguments: Mapping[str, Any], violation: Violation, condition: Tensor | None = None
+    ) -> BaseException | None:
         """Return what is raised by the call that makes a first NaN or infinity."""
 
-    def note(self, arguments: Mapping[str, Any], violation: Violation) -> Any:
-        """Keep, while the call runs, what a report of it takes later; no tensor."""
+    def note(
+        self, arguments: Mapping[str, Any], violation: Violation, condition: Tensor | None = None
+    ) -> Any:
+        """Keep, while the call runs, what a report of it takes later; no tensor.
+
+        Args:
+            condition: of the ``where`` that the result of a function went into, whose node runs.
+        """
 
     def arrived(self, arrival: Arrival) -> BaseException | None:
         """Return what is raised where the values have arrived."""

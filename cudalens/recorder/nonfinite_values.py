@@ -25,7 +25,9 @@ MAX_INPUTS = 3
 _SOFTMAXES = ("softmax", "log_softmax")
 _SAVED = ("self", "result", "exponent", "other")
 """Attributes of the nodes of elementwise ops, without their prefix ``_saved_``."""
-_STEEP = re.compile("(Sqrt|Pow|Log|LinalgVectorNorm|Norm|Acos|Asin|Div)Backward")
+_STEEP = re.compile(
+    "(R?[Ss]qrt|Reciprocal|Pow|Log|Log2|Log10|Log1P|Exp|LinalgVectorNorm|Norm|Acosh?|Asin|Atanh|Div)Backward"
+)
 """Nodes whose slope is infinite somewhere, or does not exist."""
 _HANDFUL = 16
 """Values up to this number are added by Python, which is faster than any op of torch's."""
@@ -253,6 +255,11 @@ def beside_of_node(
 
 _MAX_READ = 1 << 20
 """Values of a saved tensor that are looked at for an error that may never come."""
+
+
+def is_steep(name: str) -> bool:
+    """Return whether a node of this name may have an infinite slope."""
+    return bool(_STEEP.match(name))
 
 
 def saved_values(node: Any) -> tuple[SavedValues, ...]:

@@ -347,8 +347,15 @@ def _edit(report: Report, edit: Hint, reading: Hint | None) -> Action:
         code=code,
         place=_place(report, at),
         changed=_changed(base, code),
-        reason=f"{reason} {'Tested on copies: it runs.' if edit.tried else 'Not tested.'}".strip(),
+        reason=f"{reason} {_outcome(report, edit)}".strip(),
     )
+
+
+def _outcome(report: Report, edit: Hint) -> str:
+    if not edit.tried:
+        return "Not tested."
+    ends = "values and gradients are finite" if report.kind == "nonfinite" else "it runs"
+    return f"Tested on copies: {ends}."
 
 
 def _next_step(report: Report, reading: Hint | None) -> str:

@@ -121,7 +121,9 @@ def test_code_that_is_shown_repairs_the_cell(thread: str, sim: simulate.Simulati
         for _ in range(3):
             at = next(item for item in again.shown.hints if item.fix is not None)
             at = hint if again is outcome else at
-            repaired = applied(SETUP + repaired, again.shown, at).removeprefix(SETUP)
+            mark = NAN if code.startswith(NAN) else ""
+            text = SETUP + repaired.removeprefix(mark)
+            repaired = mark + applied(text, again.shown, at).removeprefix(SETUP)
             sim.reset()
             first, again = again, run(repaired)
             if again.error is None:

@@ -71,7 +71,7 @@ _HIDDEN = (
 )
 
 
-def _made(evidence: Evidence) -> str:
+def made(evidence: Evidence) -> str:
     """Return the last part of the name of what made the first NaN or infinity."""
     violation = evidence.violation
     if violation is None or not violation.is_nonfinite:
@@ -80,7 +80,7 @@ def _made(evidence: Evidence) -> str:
     return _OTHER_NAMES.get(stem, stem)
 
 
-def _input(evidence: Evidence, name: str) -> float:
+def input_of(evidence: Evidence, name: str) -> float:
     """Return an input of the op at the position of the first NaN or infinity, NaN if not known."""
     text = dict(evidence.violation.inputs).get(name) if evidence.violation else None
     try:
@@ -108,18 +108,18 @@ def grown_parameter(evidence: Evidence) -> Hint | None:
 
 def outside_domain(evidence: Evidence) -> Hint | None:
     """A function was given a number for which it has no finite result."""
-    op, value = _made(evidence), _input(evidence, "self")
+    op, value = made(evidence), input_of(evidence, "self")
     if evidence.phase == "backward" or op not in (*_DOMAINS, *_WITH_POLE):
         return None
     text = None
     if op in _DOMAINS:
         text = _of_domain(evidence, op, value)
     elif op == "pow":
-        text = _of_power(value, _input(evidence, "exponent"))
+        text = _of_power(value, input_of(evidence, "exponent"))
     elif op == "rdiv":  # of a number by a tensor
-        text = _of_division(evidence, _input(evidence, "other"), value)
+        text = _of_division(evidence, input_of(evidence, "other"), value)
     else:
-        text = _of_division(evidence, value, _input(evidence, "other"))
+        text = _of_division(evidence, value, input_of(evidence, "other"))
     if text is None:
         return None
     is_hidden = _is_in_where(evidence) and any(item.requires_grad for item in evidence.tensors)
@@ -143,35 +143,11 @@ def _of_domain(evidence: Evidence, op: str, value: float) -> str | None:
         return None
     text = f"{op}({value:g}) is not finite: {op} takes {needs}"
     fact = evidence.tensor("self")
-    node = fact.node if fact is not None else None
-    if (
-        value == 0
-        and op == "log"
-        and isinstance(node, ast.Call)
-        and last_name(node.func) == "softmax"
-    ):
-        return f"{op}({value:g}) is not finite: log_softmax computes it without the 0"
-    if value == 0 and op in ("log", "log2", "log10"):
-        return text + _above_zero(evidence)
     if is_closed and max(low - value, value - high) <= _ROUNDING:
         return f"{text}, and rounding may take one beyond: clamp it"
     if fact is None or not fact.expression or numel(fact) < 2:
         return text
     return f"{text}; {fact.expression} runs from {fact.summary.min} to {fact.summary.max}"
-
-
-def _above_zero(evidence: Evidence) -> str:
-    """Say how the argument of a logarithm is kept above 0, in the user's name for it."""
-    fact = evidence.tensor("self")
-    name = (fact.expression if fact else None) or "the input"
-    name = name if name.isidentifier() else "its input"
-    low = "1e-7" if fact is not None and fact.dtype == "float16" else "1e-8"
-    text = f": keep {name} above 0, as {'x' if ' ' in name else name}.clamp_min({low}) does"
-    if re.search(
-        rf"\b{re.escape(name)} ?\* ?(torch\.log\({name}\)|{name}\.log\(\))", _line(evidence)
-    ):
-        text += f"; torch.xlogy({name}, {name}) is 0 at 0"
-    return text
 
 
 def _of_power(base: float, exponent: float) -> str | None:
@@ -196,24 +172,32 @@ def _of_division(evidence: Evidence, above: float, below: float) -> str | None:
     lost = _vanished(two)
     if lost is not None:
         return lost
-    safe = "F.normalize" if "norm(" in _line(evidence) else "clamp(min=…)"
-    return f"both are 0 there, and 0 / 0 gives nan: keep the divisor above 0, as {safe} does"
+    cure = ": F.normalize keeps the divisor above 0" if "norm(" in _line(evidence) else ""
+    return f"both are 0 there, and 0 / 0 gives nan{cure}"
 
 
 def _vanished(divisor: TensorFact | None) -> str | None:
     """Say of a constant that is to keep a divisor above 0 that it is 0 in the type of it."""
-    smallest = _SMALLEST.get(divisor.dtype) if divisor is not None else None
-    if divisor is None or divisor.node is None or smallest is None:
+    lost = vanished_in(divisor)
+    if divisor is None or lost is None:
         return None
-    added = (item for part in ast.walk(divisor.node) for item in _kept_above(part))
-    for item in added:
+    smallest = _SMALLEST[divisor.dtype]
+    above = "1e-7" if divisor.dtype == "float16" else f"{smallest:g}"
+    return (
+        f"{ast.unparse(lost).replace('e-0', 'e-')} is 0 in {divisor.dtype}, whose smallest "
+        f"number is {smallest:g}: use at least {above}, or compute in float32"
+    )
+
+
+def vanished_in(fact: TensorFact | None) -> ast.Constant | None:
+    """Return the constant that a tensor is kept above 0 with, and that is 0 in its type."""
+    smallest = _SMALLEST.get(fact.dtype) if fact is not None else None
+    if fact is None or fact.node is None or smallest is None:
+        return None
+    for item in (item for part in ast.walk(fact.node) for item in _kept_above(part)):
         value = item.value if isinstance(item, ast.Constant) else None
-        if type(value) is float and 0 < value <= smallest / 2:
-            above = "1e-7" if divisor.dtype == "float16" else f"{smallest:g}"
-            return (
-                f"{ast.unparse(item).replace('e-0', 'e-')} is 0 in {divisor.dtype}, whose smallest "
-                f"number is {smallest:g}: use at least {above}, or compute in float32"
-            )
+        if isinstance(item, ast.Constant) and type(value) is float and 0 < value <= smallest / 2:
+            return item
     return None
 
 
@@ -239,7 +223,7 @@ def all_masked(evidence: Evidence) -> Hint | None:
 def negative_target(evidence: Evidence) -> Hint | None:
     """The target of kl_div is below 0, where it has no logarithm."""
     target = evidence.tensor("target")
-    if target is None or _made(evidence) != "kl_div" or evidence.phase == "backward":
+    if target is None or made(evidence) != "kl_div" or evidence.phase == "backward":
         return None
     low, high = target.summary.min, target.summary.max
     if isinstance(low, str) or isinstance(high, str) or low is None or high is None or low >= 0:
@@ -252,30 +236,29 @@ def negative_target(evidence: Evidence) -> Hint | None:
 
 def slope_at_zero(evidence: Evidence) -> Hint | None:
     """A root, power or logarithm has an infinite slope at 0; where() does not stop its gradient."""
-    if not _made(evidence) or evidence.phase != "backward":
+    if not made(evidence) or evidence.phase != "backward":
         return None
-    op = _made(evidence).partition("Backward")[0].lower()
+    op = made(evidence).partition("Backward")[0].lower()
     saved, poles = _STEEP.get(op, ("self", ()))
-    if op == "pow" and _input(evidence, "exponent") < 1:
+    if op == "pow" and input_of(evidence, "exponent") < 1:
         poles = (0,)
-    value = _input(evidence, saved)
+    value = input_of(evidence, saved)
     if value not in poles:
         return None
-    if _input(evidence, "gradient") == 0 and "where(" in _line(evidence):
+    if input_of(evidence, "gradient") == 0 and "where(" in _line(evidence):
         return Hint(text=_HIDDEN)
     text = f"the gradient of {op} is infinite at {value:g}"
-    if _input(evidence, "gradient") == 0:
+    if input_of(evidence, "gradient") == 0:
         return Hint(
             text=f"{text}, and 0 times it is nan: a mask or where() behind it does not stop that; "
             "replace the bad inputs before the op"
         )
-    cure = ", with a small eps inside" if value == 0 else ""
-    return Hint(text=f"{text}: keep its {'input' if saved == 'self' else saved} away from it{cure}")
+    return Hint(text=f"{text}: keep its {'input' if saved == 'self' else saved} away from it")
 
 
 def overflow(evidence: Evidence) -> Hint | None:
     """The result is beyond the largest number of its type."""
-    op, violation = _made(evidence), evidence.violation
+    op, violation = made(evidence), evidence.violation
     first = violation.offenders.first if violation is not None else ()
     if not op or not first or first[0].value not in ("inf", "-inf"):
         return None
@@ -286,13 +269,13 @@ def overflow(evidence: Evidence) -> Hint | None:
     if name not in _WITHOUT_POLE:
         return None
     if name in _WITH_POLE and (is_backward or (violation and violation.overwritten)):
-        divisor = _input(evidence, "other" if name == "div" else "self")
+        divisor = input_of(evidence, "other" if name == "div" else "self")
         if not is_backward or divisor == 0 or math.isnan(divisor):
             return None  # what was divided by is 0, or not known
     kind = violation.dtype if violation is not None else ""
     if kind not in _LARGEST:
         return None
-    if op in _EXPONENTIALS and not math.isnan(power := _input(evidence, "self")):
+    if op in _EXPONENTIALS and not math.isnan(power := input_of(evidence, "self")):
         return Hint(
             text=f"{op}({power:g}) is beyond the range of {kind}: subtract the maximum first, or "
             "work with logarithms (logsumexp, log_softmax)"
@@ -303,21 +286,21 @@ def overflow(evidence: Evidence) -> Hint | None:
 
 def row_with_infinity(evidence: Evidence) -> Hint | None:
     """A softmax over a row with +inf divides inf by inf."""
-    violation, made = evidence.violation, _made(evidence)
-    if violation is None or made not in ("softmax", "log_softmax") or violation.is_masked_row:
+    violation, op = evidence.violation, made(evidence)
+    if violation is None or op not in ("softmax", "log_softmax") or violation.is_masked_row:
         return None
     fact = evidence.tensor("self") or evidence.tensor("input")
     if fact is None or not fact.summary.inf or evidence.phase == "backward":
         return None
     if all(("-inf" in dict(item.inputs).values()) for item in violation.offenders.first):
         return None  # a masked row may do as much
-    text = f"{fact.expression or 'the input'} contains inf, and {made} of a row with inf is nan"
+    text = f"{fact.expression or 'the input'} contains inf, and {op} of a row with inf is nan"
     return Hint(text=text)
 
 
 def of_too_few(evidence: Evidence) -> Hint | None:
     """A mean of no number, or an unbiased deviation of a single one, is 0 / 0."""
-    fact, op = evidence.tensor("self"), _made(evidence)
+    fact, op = evidence.tensor("self"), made(evidence)
     if fact is None or op not in (*_SPREADS, "mean"):
         return None
     if numel(fact) == 0:
@@ -339,7 +322,7 @@ def of_too_few(evidence: Evidence) -> Hint | None:
 def all_labels_ignored(evidence: Evidence) -> Hint | None:
     """Every label is ignore_index: the mean over no label is 0 / 0."""
     labels, ignored = evidence.tensor("target"), evidence.scalar("ignore_index") or "-100"
-    if _made(evidence) not in ("cross_entropy", "nll_loss") or labels is None:
+    if made(evidence) not in ("cross_entropy", "nll_loss") or labels is None:
         return None
     if (str(labels.summary.min), str(labels.summary.max)) != (ignored, ignored):
         return None

@@ -37,15 +37,10 @@ def test_a_nan_that_nobody_saw_begin_is_looked_for() -> None:
     assert any("--nan" in hint.text for hint in report.hints)
 
 
-@pytest.mark.parametrize(
-    ("text", "is_product"),
-    [("y = torch.log(z)", False), ("y = l * torch.log(z)", False), ("y = z * torch.log(z)", True)],
-)
-def test_a_logarithm_of_0_is_kept_above_0(text: str, is_product: bool) -> None:
-    """clamp_min in the user's name; xlogy for a product alone."""
+@pytest.mark.parametrize("text", ["y = torch.log(z)", "y = l * torch.log(z)"])
+def test_a_logarithm_of_0_is_kept_above_0(text: str) -> None:
     (hint,) = run_cell(f"{SETUP}{text}", fast=False, nan="strict").shown.hints
-    assert "keep z above 0, as z.clamp_min(1e-8) does" in hint.text
-    assert ("xlogy" in hint.text) is is_product
+    assert hint.fix == "torch.log(z.clamp_min(1e-8))"
 
 
 HIDES = "where() hides the value"
@@ -56,7 +51,7 @@ BIG = "x = torch.full((2,), 1e-30, device='cuda', requires_grad=True)\nlogits = 
 @pytest.mark.parametrize(
     ("text", "piece", "is_said"),
     [
-        (f"{X}y = torch.where(x > 0, torch.log(x), 0.0)", HIDES, True),
+        (f"{X}y = torch.where(x > 0, torch.rsqrt(x), 0.0)", HIDES, True),
         (f"{X}y = torch.log(torch.where(x > 0, x, 0.0))", HIDES, False),
         ("y = torch.log(torch.softmax(z - l * 1e9, -1))", "log_softmax computes", True),
         ("y = torch.log(z) + torch.softmax(l, -1)", "log_softmax computes", False),

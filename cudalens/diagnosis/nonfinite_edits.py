@@ -1,0 +1,399 @@
+"""Edits of one step that keep a call, or its gradient, finite.
+
+Only where the facts leave no choice: a number that is 0 in the type of the tensor, a branch that
+``where`` discards, a count that is 0, a slope that is infinite at 0, a logarithm of 0, a row of
+masked scores.  Each is tried on copies, forward and backward, before it is shown.  What depends on
+the user's intention, as the sign of what is under a root does, has none.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from cudalens.core._python import parse
+from cudalens.core.evidence_types import Binding
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import Hint, SourceSpan, TensorFact
+from cudalens.diagnosis.candidates import Trial
+from cudalens.diagnosis.hints.nonfinite import input_of, made, vanished_in
+from cudalens.diagnosis.user_code import (
+    Change,
+    Fix,
+    call_node,
+    function_named,
+    last_name,
+    parsed,
+    rewritten,
+    spliced,
+    written,
+)
+
+_LOGARITHMS = ("log", "log2", "log10")
+_OF_UNIT = ("acos", "asin")
+_ROUNDING = 1e-5
+"""So far beyond the end of a domain rounding takes a number, as a rule."""
+_SAFE = {"acos": 0, "asin": 0, "atanh": 0, "exp": 0, "expm1": 0, "acosh": 2}
+"""Where a function and its slope are finite; for all others at 1."""
+_LOOKS = frozenset(
+    {"isfinite", "isnan", "isinf", "abs", "bool", "any", "all", "sum", "gt", "ge", "lt", "le"}
+    | {"ne", "eq", "logical_and", "logical_or", "logical_not", "unsqueeze", "view", "float"}
+    | {"detach", "size", "dim", "expand", "squeeze"}
+)
+"""Calls that a condition may make a second time: they only look."""
+_STEPS_UP = ("1e-7", "1e-6", "1e-5", "1e-4")
+"""Numbers to take in place of one that vanishes in float16, smallest first."""
+
+
+def finite_edit(evidence: Evidence, trial: Trial) -> Hint | None:
+    """Return the first edit with which all values and gradients of the call are finite."""
+    violation = evidence.violation
+    if violation is None or not violation.is_nonfinite or violation.overwritten:
+        return None
+    for hint in _edits(evidence, trial):
+        if isinstance(hint.fix, Fix) and trial.makes_finite(hint.fix):
+            return replace(hint, tried=True)
+    return None
+
+
+def _edits(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
+    if evidence.phase == "backward":
+        yield from _safe_branch(evidence)
+        yield from _slope_at_zero(evidence)
+        return
+    yield from _unmasked_row(evidence, trial)
+    if _is_written_here(evidence):
+        yield from _larger_constant(evidence)
+        yield from _log_softmax(evidence)
+        yield from _within_domain(evidence)
+        yield from _count_of_none(evidence)
+
+
+def _is_written_here(evidence: Evidence) -> bool:
+    """Return whether the user's line spells the call itself, and no module around it."""
+    node, name = call_node(evidence), made(evidence)
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Div) and name in ("div", "rdiv")
+    return isinstance(node, ast.Call) and last_name(node.func) == name
+
+
+# --- forward --------------------------------------------------------------------------------------
+
+
+def _larger_constant(evidence: Evidence) -> Iterator[Hint]:
+    """A number that is to keep an argument above 0 is 0 in its type: take a larger one."""
+    for fact in (evidence.tensor("other"), evidence.tensor("self")):
+        lost = vanished_in(fact)
+        if fact is None or lost is None or fact.dtype != "float16":
+            continue
+        number = ast.unparse(lost).replace("e-0", "e-")
+        place = next((it for it in _parts(evidence) if ast.dump(it) == ast.dump(lost)), None)
+        for larger in _STEPS_UP:
+            template = ast.unparse(_exchanged(fact.node, lost, larger)).replace("e-0", "e-")
+            changed = None if place is None else spliced(evidence, {place: larger})
+            if changed is not None:
+                change = Change(fact.expression or "", template, fact.span)
+                text = f"{number} is 0 in float16, and {larger} is not"
+                yield Hint(rule="vanished_constant", text=text, fix=Fix(changed, [change]))
+
+
+def _parts(evidence: Evidence) -> Iterator[ast.expr]:
+    call = call_node(evidence)
+    for node in () if call is None else ast.walk(call):
+        if isinstance(node, ast.expr):
+            yield node
+
+
+def _exchanged(whole: ast.expr | None, part: ast.expr, text: str) -> ast.expr:
+    """Return an expression with one constant replaced."""
+
+    class Exchange(ast.NodeTransformer):
+        def visit_Constant(self, node: ast.Constant) -> ast.expr:
+            same = ast.dump(node) == ast.dump(part)
+            return ast.Constant(float(text)) if same else node
+
+    tree = parsed(ast.unparse(whole)) if whole is not None else None
+    exchanged: ast.expr = Exchange().visit(tree or part)
+    return exchanged
+
+
+def _log_softmax(evidence: Evidence) -> Iterator[Hint]:
+    """The logarithm of a softmax has a function of its own, which is finite."""
+    fact, call = evidence.tensor("self"), call_node(evidence)
+    inner = fact.node if fact is not None else None
+    is_softmax = isinstance(inner, ast.Call) and last_name(inner.func) == "softmax"
+    if fact is None or made(evidence) != "log" or call is None or not is_softmax:
+        return
+    assert isinstance(inner, ast.Call)
+    text = ast.unparse(inner)
+    name = ast.unparse(inner.func).removesuffix("softmax") + "log_softmax"
+    template = f"{name}{text.removeprefix(ast.unparse(inner.func))}"
+    whole = spliced(evidence, {call: template})
+    if whole and fact.expression:
+        change = Change(fact.expression, template, fact.span)
+        yield Hint(
+            rule="log_of_softmax",
+            text="the softmax is 0 there, and log_softmax computes its logarithm without the 0",
+            fix=Fix(whole, [change], rearrange=function_named("positive")),
+        )
+
+
+def _within_domain(evidence: Evidence) -> Iterator[Hint]:
+    """A logarithm of 0, and a number that rounding took beyond the end of a domain."""
+    fact, name = evidence.tensor("self"), made(evidence)
+    if fact is None:
+        return
+    low, high = fact.summary.min, fact.summary.max
+    if isinstance(low, str) or isinstance(high, str) or low is None or high is None:
+        return
+    small = "1e-7" if fact.dtype == "float16" else "1e-8"
+    if name in _LOGARITHMS and low == 0:
+        text = f"{name}(0) is -inf: clamp_min changes no value above {small}"
+        yield from _hint(evidence, fact, f"{{x}}.clamp_min({small})", "log_of_zero", text)
+    if name in _OF_UNIT and max(-1 - low, high - 1) <= _ROUNDING:
+        text = f"rounding took a value beyond the numbers from -1 to 1, which {name} takes"
+        inside = "0.999" if fact.dtype in ("float16", "bfloat16") else "0.999999"
+        for end in ("1", inside):  # at 1 the slope is infinite
+            template = f"{{x}}.clamp(-{end}, {end})"
+            yield from _hint(evidence, fact, template, "rounded_out_of_domain", text)
+    if name == "sqrt" and -_ROUNDING <= low < 0 and high > 0:
+        text = "rounding took a value below 0, where sqrt has no value"
+        for end in ("0", small):
+            template = f"{{x}}.clamp_min({end})"
+            yield from _hint(evidence, fact, template, "rounded_out_of_domain", text)
+
+
+def _hint(
+    evidence: Evidence, fact: TensorFact, template: str, rule: str, text: str
+) -> Iterator[Hint]:
+    fix = rewritten(evidence, fact, template)
+    if fix is not None:
+        yield Hint(rule=rule, text=text, fix=fix)
+
+
+def _count_of_none(evidence: Evidence) -> Iterator[Hint]:
+    """A sum of nothing is divided by a count of 0."""
+    if made(evidence) != "div" or input_of(evidence, "self") != 0:
+        return
+    node, fact = call_node(evidence), evidence.tensor("other")
+    text = "the count is 0 there, and 0 / 0 is nan: at least 1 keeps every other quotient"
+    if fact is not None and _is_count(fact):
+        yield from _hint(evidence, fact, "{x}.clamp(min=1)", "count_of_none", text)
+    elif fact is None and isinstance(node, ast.BinOp) and _is_length(node.right):
+        whole = spliced(evidence, {node.right: f"max({written(evidence, node.right)}, 1)"})
+        if whole is not None:
+            yield Hint(rule="count_of_none", text=text, fix=Fix(whole, rearrange=_at_least_one))
+
+
+def _at_least_one(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return function, [*args[:1], *(max(item, 1) for item in args[1:2]), *args[2:]], kwargs
+
+
+def _is_count(fact: TensorFact) -> bool:
+    """Return whether a tensor counts: whole numbers, or the sum of what a comparison made."""
+    low = fact.summary.min
+    if fact.dtype.startswith(("int", "uint")):
+        return not isinstance(low, str) and low is not None and low >= 0
+    node = fact.node
+    while isinstance(node, ast.Call) and last_name(node.func) in ("float", "sum", "half", "to"):
+        node = node.func.value if isinstance(node.func, ast.Attribute) else None
+    return isinstance(node, ast.Compare)
+
+
+def _is_length(node: ast.expr) -> bool:
+    is_call = isinstance(node, ast.Call) and last_name(node.func) in ("len", "numel")
+    return is_call or (isinstance(node, ast.Subscript) and last_name(node.value) == "shape")
+
+
+def _unmasked_row(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
+    """A row is masked everywhere: its scores become the lowest number, which softmax can take."""
+    fact = evidence.tensor("self") or evidence.tensor("input")
+    is_masked = evidence.violation is not None and evidence.violation.is_masked_row
+    if fact is None or fact.expression is None or not is_masked:
+        return
+    text = "one row is masked everywhere, and a softmax over -inf alone is nan: the lowest number "
+    text += "masks as well, and gives such a row equal weights"
+    if (lowest := _lowest(fact.node, fact)) is not None:
+        fix = rewritten(evidence, fact, ast.unparse(lowest))
+        if fix is not None:
+            yield Hint(rule="masked_row", text=text, fix=fix)
+        return
+    binding = trial.binding(fact.expression) if isinstance(fact.node, ast.Name) else None
+    value = parsed(binding.value) if binding is not None and binding.value else None
+    lowest = _lowest(value, fact)
+    if binding is None or not isinstance(value, ast.Call) or lowest is None:
+        return
+    if not _is_still(value.args[0], binding, trial):
+        return
+    mask = ast.unparse(value.args[0])
+    template = f"{{x}}.masked_fill({mask}, torch.finfo(torch.{fact.dtype}).min)"
+    fix = Fix(
+        f"{fact.expression} = {ast.unparse(lowest)}", [Change(fact.expression, template, None)]
+    )
+    yield Hint(rule="masked_row", text=text, fix=fix, at=binding.at)
+
+
+def _is_still(mask: ast.expr, binding: Binding, trial: Trial) -> bool:
+    """Return whether the names of a mask hold now what they held where it was used."""
+    if not all(isinstance(item, _PLAIN) for item in ast.walk(mask)):
+        return False
+    for item in ast.walk(mask):
+        made_at = trial.binding(item.id) if isinstance(item, ast.Name) else None
+        if isinstance(item, ast.Name) and (
+            made_at is None or (made_at.at.line or 0) >= (binding.at.line or 0)
+        ):
+            return False
+    return True
+
+
+_PLAIN = (ast.Name, ast.UnaryOp, ast.Invert, ast.Compare, ast.Constant, ast.Eq, ast.NotEq, ast.Load)
+
+
+def _lowest(node: ast.expr | None, fact: TensorFact) -> ast.expr | None:
+    """Return ``masked_fill(mask, -inf)`` with the lowest number of its type in place of -inf."""
+    match node:
+        case ast.Call(ast.Attribute(of, "masked_fill"), [mask, value], []) if _is_minus_inf(value):
+            dtype = f"{of.id}.dtype" if isinstance(of, ast.Name) else f"torch.{fact.dtype}"
+            lowest = parsed(f"torch.finfo({dtype}).min")
+            return ast.Call(node.func, [mask, lowest or value], [])
+    return None
+
+
+def _is_minus_inf(node: ast.expr) -> bool:
+    match node:
+        case ast.Call(ast.Name("float"), [ast.Constant(str(text))]):
+            return text.strip().lower() in ("-inf", "-infinity")
+        case ast.UnaryOp(ast.USub(), ast.Call(ast.Name("float"), [ast.Constant(str(text))])):
+            return text.strip().lower() in ("inf", "infinity")
+        case ast.UnaryOp(ast.USub(), ast.Attribute() | ast.Name() as number):
+            return (last_name(number) or "").lower() == "inf"
+    return False
+
+
+# --- backward -------------------------------------------------------------------------------------
+
+
+def _safe_branch(evidence: Evidence) -> Iterator[Hint]:
+    """``where`` discards a value, but not its infinite gradient: make the input safe before it."""
+    line, name = _statement(evidence), _of_node(evidence)
+    wheres = [item for item in _calls(line) if last_name(item.func) == "where"]
+    if len(wheres) != 1 or len(wheres[0].args) != 3 or wheres[0].keywords:
+        return
+    condition, *branches = wheres[0].args
+    looks = {last_name(item.func) for item in _calls(condition)}
+    found = [(at, it) for at, arg in enumerate(branches) for it in _inputs(arg, name)]
+    at, (whole, inner) = found[0] if len(found) == 1 else (0, (None, None))
+    if whole is None or inner is None or not looks <= _LOOKS:
+        return
+    safe = _SAFE.get(name, 1)
+    parts = [_text(evidence, condition), _text(evidence, inner), str(safe)]
+    order = parts if at == 0 else [parts[0], parts[2], parts[1]]
+    changed = _replaced(evidence, wheres[0], inner, f"torch.where({', '.join(order)})")
+    place = _span(evidence, wheres[0])
+    if changed is None or place is None:
+        return
+    template = f"torch.where(condition, {{x}}, {safe})"
+    if at == 1:
+        template = f"torch.where(condition, {safe}, {{x}})"
+    text = (
+        f"where() discards the value in forward, but its gradient is 0 times infinity: {name} gets "
+        f"{safe} there"
+    )
+    fix = Fix(changed, [Change(ast.unparse(inner), template)])
+    yield Hint(rule="safe_branch", text=text, fix=fix, at=place)
+
+
+def _slope_at_zero(evidence: Evidence) -> Iterator[Hint]:
+    """A root has an infinite slope at 0: a small number beneath it bounds that."""
+    name, line = _of_node(evidence), _statement(evidence)
+    is_root = name == "sqrt" and input_of(evidence, "result") == 0
+    if name == "pow":
+        is_root = input_of(evidence, "self") == 0 and input_of(evidence, "exponent") == 1 / 2
+    found = list(_inputs(line, name)) if is_root and line is not None else []
+    if name == "pow":
+        found = [item for item in found if _is_half(item[0])]
+    if len(found) != 1:
+        return
+    whole, inner = found[0]
+    violation = evidence.violation
+    small = "1e-7" if violation is not None and violation.dtype == "float16" else "1e-12"
+    place = _span(evidence, whole)
+    is_method = not isinstance(whole, ast.Call) or not whole.args or name == "pow"
+    text = f"{_text(evidence, inner)} + {small}"
+    changed = _replaced(evidence, whole, inner, f"({text})" if is_method else text)
+    if changed is not None and place is not None:
+        yield Hint(
+            rule="slope_at_zero",
+            text=f"the slope of a root is infinite at 0: {small} beneath it bounds the slope",
+            fix=Fix(changed, [Change(ast.unparse(inner), f"{{x}} + {small}")]),
+            at=place,
+        )
+
+
+def _is_half(power: ast.expr) -> bool:
+    match power:
+        case ast.BinOp(right=ast.Constant(0.5)) | ast.Call(args=[ast.Constant(0.5)]):
+            return True
+    return False
+
+
+def _of_node(evidence: Evidence) -> str:
+    return made(evidence).partition("Backward")[0].lower()
+
+
+def _inputs(tree: ast.AST, name: str) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield the calls of a function in an expression, each with what can make it infinite."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.BinOp(_, ast.Div(), below) if name in ("div", "reciprocal"):
+                yield node, below
+            case ast.BinOp(base, ast.Pow()) if name == "pow":
+                yield node, base
+            case ast.Call(ast.Attribute(ast.Name("torch"), called), [first, *_]) if called == name:
+                yield node, first
+            case ast.Call(ast.Attribute(of, called), []) if called == name:
+                yield node, of
+            case ast.Call(ast.Attribute(of, "pow"), [_]) if name == "pow":
+                yield node, of
+
+
+def _calls(tree: ast.AST | None) -> list[ast.Call]:
+    return [] if tree is None else [it for it in ast.walk(tree) if isinstance(it, ast.Call)]
+
+
+def _statement(evidence: Evidence) -> ast.stmt | None:
+    """Return the syntax of the forward line, if the whole statement stands on it."""
+    text = evidence.forward_source.text if evidence.forward_source is not None else None
+    if not text or "\n" in text:
+        return None
+    try:
+        body = parse(text).body
+    except (SyntaxError, ValueError):
+        return None
+    return body[0] if len(body) == 1 else None
+
+
+def _text(evidence: Evidence, node: ast.AST) -> str:
+    """Return a part of the forward line as it was typed."""
+    text = evidence.forward_source.text if evidence.forward_source is not None else None
+    return ast.get_source_segment(text or "", node) or ast.unparse(node)
+
+
+def _replaced(evidence: Evidence, whole: ast.expr, part: ast.expr, new: str) -> str | None:
+    """Return an expression of the forward line with a part of it replaced."""
+    old, start = _text(evidence, whole).encode(), whole.col_offset
+    ends = part.col_offset - start, (part.end_col_offset or 0) - start
+    text = (old[: ends[0]] + new.encode() + old[ends[1] :]).decode()
+    return text if parsed(text) is not None else None
+
+
+def _span(evidence: Evidence, node: ast.expr) -> SourceSpan | None:
+    """Return the place of an expression of the forward line, if it stands there once."""
+    at, text = evidence.forward_source, _text(evidence, node)
+    line = next((it.text for it in at.context if it.line == at.line), "") if at else ""
+    if at is None or line.count(text) != 1:
+        return None
+    column = line.index(text)
+    return replace(at, end_line=at.line, column=column, end_column=column + len(text))
