@@ -46,6 +46,8 @@ _LOOKS = {
     "cl-text": "font-size:12px",
     "cl-share": "font-size:12px;white-space:pre-wrap",
     "summary": "cursor:pointer",
+    # JupyterLab gives code a ground of its own, on which red is hard to read in the dark.
+    "code": "background-color:transparent",
     "td": "text-align:left",
     "th": "text-align:left",
 }

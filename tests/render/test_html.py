@@ -18,12 +18,14 @@ from cudalens.core.report import (
     Hint,
     HistoryEntry,
     LineRef,
+    Observation,
     ProvenanceStep,
     RaisedException,
     Report,
     TensorFact,
     Timing,
 )
+from cudalens.core.report_types import MarkedLine
 from cudalens.render.html import (
     MAX_BYTES,
     history_entries,
@@ -38,7 +40,7 @@ from tests.render.test_colours import contrast
 from tests.rendering import Page, check_golden, hostile_texts, sanitised, selectors, with_texts
 
 
-@pytest.mark.parametrize("name", ["labels", "autograd_error", "lost_context"])
+@pytest.mark.parametrize("name", ["labels", "lost_context"])
 def test_page_is_the_golden_page(name: str) -> None:
     """A few reports draw as they were approved; the style sheet has its own file."""
     html = render_page(REPRESENTATIVE[name]())
@@ -324,3 +326,13 @@ def test_equal_ops_of_the_history_are_one_row() -> None:
     assert "aten::add × 5" in text
     assert text.count("In [1] line 4 x = x + 1") == 1
     assert not history_entries(make_report(history=()))
+
+
+def test_a_mark_that_a_picture_would_cut_stands_below_its_line() -> None:
+    """Beside a picture of 180 pixels there are 88 columns; alone, the mark stands beside it."""
+    mark = MarkedLine(cell=7, line=10, text=CELL[1], mark="the labels come from here " * 3)
+    observed = Observation(kind="came_from", text="so", sources=(mark,))
+    beside = re.compile(r'cl-pad" ?>\n')
+    report = make_report(observations=(observed,))
+    assert beside.search(render_fragment(report))
+    assert not beside.search(render_fragment(replace(report, offenders=None)))
