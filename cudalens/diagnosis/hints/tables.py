@@ -153,7 +153,28 @@ def positions_beyond_table(evidence: Evidence, ids: Ids) -> Hint | None:
     if in_library(evidence, "transformers"):
         cure = f"let the tokenizer truncate to max_length={room}, and in a loop of your own that "
         cure += f"generates, keep the last {room} tokens"
+    given = _given(evidence, ids, length)
+    if given:
+        name, count = given
+        fitting = max(room - (length - count), 0)
+        cure = f"{name} brings {count} of them, and with the others at most {fitting} fit"
     return Hint(text=f"the sequence has {length} positions, the table {room}: {cure}")
+
+
+def _given(evidence: Evidence, ids: Ids, length: int) -> tuple[str, int] | None:
+    """Return the user's tokens that are fewer than the positions, and their number.
+
+    A prompt that is learned, or a cache, takes the others: to cut at the table's size is no cure.
+    """
+    if ids.fact.expression:
+        return None
+    named = [fact for fact in evidence.tensors if fact.expression and fact.shape]
+    if any(length in fact.shape for fact in named):
+        return None
+    tokens = [fact for fact in named if fact.dtype == "int64" and 1 < fact.shape[-1] < length]
+    if len({fact.shape[-1] for fact in tokens}) != 1:
+        return None
+    return tokens[0].expression or "", tokens[0].shape[-1]
 
 
 # --- boxes and segments ---------------------------------------------------------------------------

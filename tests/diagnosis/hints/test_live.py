@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,6 +71,26 @@ BART = {
     **dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 8),
 }
 T5 = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 1}
+
+
+PROMPTED = """
+def call(net, input_ids):
+    embedded = net.get_input_embeddings()(input_ids)
+    learned = embedded.new_zeros(len(input_ids), 8, embedded.shape[-1])
+    return net(inputs_embeds=torch.cat([learned, embedded], 1))
+"""
+
+
+def test_positions_that_a_learned_prompt_takes_are_counted() -> None:
+    """16 rows less a prompt of 8: to cut the text to the 16 of the table would change nothing."""
+    transformers = pytest.importorskip("transformers")
+    library = {"torch": torch}
+    exec(compile(PROMPTED, str(Path(transformers.__file__).with_name("prompt.py")), "exec"), library)
+    names = {"net": model_of("GPT2"), "call": library["call"]}
+    fitting = run_cell("call(net, ids)", {**names, "ids": cuda([[5] * 8])})
+    assert (fitting.error, fitting.report) == (None, None)
+    said = hint_of("call(net, ids)", **names, ids=cuda([[5] * 9])).text
+    assert "17 positions, the table 16: ids brings 9 of them, and with the others at most 8" in said
 
 
 @pytest.mark.parametrize(
