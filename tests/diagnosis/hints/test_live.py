@@ -85,7 +85,8 @@ def test_positions_that_a_learned_prompt_takes_are_counted() -> None:
     """16 rows less a prompt of 8: to cut the text to the 16 of the table would change nothing."""
     transformers = pytest.importorskip("transformers")
     library = {"torch": torch}
-    exec(compile(PROMPTED, str(Path(transformers.__file__).with_name("prompt.py")), "exec"), library)
+    file = str(Path(transformers.__file__).with_name("prompt.py"))
+    exec(compile(PROMPTED, file, "exec"), library)
     names = {"net": model_of("GPT2"), "call": library["call"]}
     fitting = run_cell("call(net, ids)", {**names, "ids": cuda([[5] * 8])})
     assert (fitting.error, fitting.report) == (None, None)
