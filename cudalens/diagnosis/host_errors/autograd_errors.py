@@ -26,12 +26,16 @@ def no_graph(evidence: Evidence, match: re.Match[str]) -> Answer:
     headline = f"{expression_of(fact) or 'the tensor'} has no grad_fn: nothing leads from it to a "
     headline += "tensor that requires grad"
     follows = "Autograd follows grad_fn from the loss to the parameters."
+    yield autograd(headline, follows, fact.argument if fact else None)
     if evidence.frozen:
         shown, count = ", ".join(evidence.frozen[:_SHOWN]), len(evidence.frozen)
         more = f" and {count - _SHOWN} more" if count > _SHOWN else ""
-        none = "none of its parameters requires" if count > 1 else "its only parameter requires no"
-        follows = f"{follows} Here {none} grad: {shown}{more}."
-    yield autograd(headline, follows, fact.argument if fact else None)
+        name = expression_of(fact) or "the tensor"
+        none = f"none of the parameters behind {name} requires"
+        if count == 1:
+            none = f"the only parameter behind {name} requires no"
+        # A fact of the first screen: what froze them stands elsewhere.
+        yield Hint(text=f"{none} grad: {shown}{more}", rule="all_frozen")
     if evidence.graph_cut is not None:
         yield _cut_by_call(evidence, evidence.graph_cut)
 
