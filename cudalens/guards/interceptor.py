@@ -187,11 +187,10 @@ class Interceptor:
                     failed(error)
                     if noted is not None:
                         noted.withdraw()
-                # Without this frame, which TorchScript and a loader's worker would name in the text
-                # of their errors; a bare raise does not add it again.
-                trace = error.__traceback__
-                error.__traceback__ = None if trace is None else trace.tb_next
-                trace = None
+                # TorchScript names the innermost frame, and those that led to it, in the text of its
+                # own error.  A bare raise does not add this one again.
+                if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+                    error.__traceback__ = None
                 args, kwargs, violation, noted = (), {}, None, None  # another may keep this frame
                 raise
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -304,10 +305,25 @@ class Replaced:
                 setattr(*key, self._ours[key])
 
     def _put_back(self) -> None:
-        for key, ours in list(self._ours.items()):
+        for key in list(self._ours):
+            ours = self._ours[key]
             if self._of(*key) is ours:
                 setattr(*key, self._before[key])
             self._ours.pop(key)
+            # More than this variable and the argument: somebody has imported it by its name.
+            if isinstance(ours, FunctionType) and sys.getrefcount(ours) > _OWN_REFERENCES:
+                _bind_anew(ours, self._before[key])
+
+
+_OWN_REFERENCES = 2
+
+
+def _bind_anew(ours: object, original: object) -> None:
+    """Let the names in modules and cells that hold a function of ours hold the original."""
+    for names in gc.get_referrers(ours):
+        if type(names) is dict:
+            for name in [name for name, value in list(names.items()) if value is ours]:
+                names[name] = original
 
 
 def remove_stance(ours: Any) -> None:

@@ -147,6 +147,14 @@ def test_torch_s_functions_are_its_own_again_afterwards() -> None:
     assert [getattr(*name) for name in names] == before
 
 
+def test_a_name_imported_in_a_block_is_of_torchs_function() -> None:
+    ask, names = torch.overrides.has_torch_function, dict[str, Any]()
+    with cudalens.check():
+        exec("from torch.overrides import has_torch_function", names)
+        assert names["has_torch_function"]([torch.ones(1)]) is False
+    assert names["has_torch_function"] is ask is torch.overrides.has_torch_function
+
+
 # --- when the device is waited for ----------------------------------------------------------------
 
 
