@@ -145,7 +145,7 @@ class Interceptor:
         of_keys: dict[int, tuple[Any, bool]] = {}
 
         # Every call of a guarded op passes here, so speed comes before form.
-        def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: PLR0912
             __tracebackhide__ = True
             violation: BaseException | None = None
             noted: Noted | None = None
@@ -187,8 +187,8 @@ class Interceptor:
                     failed(error)
                     if noted is not None:
                         noted.withdraw()
-                # TorchScript names the innermost frame, and those that led to it, in the text of its
-                # own error.  A bare raise does not add this one again.
+                # TorchScript names the innermost frame, and those that led to it, in the text of
+                # its own error.  A bare raise does not add this one again.
                 if error.__traceback__ is not None and error.__traceback__.tb_next is None:
                     error.__traceback__ = None
                 args, kwargs, violation, noted = (), {}, None, None  # another may keep this frame
