@@ -26,7 +26,13 @@ from cudalens.core.report_types import (
     format_count,
 )
 from cudalens.diagnosis.candidates import Trial
-from cudalens.diagnosis.hints._reading import fills_row_ends, ids_of, maker_steps
+from cudalens.diagnosis.hints._reading import (
+    FROM_PYTHON,
+    fills_row_ends,
+    ids_of,
+    maker_steps,
+    makes_value,
+)
 from cudalens.diagnosis.hints._roles import Role, bad_values, fault, role_of
 from cudalens.diagnosis.hints.labels import head_of
 from cudalens.diagnosis.observed_errors import observe_error
@@ -255,13 +261,26 @@ def came_from(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         if any(value not in (line.text or "") for value in written):
             text += f" (writes {', '.join(values)})"
         text += share
-        mark = f"{values[0]} is made here" if len(values) == 1 else "bad values are made here"
+        what = values[0] if len(values) == 1 else "bad values"
+        steps_of_line = [it for it in evidence.provenance if it.source == line]
+        comes = _comes(steps_of_line, _the_bad(evidence), is_many=len(values) != 1)
+        mark = f"{what} {comes} here"
         yield Observation(
             kind="came_from",
             text=text,
             facts={"op": items[0].op, "values": tuple(values), "count": count},
             sources=(_marked(line, mark + share),),
         )
+
+
+def _comes(items: Sequence[ProvenanceStep], bad: Sequence[Number], *, is_many: bool) -> str:
+    """Return what the steps of a line do with the bad values: make them, or hand them on."""
+    value = bad[0] if bad else None
+    if any(makes_value(item, value) for item in items):
+        return "are made" if is_many else "is made"
+    come = "come" if is_many else "comes"
+    is_from_python = any(stem_of(item.op or "") in FROM_PYTHON for item in items)
+    return f"{come} in" if is_from_python else f"{come} from"
 
 
 def _is_write(step: ProvenanceStep) -> bool:

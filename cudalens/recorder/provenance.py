@@ -403,7 +403,18 @@ class ProvenanceWalk:
                 return self._marked_in(call, self._at.tensor), False
             if inputs and (len(suspects) != 1 or suspects[0].state == "unknown"):
                 return None, False
+        if len(suspects) > 1 and self._are_of_one_line(suspects, call):
+            return suspects[0]._replace(positions=None, bad=None), False
         return suspects[0] if len(suspects) == 1 else None, not suspects
+
+    def _are_of_one_line(self, inputs: Sequence[_Marked], call: Recorded) -> bool:
+        """Return whether all inputs, dead by now, came in from Python on one line."""
+        if any(item.state != "unknown" for item in inputs):
+            return False
+        makers = [self._snapshot.maker(item.tensor, call.seq) for item in inputs]
+        if any(it is None or it.api.stem not in FROM_PYTHON for it in makers):
+            return False
+        return len({self._snapshot.reader.line(it.site) for it in makers if it is not None}) == 1
 
     # --- inputs ----------------------------------------------------------------------------------
 

@@ -159,6 +159,60 @@ def test_a_line_that_hands_values_on_is_not_their_origin(ops: list[str], line: i
     assert lines == ([] if line is None else [line])
 
 
+@pytest.mark.parametrize(
+    ("op", "code", "note", "mark"),
+    [
+        ("torch.tensor", "y = torch.tensor([1, 9])", FIRST_BAD, "9 is made here"),
+        ("torch.tensor", "y = torch.tensor([1, n])", FIRST_BAD, "9 comes in here"),
+        ("torch.tensor", "y = torch.tensor([it[9] for it in z])", FIRST_BAD, "9 comes in here"),
+        ("torch.as_tensor", "y = torch.as_tensor(found)", FIRST_BAD, "9 comes in here"),
+        ("torch.Tensor.add", "y = z[index] + 1", None, "9 is made here"),
+        ("torch.Tensor.add", "y = z[index] + 0", None, "9 comes from here"),
+        ("torch.Tensor.add", "y = z + start", None, "9 comes from here"),
+        ("torch.Tensor.add", "y = z + start", FIRST_BAD, "9 is made here"),
+        ("torch.Tensor.mul", "y = z * mask", None, "9 comes from here"),
+        ("torch.randint", "y = torch.randint(10, (2,))", None, "9 is made here"),
+        ("torch.where", "y = torch.where(m, z, 0)", None, "9 comes from here"),
+        ("torch.full", "y = torch.full((2,), n)", FIRST_BAD, "9 is made here"),
+    ],
+)
+def test_a_line_makes_a_value_only_where_that_is_proven(
+    op: str, code: str, note: str | None, mark: str
+) -> None:
+    evidence = with_offenders(labels([1, 9], 7, provenance=(step(op, code, 4, note=note),)))
+    (item,) = [it for it in observations(evidence) if it.kind == "came_from"]
+    assert [it.mark for it in item.sources] == [mark]
+
+
+def test_a_line_of_two_calls_makes_what_one_of_them_makes() -> None:
+    code = "y = (z + 1) * mask"
+    steps = (step("torch.Tensor.mul", code, 4), step("torch.Tensor.add", code, 4))
+    evidence = with_offenders(labels([1, 9], 7, provenance=steps))
+    (item,) = [it for it in observations(evidence) if it.kind == "came_from"]
+    assert [it.mark for it in item.sources] == ["9 is made here"]
+
+
+@pytest.mark.parametrize("op", ["torch.Tensor.__setitem__", "torch.nn.utils.rnn.pad_sequence"])
+def test_a_line_that_stores_values_is_left_for_the_one_that_made_them(op: str) -> None:
+    steps = (step(op, "t[i] = y", 4), step("torch.Tensor.add", "y = z + 1", 3))
+    evidence = with_offenders(labels([1, 9], 7, provenance=steps))
+    marks = [(it.line, it.mark) for seen in observations(evidence) for it in seen.sources]
+    assert marks == [(3, "9 is made here")]
+    alone = replace(evidence, provenance=steps[:1])
+    assert observed(alone, "came_from") == []
+
+
+def test_nan_is_made_only_where_no_input_had_it() -> None:
+    for note, mark in ((FIRST_BAD, "is made"), (None, "comes from")):
+        given = (step("torch.softmax", "p = net(x).softmax(-1)", 4, note=note),)
+        evidence = with_offenders(labels([1, 9], 7, provenance=given))
+        assert evidence.violation is not None
+        nan = (Offender(position=(1,), value="nan"),)
+        evidence = with_offenders(evidence, first=nan, count=1)
+        marks = [it.mark for seen in observations(evidence) for it in seen.sources]
+        assert marks == [f"nan {mark} here"]
+
+
 def test_the_failing_line_is_no_origin() -> None:
     steps = (step("aten::add.Tensor", "F.cross_entropy(z, y + 1)", 9, note=FIRST_BAD),)
     evidence = with_offenders(labels([1, 9], 7, provenance=steps))

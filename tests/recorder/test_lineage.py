@@ -123,6 +123,15 @@ WAYS = {
         "labels = torch.full((4,), 12)\nreturn labels[labels > 3]",
         [("__getitem__", 2, None), ("full", 1, None)],
     ),
+    "rows that one line of Python's gave, gone by now": (
+        "return nn.utils.rnn.pad_sequence([torch.tensor([1, n]) for n in (2, 12)]).clone()",
+        [("clone", 1, None), ("pad_sequence", 1, None), ("tensor", 1, None)],
+    ),
+    "of rows of two lines it is not known whose are bad": (
+        "first = lambda: torch.tensor([1, 2])\nother = lambda: torch.tensor([1, 12])\n"
+        "return torch.stack([first(), other()])",
+        [("stack", 3, None)],
+    ),
     "what no recorded op made": ("return eleven.contiguous()", []),
     "elements that nobody knows any more can be the bad ones": (
         "labels = torch.full((40,), 5)\nlabels[:2] = 12\n"

@@ -488,6 +488,17 @@ def _is_numbered(evidence: Evidence) -> bool:
 
 _MOVES = COPIES | {"sort", "roll", "repeat", "repeat_interleave", "masked_select", "take"}
 """Functions that only move or repeat values."""
+_STORES = frozenset({"setitem", "index_put_", "index_copy_", "pad_sequence", "concat", "half"})
+_HANDS_ON = _MOVES | _STORES | {"cpu", "double", "bfloat16", "hstack", "vstack", "clone"}
+"""Functions that never make a value: they move, choose, store or convert what they were given."""
+_CASTS = frozenset({"to", "half", "bfloat16", "float", "type", "long", "int", "copy_"})
+"""Functions whose result may overflow: a good value before, a bad one after."""
+_OWN_VALUES = frozenset(
+    {"arange", "argmax", "argmin", "argsort", "bincount", "bucketize", "cumsum", "eye", "full"}
+    | {"linspace", "multinomial", "nonzero", "rand", "randint", "randn", "randperm", "searchsorted"}
+    | {"topk", "tril_indices", "triu_indices", "unique"}
+)
+"""Functions whose results are numbers of their own: places, counts, random numbers."""
 
 
 def maker_steps(evidence: Evidence) -> list[ProvenanceStep]:
@@ -507,8 +518,59 @@ def maker_steps(evidence: Evidence) -> list[ProvenanceStep]:
         return proven
     if evidence.provenance and evidence.provenance[-1].op is None and _MOVES.issuperset(stems):
         return []
-    made = [step for step, stem in zip(steps, stems, strict=True) if stem not in COPIES]
+    made = [step for step, stem in zip(steps, stems, strict=True) if stem not in _HANDS_ON]
     if len(made) > 1 and stem_of(made[0].op or "") == "where":
         made = made[1:]  # it chose among values that another line had made
     lists = [step for step, stem in zip(steps, stems, strict=True) if stem in FROM_PYTHON]
     return (made or lists)[:1]
+
+
+def makes_value(step: ProvenanceStep, value: object) -> bool:
+    """Return whether a step is proven to make a bad value, and not to hand it on.
+
+    A value of Python's is made by the line only where it is written there: ``torch.tensor([3, 9])``
+    makes 9, ``torch.tensor(labels)`` brings it in.
+
+    Args:
+        value: the one that all bad elements have, ``None`` where they differ.
+    """
+    note, stem = step.note or "", stem_of(step.op or "").rstrip("_")
+    if note.startswith(WRITES):
+        return True
+    if stem in FROM_PYTHON:
+        return any(value in _listed(it.args[0]) for it in _calls_on_line(step) if it.args)
+    if note.startswith(FIRST_BAD):
+        return stem not in _HANDS_ON or stem in _CASTS
+    if not isinstance(value, (int, type(None))):
+        return False  # what is NaN may have been NaN in an input
+    return stem in _OWN_VALUES or (stem in ("add", "sub") and _shifts(step))
+
+
+def _listed(node: ast.expr) -> list[object]:
+    """Return the numbers that a list in the source shows, not those of indices and calls in it."""
+    match node:
+        case ast.List(items) | ast.Tuple(items):
+            return [number for item in items for number in _listed(item)]
+        case ast.Constant(value):
+            return [value]
+        case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value)):
+            return [-value]
+    return []
+
+
+def _shifts(step: ProvenanceStep) -> bool:
+    """Return whether the one sum or difference of a line is with a number other than 0."""
+    try:
+        tree = parse(step.source.text.strip()) if step.source and step.source.text else None
+    except (SyntaxError, ValueError):
+        return False
+    sums = [
+        item
+        for item in (ast.walk(tree) if tree is not None else ())
+        if isinstance(item, ast.BinOp | ast.AugAssign) and isinstance(item.op, ast.Add | ast.Sub)
+    ]
+    if len(sums) != 1:
+        return False
+    (made,) = sums
+    by = [made.left, made.right] if isinstance(made, ast.BinOp) else [made.value]
+    return any(isinstance(it, ast.Constant) and it.value for it in by)
