@@ -158,8 +158,6 @@ class FreedGraph:
     """
     has_stepped: bool = False
     is_made_again: bool = False
-    trains_more: bool = False
-    """True if backward reaches leaves without passing through ``name``, and none of those below."""
 
 
 @dataclass(frozen=True, kw_only=True)

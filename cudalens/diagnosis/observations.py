@@ -7,6 +7,7 @@ templates of a finding of a guard stand here, those of an exception in ``observe
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -21,6 +22,7 @@ from cudalens.core.report_types import (
     MarkedLine,
     Number,
     Observation,
+    Offenders,
     OtherModule,
     SourceSpan,
     format_count,
@@ -28,7 +30,7 @@ from cudalens.core.report_types import (
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.hints._reading import (
     FROM_PYTHON,
-    fills_row_ends,
+    filled_side,
     ids_of,
     maker_steps,
     makes_value,
@@ -37,7 +39,7 @@ from cudalens.diagnosis.hints._roles import Role, bad_values, fault, role_of
 from cudalens.diagnosis.hints.labels import head_of
 from cudalens.diagnosis.observed_errors import observe_error
 from cudalens.diagnosis.origins import bounding
-from cudalens.diagnosis.user_code import is_failing_line, list_of, place
+from cudalens.diagnosis.user_code import is_failing_line, list_of, parsed, place
 
 Observer = Callable[[Evidence, Trial], Iterable[Observation]]
 _NOUNS: dict[Role | None, str] = {"label": "labels", "one_hot": "labels", "token": "ids"}
@@ -142,28 +144,31 @@ def values(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         whole = ", ".join(map(format_number, listed))
         is_short = len(listed) == offenders.count <= _MAX_LINES
         text = whole if is_short else f"outside, such as {' and '.join(ends)}"
+    count, total = _without_copies(evidence, offenders)
     if offenders.others is None and not offenders.allowed:
-        text = f"all {offenders.total} {noun} are {text}"
+        text = f"all {total} {noun} are {text}" if total > 1 else f"the one value is {text}"
     else:
-        text = _share(
-            offenders.count,
-            offenders.total,
-            noun,
-            text,
-            _as_typed(offenders.others),
-            _allowed(evidence),
-        )
+        more = _allowed(evidence)
+        text = _share(count, total, noun, text, _as_typed(offenders.others), more)
     yield Observation(
         kind="values",
         text=text,
         facts={
-            "count": offenders.count,
-            "total": offenders.total,
+            "count": count,
+            "total": total,
             "values": tuple(bad_integers) or tuple(dict.fromkeys(listed)),
             "others": offenders.others,
             "allowed": offenders.allowed,
         },
     )
+
+
+def _without_copies(evidence: Evidence, offenders: Offenders) -> tuple[int, int]:
+    """Return how many values are bad, and of how many: ``expand`` shows each several times."""
+    copies = evidence.marks.copies
+    if copies < 2 or offenders.count % copies or offenders.total % copies or offenders.allowed:
+        return offenders.count, offenders.total
+    return offenders.count // copies, offenders.total // copies
 
 
 def _allowed(evidence: Evidence) -> str:
@@ -333,8 +338,9 @@ def bound(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     facts |= {"holder": origin.holder, "expression": origin.expression}
     if is_failing_line(origin.at, evidence):
         return
-    text = f"{many}, set in {place(origin.at, evidence)}: {_shortened(origin.expression)}"
-    sources = [_marked(origin.at, f"{_are(many)} set here")]
+    verb = _verb(origin.expression)
+    text = f"{many}, {verb} in {place(origin.at, evidence)}: {_shortened(origin.expression)}"
+    sources = [_marked(origin.at, f"{_are(many)} {verb} here")]
     if origin.made is not None:
         what = origin.holder or "it"
         code = origin.made_by or origin.made.text or ""
@@ -352,14 +358,17 @@ def _bound_of_variables(
     if made is None or is_failing_line(made.at, evidence):
         return
     if size is not None and size.value:
-        text = f"{many}, by {size.name}, set in {place(size.at, evidence)}: {_code_of(size)}"
-        sources = [_marked(size.at, f"{_are(many)} set here")]
+        verb = _verb(size.value)
+        text = f"{many}, by {size.name}, {verb} in {place(size.at, evidence)}: {_code_of(size)}"
+        sources = [_marked(size.at, f"{_are(many)} {verb} here")]
         if made.value:
             text += f" ({made.name} is made in {place(made.at, evidence)}: {_code_of(made)})"
             sources.append(_marked(made.at, f"{made.name} is made here"))
-    elif made.value:
-        text = f"{many}, set in {place(made.at, evidence)}: {_code_of(made)}"
-        sources = [_marked(made.at, f"{_are(many)} set here")]
+    elif made.value and not re.fullmatch(r"[\w.]+\(\)", made.value):
+        # An empty container has no size of its items.
+        verb = _verb(made.value)
+        text = f"{many}, {verb} in {place(made.at, evidence)}: {_code_of(made)}"
+        sources = [_marked(made.at, f"{_are(many)} {verb} here")]
     elif made.name and not made.name.isidentifier():
         text, sources = f"{many}, those of {made.name}", []
     else:
@@ -367,6 +376,15 @@ def _bound_of_variables(
     text += _beside(made)
     facts |= {"holder": made.name, "expression": made.value}
     yield Observation(kind="bound", text=text, facts=facts, sources=tuple(sources))
+
+
+def _verb(code: str) -> str:
+    """Return whether code sets a size, or reads that of a tensor which another line has made."""
+    node: ast.AST | None = parsed(code.rpartition(" = ")[2])
+    node = node.value if isinstance(node, ast.Subscript) else node
+    function = node.func if isinstance(node, ast.Call) else node
+    is_read = isinstance(function, ast.Attribute) and function.attr in ("shape", "size")
+    return "read" if is_read else "set"
 
 
 def _beside(made: Binding | None) -> str:
@@ -406,21 +424,14 @@ def pattern(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     if marks.zero_at is not None:
         text = f"{marks.zero_at} is 0 at the bad values, and nowhere else"
         yield say(text=text, facts={"name": marks.zero_at})
-    if marks.copies > 1:
-        count, total = violation.offenders.count, violation.offenders.total
-        own = f"{count // marks.copies} of its {total // marks.copies} values"
-        text = f"each value occurs {marks.copies} times in it: {own} are bad"
-        is_even = not (count % marks.copies or total % marks.copies)
-        if is_even:
-            yield say(text=text, facts={"copies": marks.copies})
     size = violation.size
     if size is not None and (marks.is_size or bad_values(evidence) == {size}):
         unit = _UNITS.get(role_of(evidence)) or violation.unit or "place"
         text = f"{size} is the number of {_plural(unit)}, one past the last (0 … {size - 1})"
         yield say(text=text, facts={"size": size})
     ids = ids_of(evidence, *_ALL)
-    if ids is not None and fills_row_ends(ids):
-        yield say(text="the bad values are only at the ends of the rows", facts={})
+    if ids is not None and (side := filled_side(ids)) is not None:
+        yield say(text=f"the bad values are only at the {side} of rows", facts={"side": side})
     if (made := _made_by(evidence)) is not None:
         text, facts, line = made
         source = (_marked(line, text),) if line is not None else ()

@@ -202,7 +202,7 @@ def _graph(evidence: Evidence) -> Iterator[Observation]:
     if freed.freed is not None:
         line = _here(freed.freed, evidence)
         is_same = here is not None and line.line == here.line
-        when = " in an earlier run" if is_same else ""
+        when = " in an earlier pass" if is_same else ""
         text = f"{place(line, evidence)} freed it{when}: {line.text}"
         source = _marked(line, f"freed it{when}")
         yield Observation(kind="graph", text=text, facts={"node": freed.node}, sources=(source,))

@@ -211,11 +211,14 @@ def _holder(tensor: Tensor, frames: Sequence[FrameType]) -> _Holder:
 def _of_module(name: str, root: object, path: str, own: str) -> _Holder:
     """Return the holder of a parameter or a buffer of the module at a path."""
     layer, steps = "", path.split(".") if path else []
-    if type(_part(root, path)).__module__.startswith("torch.nn.modules."):
+    home = type(_part(root, path)).__module__
+    # A list of parameters is empty when it is made, and has no size of its own.
+    if home.startswith("torch.nn.modules.") and home != "torch.nn.modules.container":
         layer = type(_part(root, path)).__name__
     text = name + "".join(f"[{it}]" if it.isdecimal() else f".{it}" for it in steps)
     if not layer:
-        text, steps = f"{text}.{own}", [*steps, own]
+        text += f"[{own}]" if own.isdecimal() else f".{own}"
+        steps.append(own)
     while steps and steps[-1].isdecimal():
         steps.pop()
     if not steps:
@@ -240,7 +243,10 @@ def _in_source(holder: _Holder, size: int, dim: int | None, program: Program) ->
         node = value.node
         while isinstance(node, ast.Call) and size_argument(node, dim) is None:
             node = getattr(node.func, "value", node.func)
-        spots.append(Spot(value.file, node) if isinstance(node, ast.Call) else value)
+        made = node if isinstance(node, ast.Call) else value.node
+        # An empty container has no size of its items.
+        is_empty = isinstance(made, ast.Call) and not (made.args or made.keywords)
+        spots += [] if is_empty else [Spot(value.file, made)]
     spots = list(dict.fromkeys(spots))
     return spots[0] if len(spots) == 1 and isinstance(spots[0].node, ast.Call) else None
 

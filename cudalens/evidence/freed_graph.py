@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from cudalens.core._python import parse
 from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.call import NodeMark
 from cudalens.core.evidence_types import FreedGraph
@@ -90,8 +91,6 @@ def _freed_part(
     reader, source = calls[at - 1] if at else None, calls[at]
     if reader is None or source is None:
         return part
-    others = nodes_behind(roots, without=way[at])
-    ends = {node for node in others if not node.next_functions}
     # A line may make it in one of two ways: ``z = x if z is None else z + x``.
     is_made_again = any(_stack_lines(item) == _stack_lines(source) for item in after)
     # A write stands between two calls of backward, and the failing line calls it.
@@ -109,7 +108,6 @@ def _freed_part(
         name=name,
         detached=detached,
         is_made_again=is_made_again,
-        trains_more=bool(ends) and ends.isdisjoint(nodes_behind([way[at]])),
     )
 
 
@@ -173,11 +171,19 @@ def _holder(
             frame = next((it for it in running_frames if entry.code in it.f_code.co_consts), None)
         if frame is not None:
             evaluator = evaluator_for(frame)
+            found: dict[str, str | None] = {}
+            cut = _cut_before(reader, snapshot) if newer is not None else set()
             for item in _names_read(running(place_of(entry)).statement):
-                value = value_or(evaluator, item, None)
-                if any(map(is_it, _tensors_in(value))):
-                    name = ast.unparse(item)
-                    return name, _detached(name, value) if entry.code in callers else None
+                name, value = ast.unparse(item), value_or(evaluator, item, None)
+                if name not in cut and any(map(is_it, _tensors_in(value))):
+                    found[name] = _detached(name, value)
+                    if newer is None:
+                        break
+            if found:
+                # The hidden state and the cell state of an LSTM come from one call.
+                codes = [code for code in found.values() if code]
+                is_whole = entry.code in callers and len(codes) == len(found)
+                return ", ".join(found), ", ".join(codes) if is_whole else None
     # Of functions only the innermost call is noted: what a caller's variable holds is it too.
     names = {
         name
@@ -186,6 +192,33 @@ def _holder(
         if any(tensor.grad_fn is node for tensor in _tensors_in(value))
     }
     return names.pop() if len(names) == 1 else None, None
+
+
+def _cut_before(reader: Recorded, snapshot: Snapshot) -> set[str]:
+    """Return the variables that a line detached since the last call of another one's line.
+
+    What they hold now was made after that.
+    """
+    # The line itself may call other functions before.
+    same = (it for it in snapshot.calls if it.seq < reader.seq and it.api.func is reader.api.func)
+    last = [it for it in same if _stack_lines(it) == _stack_lines(reader)]
+    first = last[-1].seq if last else 0
+    cuts = (it for it in snapshot.calls if first < it.seq < reader.seq)
+    lines = {snapshot.reader.line(it.site) for it in cuts if it.api.stem in ("detach", "detach_")}
+    return {name for line in lines if line is not None for name in _given(line.text or "")}
+
+
+def _given(code: str) -> Iterator[str]:
+    """Yield the names that a line detaches: ``h`` of ``h = h.detach()`` and ``h.detach_()``."""
+    try:
+        nodes = [*ast.walk(parse(code.strip()))]
+    except (SyntaxError, ValueError):
+        return
+    for node in nodes:
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield ast.unparse(node)
+        if isinstance(node, ast.Attribute) and node.attr == "detach_":
+            yield ast.unparse(node.value)
 
 
 def _detached(name: str, value: object) -> str | None:

@@ -249,7 +249,7 @@ def _labels_read(
 
 _UNIT = Bounds(min=0.0, max=1.0, text="0 … 1")
 _LOGARITHMS = "The loss takes the logarithms of the input and of one minus it."
-_SHARES = "The target is the weight of each of the two classes in the loss."
+_SHARES = "A target of this loss is a probability: 0 and 1 for the two classes."
 # They are the same in every call.
 _INPUT = Between("self", 0, 1, bounds=_UNIT, why=_LOGARITHMS, asserts="bce_input")
 _TARGET = Between("target", 0, 1, bounds=_UNIT, why=_SHARES, asserts="bce_target")

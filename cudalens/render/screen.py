@@ -287,7 +287,9 @@ def line_marks(report: Report) -> list[LineMark]:
     if not kinds & {"came_from", "write", "maker", "graph"}:
         for step in words.way(report):
             if step.source is not None and step.source.line is not None:
-                marks.append(_mark(step.source, one_line(step.note or "the values come from here")))
+                marks.append(
+                    _mark(step.source, one_line(step.note or "the values pass through here"))
+                )
     is_elsewhere = report.bound_source is not None and (
         here is None or not _is_within(report.bound_source.ref, here)
     )

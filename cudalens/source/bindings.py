@@ -52,8 +52,11 @@ def binding_of(run: Running, name: str) -> Binding | None:
         ):
             return None
     value = None
-    if isinstance(statement, ast.Assign) and isinstance(statement.targets[-1], ast.Name):
-        value = statement.value
+    if isinstance(statement, ast.Assign):
+        pairs = _pairs(statement.targets[-1], statement.value)
+        value = next(
+            (made for it, made in pairs if isinstance(it, ast.Name) and it.id == name), None
+        )
     return Binding(
         at=_span(run, statement),
         value=None if value is None else Expression(text_of(value, run.lines), value),
@@ -179,8 +182,14 @@ def attribute_binding(code: CodeType, name: str) -> Binding | None:
     if len(values) != 1:
         return None
     value, cell = values[0], cell_number(code.co_filename)
-    at = SourceSpan(cell=cell, file=code.co_filename if cell is None else None, line=value.lineno)
-    text = Expression(text_of(value, source_lines(code.co_filename)), value)
+    lines = source_lines(code.co_filename)
+    at = SourceSpan(
+        cell=cell,
+        file=code.co_filename if cell is None else None,
+        line=value.lineno,
+        text=typed_line(code.co_filename, lines, value.lineno).strip(),
+    )
+    text = Expression(text_of(value, lines), value)
     return Binding(at=at, value=text, **_called(value))
 
 

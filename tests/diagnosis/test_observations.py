@@ -276,7 +276,6 @@ def test_a_bound_of_the_failing_line_is_not_repeated() -> None:
             Marks(maker=step("torch.Tensor.ge", "over = t >= 2", 4)),
             "ge in line 4 gives the truth of a comparison, 0 or 1",
         ),
-        (Marks(copies=2), "each value occurs 2 times in it: 1 of its 2 values are bad"),
     ],
 )
 def test_a_mark_of_the_bad_values(marks: Marks, text: str) -> None:

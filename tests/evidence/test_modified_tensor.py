@@ -116,11 +116,11 @@ def test_a_state_that_is_carried_over_a_step_is_named() -> None:
 def test_a_step_before_the_backward_carries_nothing() -> None:
     (hint,) = run_cell(LOOP.format(before="opt.step()", after=""), fast=False).shown.hints
     assert hint.rule == "out_of_place"
-    assert "with which line 8 made loss: call this backward before it" in hint.text
+    assert "with which line 8 made loss: run the forward pass again" in hint.text
 
 
 def test_what_another_optimizer_has_stepped_over_is_named() -> None:
     (hint,) = run_cell(TWO_OPTIMIZERS.format(value="value * 1"), fast=False).shown.hints
-    assert "with which line 5 made value: call this backward before it" in hint.text
+    assert "with which line 5 made value: run the forward pass again" in hint.text
     again = "critic(actor(torch.randn(3, 4)))"
     assert run_cell(TWO_OPTIMIZERS.format(value=again), fast=False).error is None

@@ -127,6 +127,11 @@ def runs_from_one(distinct: tuple[int, ...] | None, size: int, count: int | None
 
 def fills_row_ends(ids: Ids) -> bool:
     """Return whether the only bad number fills the ends of the rows, all on the same side."""
+    return filled_side(ids) is not None
+
+
+def filled_side(ids: Ids) -> str | None:
+    """Return at which side of rows the only bad number stands alone: ``start`` or ``end``."""
     long = [size for size in ids.shape if size != 1]
     listed, length = ids.violation.offenders.first, (ids.shape or (1,))[-1]
     is_listed = len(listed) == ids.violation.offenders.count
@@ -139,16 +144,18 @@ def fills_row_ends(ids: Ids) -> bool:
         )
 
     if len(ids.bad) != 1 or not is_listed or len(long) != 2 or length == 1:
-        return False
+        return None
     rows = [
         [at % length for at in items]
         for _, items in groupby(map(place_of, listed), key=lambda at: at // length)
     ]
-    right = all(row == list(range(length - len(row), length)) for row in rows)
-    left = all(row == list(range(len(row))) for row in rows)
     # A single id at the end of each row may be an added end token as well, and what fills whole
     # rows is at no end.
-    return (right or left) and max(len(row) for row in rows) > 1 and min(map(len, rows)) < length
+    if max(map(len, rows)) < 2 or min(map(len, rows)) == length:
+        return None
+    if all(row == list(range(length - len(row), length)) for row in rows):
+        return "end"
+    return "start" if all(row == list(range(len(row))) for row in rows) else None
 
 
 def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
@@ -436,6 +443,7 @@ COPIES = frozenset(
     | {"getitem", "index_select", "gather", "cat", "stack", "flip", "unbind", "reshape", "view"}
     | {"squeeze", "unsqueeze", "flatten", "detach", "chunk", "split", "permute", "transpose"}
     | {"pin_memory", "expand", "repeat", "from_numpy", "as_tensor", "asarray", "data"}
+    | {"pad_sequence", "hstack", "vstack", "concat", "setitem", "expand_as", "broadcast_to"}
 )
 """Functions that hand on, move, cast, choose or repeat the values that they were given."""
 FROM_PYTHON = frozenset({"tensor", "as_tensor", "asarray", "from_numpy"})

@@ -9,6 +9,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, syntax
 from cudalens.diagnosis.hints._reading import (
     Ids,
+    filled_side,
     fills_row_ends,
     ids_rule,
     is_written,
@@ -95,9 +96,12 @@ def unknown_tokens(evidence: Evidence, ids: Ids) -> Hint | None:
     if not ids.is_above or not (is_library or tokens) or not is_vocabulary(evidence):
         return None
     length = f" (the tokenizer has {tokens})" if tokens else ""
-    if ids.bad == {pad or -1} or fills_row_ends(ids):
-        text = f"{ids.high} is only at the ends of the rows: it is a padding id, and the table "
-        text += f"of {ids.size} rows has no row for it"
+    side = filled_side(ids)
+    if ids.bad == {pad or -1} or side is not None:
+        is_it = (
+            f"is only at the {side} of rows: it is a padding id" if side else "is the padding id"
+        )
+        text = f"{ids.high} {is_it}, and the table of {ids.size} rows has no row for it"
         return Hint(rule="padding_beyond_table", text=text + f"; {_RESIZE}" * is_near)
     if ids.is_computed:
         return None  # a line made these numbers, and no tokenizer

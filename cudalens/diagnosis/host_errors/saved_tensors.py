@@ -38,7 +38,7 @@ def second_backward(evidence: Evidence, match: re.Match[str]) -> Answer:
     if made and by:
         headline = f"{name or 'this loss'} depends on the graph of {made}, which {by} has freed"
         if freed.read and freed.is_made_again and freed.name:
-            headline = f"{freed.name} still has the graph of the previous step, which {by} has "
+            headline = f"{_still_has(freed.name)} the graph of the previous step, which {by} has "
             headline += "freed"
     yield autograd(headline, _explanation(freed) or _GENERAL, fact.argument if fact else None)
     if not by:
@@ -93,19 +93,26 @@ def _carried_state(evidence: Evidence, freed: FreedGraph, changed: str = "") -> 
     if not by or (changed and here is not None):
         by = f"line {here.line}" if here is not None else "the backward"
     # Where a later line gives the variable its value, detaching it after backward comes too early.
-    is_assigned = freed.holder is not None and freed.name in _names(freed.holder.text)[0]
+    given = _names(freed.holder.text)[0] if freed.holder is not None else set()
+    is_assigned = freed.name is not None and given.issuperset(freed.name.split(", "))
     if name is not None and freed.detached and is_assigned:
-        text = f"{name} still has the graph of the previous step{changed}: add {name} = "
+        text = f"{_still_has(name)} the graph of the previous step{changed}: add {name} = "
         text += f"{freed.detached} after {by}"
     elif name is not None:
         # A list of results is emptied, a state is detached.
-        text = f"{name} still has the graph of the previous step{changed}: detach it before the "
-        text += "next step, or start anew"
+        them = "them" if ", " in name else "it"
+        text = f"{_still_has(name)} the graph of the previous step{changed}: detach {them} before "
+        text += "the next step, or start anew"
     else:
         text = f"{_where(freed.read)} reads what {_where(freed.holder)} made in an earlier step"
         text += f"{changed}: detach it before the next step, or start anew"
     text += "; retain_graph=True does not help here" if changed else ""
     return Hint(rule="carried_state", text=text)
+
+
+def _still_has(names: str) -> str:
+    """Return ``h still has``, and ``h and c still have`` for ``h, c``."""
+    return f"{names.replace(', ', ' and ')} still {'have' if ', ' in names else 'has'}"
 
 
 def _attribute_kept(freed: FreedGraph) -> str | None:
@@ -181,7 +188,9 @@ _OF_GRADIENTS = {"clip_grad_norm_", "clip_grad_value_", "unscale_"}
 """Functions in place that change gradients only, and no tensor that backward needs."""
 _ONLY_IN_PLACE = {"zero_", "fill_", "copy_", "set_", "random_", "normal_", "uniform_"}
 """Methods that no method without the underscore replaces."""
-_IN_ORDER = "call this backward before it, or run the forward pass again after it"
+_OF_VIEWS = ("AsStrided", "AsStridedBackward0", "T", "TBackward", "TBackward0", "ViewBackward0")
+_AGAIN = "run the forward pass again after it"
+"""A backward that is moved before a step adds its gradients to those that the step takes."""
 
 
 @pattern(
@@ -193,7 +202,9 @@ def saved_tensor_modified(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A tensor that backward needs was changed in place after it had been saved."""
     step = evidence.modified.modified if evidence.modified else None
     tensor = [f"{dtype(match['kind'])} {format_shape(ints(match['shape']))}"]
-    tensor += [f"output {match['at']} of {match['node']}"] if match["node"] else []
+    # The transposed weight of a layer is the output of an op that no user has called.
+    node = match["node"] if match["node"] not in _OF_VIEWS else None
+    tensor += [f"output {match['at']} of {node}"] if node else []
     facts = ", ".join(tensor)
     if step is None:
         headline = f"a tensor that backward needs was changed in place: {facts}"
@@ -298,7 +309,7 @@ def _out_of_place(evidence: Evidence) -> Hint | None:
     if _only_steps(code):
         return _after_step(evidence, modified.modified.source, modified.savers)
     if modified.is_parameter:
-        text = f"a parameter is changed between forward and backward: {_IN_ORDER}"
+        text = f"a parameter is changed between forward and backward: {_AGAIN}"
     elif modified.module:
         text = (
             f"{modified.module} was made with inplace=True and writes over its input: let it make "
@@ -370,14 +381,12 @@ def _after_step(evidence: Evidence, step: LineRef, savers: Sequence[ProvenanceSt
     if freed is not None and freed.read and freed.is_made_again:
         changed = f", and {place} has changed the parameters since"
         return _carried_state(evidence, freed, changed)
-    made, more = "", ""
+    made = ""
     if freed is not None and freed.name:
         made = f" with which {_where(freed.holder)} made {freed.name}"
-        if freed.trains_more:
-            more = f"; a loss that is not to train them takes {freed.name}.detach()"
     elif saver and (stored := _names(saver.text)[0]):
         made = f" with which {_place(saver, evidence.source)} made {' and '.join(sorted(stored))}"
-    text = f"the step changes the parameters{made}: {_IN_ORDER}{more}"
+    text = f"the step changes the parameters{made}: {_AGAIN}"
     return Hint(rule="out_of_place", text=text)
 
 

@@ -76,7 +76,7 @@ CAUSES: dict[str, Row] = {
     "scale": (labels([-2, 0, 2, 1, -1], 5), "relabel", "F.cross_entropy(z, y + 2)"),
     "one_outlier": (labels([0, 1, 2, 6], 3), "observations", None, "1 of 4 labels is 6", "0 … 2"),
     "padded_with_classes": (labels([0, 1, 3, 3, 2, 0, 1, 3], 3, shape=(2, 1, 4)), "observations",
-        None, "3 of 8", "ends of the rows"),
+        None, "3 of 8", "end of rows"),
     "minus_100": (labels([3, -100, 2, -100], 10, ignore=255), "mark_not_ignored",
         "F.cross_entropy(z, y, ignore_index=-100)", "-100", "255"),
     "void_255": (labels([0, 3, 20, 255] * 8, 21, name="mask", shape=MASK), "mark_not_ignored",

@@ -133,7 +133,7 @@ TOLD: list[tuple[Evidence, str, str | None, *tuple[dict[str, bool], ...]]] = [
     (labels(repeated([0, 2, 4, 6], 12), 4), "relabel", None),
     # Padding fills the ends of rows: one number a row may be an end mark, one inside is none.
     (labels([0, 3, 3, 1, 2, 3], 3, shape=(2, 1, 3)), "observations", None,
-     {"ends of the rows": True, "need": False}),
+     {"end of rows": True, "need": False}),
     (labels([0, 1, 3, 1, 2, 3], 3, shape=(2, 1, 3)), "too_few_places", None),
     (labels([0, 3, 2, 1, 3, 3], 3, shape=(2, 1, 3)), "too_few_places", None),
     (labels([0, 3, 3, 1, 2, 3], 3), "too_few_places", None),

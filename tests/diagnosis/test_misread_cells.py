@@ -1,0 +1,60 @@
+"""Cells of which a report once said what is not so: each with what it says, and what it must not.
+
+A block of the file is a name, a cell, and patterns: ``says`` is in the report, ``not`` is not.
+A cell that is right has ``silent: yes``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+from cudalens.core.report import Report
+from tests.hostcells import run_cell
+
+pytestmark = pytest.mark.usefixtures("sim")
+CELLS = Path(__file__).parents[1] / "data" / "misread_cells.txt"
+FACT = re.compile(r"  (says|not|silent): (.+)")
+
+Cell = tuple[str, str, list[tuple[str, str]]]
+
+
+def cells() -> Iterator[Cell]:
+    """The name, the code, and the patterns with their kinds."""
+    for block in re.split(r"\n(?=\S)", CELLS.read_text(encoding="utf-8").rstrip("\n")):
+        name, *lines = block.split("\n")
+        facts = [FACT.fullmatch(line) for line in lines]
+        code = [line[2:] for line, fact in zip(lines, facts, strict=True) if not fact]
+        yield name, "\n".join(code), [(fact[1], fact[2]) for fact in facts if fact]
+
+
+def text_of(report: Report) -> str:
+    """What a report says, a line each: without the code of the cell, which says other things."""
+    lines = [report.headline, report.explanation]
+    lines += [item.text for item in report.observations]
+    lines += [item.text + (f" try {item.fix}" if item.fix else "") for item in report.hints]
+    lines += [report.replay.message or ""] if report.replay is not None else []
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("cell", cells(), ids=lambda cell: cell[0])
+def test_a_cell_is_not_misread(cell: Cell) -> None:
+    """The fact that explains the failure is there, and nothing that is not so."""
+    _, code, facts = cell
+    torch.manual_seed(0)
+    names = {"torch": torch, "nn": nn, "F": functional, "DataLoader": DataLoader}
+    outcome = run_cell(code, names, fast=False)
+    if ("silent", "yes") in facts:
+        assert outcome.error is None and outcome.report is None
+        return
+    text = text_of(outcome.shown) if outcome.report is not None else repr(outcome.error)
+    for kind, pattern in facts:
+        assert bool(re.search(pattern, text, re.MULTILINE)) is (kind == "says"), (pattern, text)
+    assert outcome.report is None or outcome.report.limits == ()
