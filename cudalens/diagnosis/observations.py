@@ -28,13 +28,8 @@ from cudalens.core.report_types import (
     format_count,
 )
 from cudalens.diagnosis.candidates import Trial
-from cudalens.diagnosis.hints._reading import (
-    FROM_PYTHON,
-    filled_side,
-    ids_of,
-    maker_steps,
-    makes_value,
-)
+from cudalens.diagnosis.hints._makers import FROM_PYTHON, maker_steps, makes_value
+from cudalens.diagnosis.hints._reading import filled_side, ids_of
 from cudalens.diagnosis.hints._roles import Role, bad_values, fault, role_of
 from cudalens.diagnosis.hints.labels import head_of
 from cudalens.diagnosis.observed_errors import observe_error

@@ -7,12 +7,12 @@ from typing import Literal
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
+from cudalens.diagnosis.hints._makers import is_made
 from cudalens.diagnosis.hints._reading import (
     MARKS,
     Ids,
     fills_row_ends,
     ids_rule,
-    is_made,
     is_written,
     shifting_step,
 )

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
-from cudalens.diagnosis.hints._reading import (
-    Ids,
-    fills_row_ends,
-    ids_rule,
-    is_made,
-    numel,
-    runs_from_one,
-)
+from cudalens.diagnosis.hints._makers import is_made
+from cudalens.diagnosis.hints._reading import Ids, fills_row_ends, ids_rule, numel, runs_from_one
 from cudalens.diagnosis.hints._roles import Role
 from cudalens.diagnosis.hints.labels import head_of
 

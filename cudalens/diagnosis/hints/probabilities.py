@@ -9,7 +9,7 @@ from cudalens.core.api_names import stem_of
 from cudalens.core.graph_types import FIRST_NAN, WRITES
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, LineRef, TensorFact, format_count
-from cudalens.diagnosis.hints._reading import way_of
+from cudalens.diagnosis.hints._makers import way_of
 from cudalens.diagnosis.hints._roles import fault, name_of
 from cudalens.diagnosis.user_code import (
     renamed,
