@@ -153,6 +153,8 @@ def _argument_changed(evidence: Evidence, hints: tuple[Hint, ...]) -> str | None
     ``None`` where several changes succeed, of different arguments.
     """
     fixes = [item.fix for item in hints if isinstance(item.fix, Fix) and item.tried]
+    if evidence.violation is not None and evidence.violation.is_nonfinite:
+        return None  # what an edit changes is no bad value: the result is
     firsts = [item.changes[0] for item in fixes if len({c.template for c in item.changes}) == 1]
     texts = {item.text for item in firsts}
     if len(firsts) < len(fixes) or len(texts) != 1:

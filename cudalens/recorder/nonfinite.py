@@ -26,6 +26,7 @@ from cudalens.core import _torch
 from cudalens.recorder._torch import physical
 from cudalens.recorder.arguments import named_arguments
 from cudalens.recorder.calls import FROM_PYTHON, Api, Write, names
+from cudalens.recorder.nonfinite_inputs import at_fault
 from cudalens.recorder.nonfinite_marks import (
     Arrival,
     Maker,
@@ -41,6 +42,7 @@ from cudalens.recorder.nonfinite_values import (
     is_finite,
     is_steep,
     is_surely_finite,
+    item_of_list,
     nonfinite,
     suspects,
     violation_of_call,
@@ -174,13 +176,14 @@ class NonFiniteWatch:
                 self._marks.last = ref(tensor)
                 if id(tensor) in lost:
                     self._marks.keep_finite(tensor)
+        listed = written if result is None else result
         for tensor, values, bad in found:
             has_nan = bool(values.isnan().any())
             inputs = [item for item in floats((*args, *kwargs.values())) if id(item) not in lost]
             is_renewed = id(tensor) not in lost - given or api.stem in _RENEWING
             old = True if is_renewed else before.get(id(tensor), False)
             error = self._judge_result(
-                api, args, kwargs, tensor, values, bad, has_nan, inputs, lost, old
+                api, args, kwargs, tensor, values, bad, has_nan, inputs, lost, old, listed
             )
             if id(tensor) in lost:
                 self._marks.mark_whole(tensor)
@@ -200,11 +203,13 @@ class NonFiniteWatch:
         inputs: Sequence[Tensor],
         lost: set[int],
         old: NonFiniteTensor | bool,
+        listed: Any,
     ) -> BaseException | None:
         """Judge one result that is not finite: what made it, or where it came from.
 
         Args:
             old: whether what it has overwritten was finite, or the mark of that.
+            listed: all results, of which it may be one.
         """
         step, was_finite = self._step(api), old is True
         if _is_in_loader():
@@ -236,13 +241,14 @@ class NonFiniteWatch:
             if made and not self.is_strict:
                 self._marks.pass_on(
                     tensor,
-                    self._at_fault(api, args, kwargs, values, bad, made),
+                    at_fault(api, args, values, bad, made),
                     step,
                     has_nan=has_nan,
                 )
                 return self._parameter(tensor, lost)
             arguments = named_arguments(api.func, args, kwargs)
-            violation = violation_of_call(api, arguments, values, bad, lost)
+            item = item_of_list(api, listed, tensor)
+            violation = violation_of_call(api, arguments, values, bad, lost, item)
             if self.is_strict:
                 return self._reports.stop(arguments, violation)
             case = self._reports.note(arguments, violation)
@@ -251,7 +257,7 @@ class NonFiniteWatch:
             return self._parameter(tensor, lost)
         candidates = with_nan if has_nan and with_nan else bad_inputs
         if candidates:
-            source = self._at_fault(api, args, kwargs, values, bad, candidates)
+            source = at_fault(api, args, values, bad, candidates)
             self._marks.pass_on(tensor, source, step, has_nan=has_nan)
         elif isinstance(old, NonFiniteTensor):
             self._marks.pass_on(tensor, old, step, has_nan=has_nan)
@@ -308,28 +314,6 @@ class NonFiniteWatch:
             maker.violation = violation_of_input(api, arguments, tensor, values, bad)
             maker.case = self._reports.note(arguments, maker.violation)
         return self._marks.mark(tensor, maker, has_nan=has_nan)
-
-    def _at_fault(
-        self,
-        api: Api,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        values: Tensor,
-        bad: Tensor,
-        marks: Sequence[NonFiniteTensor],
-    ) -> NonFiniteTensor:
-        """Return which of several inputs a bad value came from, by its position where one is."""
-        if len(marks) > 1 and api.is_positional:
-            at = tuple(bad.nonzero()[0].tolist())
-            for mark in marks:
-                item = mark.tensor()
-                try:
-                    own = None if item is None else physical(item).expand(values.shape)[at]
-                except RuntimeError:
-                    continue
-                if own is not None and not bool(torch.isfinite(own)):
-                    return mark
-        return marks[0]
 
     def _parameter(self, tensor: Tensor, lost: set[int]) -> BaseException | None:
         """Stop at a parameter that code without an optimizer has written to."""

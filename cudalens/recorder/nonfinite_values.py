@@ -95,25 +95,33 @@ def real(tensor: Tensor) -> Tensor:
 
 
 def violation_of_call(
-    api: Api, arguments: Mapping[str, Any], result: Tensor, bad: Tensor, lost: Container[int]
+    api: Api,
+    arguments: Mapping[str, Any],
+    result: Tensor,
+    bad: Tensor,
+    lost: Container[int],
+    at: int | None = None,
 ) -> Violation:
     """Say what a call made, and of what, by the names of its arguments.
 
     Args:
         lost: the ``id`` of each tensor that the call has overwritten: what it was given is gone.
+        at: which one of the tensors in lists the result belongs to.
     """
+    if at is not None:
+        arguments = _items(arguments, at)
     offenders = find_offenders(real(result), bad)
     first = offenders.first[0]
     arguments = {key: item for key, item in arguments.items() if key != "out"}
     overwritten = [key for key, item in arguments.items() if _is_lost(item, lost)]
     written = tensors_in([arguments[key] for key in overwritten])
     read = {key: item for key, item in arguments.items() if key not in overwritten}
-    beside = operands_beside(api, read, written, result)
+    beside = operands_beside(api, read, written, result, is_listed=at is not None)
     operands = floats(read.values())
     has_infinity = any(bool(item.isinf().any()) for item in operands)
     inputs: dict[str, Number] = {}
     largest: dict[str, Number] = {}
-    if api.is_positional:
+    if api.is_positional or at is not None:
         numbers = {key: item for key, item in read.items() if type(item) in (int, float)}
         inputs = {key: value_at(item, first) for key, item in beside.items()}
         inputs |= {key: item for key, item in numbers.items() if key in _OPERANDS}
@@ -129,6 +137,7 @@ def violation_of_call(
         api.name,
         api.name,
         replace(offenders, first=listed),
+        item=at,
         before=_INFINITIES if has_infinity else _UNKNOWN if overwritten else _FINITE,
         inputs=tuple((key, str(item)) for key, item in inputs.items())[:MAX_INPUTS],
         largest=tuple(largest.items())[:MAX_INPUTS],
@@ -136,6 +145,22 @@ def violation_of_call(
         dtype=_torch.dtype_name(result.dtype),
         is_masked_row=_is_masked_row(api.stem, read, first),
     )
+
+
+def item_of_list(api: Api, results: Any, tensor: Tensor) -> int | None:
+    """Return which of the results of a call on lists, as ``torch._foreach_div``, a tensor is."""
+    if not api.stem.startswith("_foreach_") or not isinstance(results, (list, tuple)):
+        return None
+    return next((at for at, item in enumerate(results) if item is tensor), None)
+
+
+def _items(arguments: Mapping[str, Any], at: int) -> dict[str, Any]:
+    """Return of each list of arguments the one item, under its name: ``self[1]``."""
+    items: dict[str, Any] = {}
+    for key, value in arguments.items():
+        is_list = isinstance(value, (list, tuple)) and at < len(value)
+        items[f"{key}[{at}]" if is_list else key] = value[at] if is_list else value
+    return items
 
 
 _OPERANDS = ("self", "other", "input", "exponent", "end", "min", "max")
@@ -167,6 +192,7 @@ def make_violation(
     before: str = _FINITE,
     inputs: tuple[tuple[str, str], ...] = (),
     largest: tuple[tuple[str, Number], ...] = (),
+    item: int | None = None,
     of: str = "the result",
     **facts: Any,
 ) -> Violation:
@@ -177,10 +203,12 @@ def make_violation(
         before: what is known of the values before the op.
         inputs: the operands at the first bad position.
         largest: of each operand the value furthest from 0, where none is at that position.
+        item: which one of several results it is.
         of: what the values are in.
     """
     first = offenders.first[0]
     at = f"[{', '.join(map(str, first.position))}]" if first.position else "its result"
+    at += "" if item is None else f" of item {item}"
     named = [f"{{input:{name}}} = {short(text)}" for name, text in inputs]
     named += [f"{{input:{name}}} (up to {short(text)})" for name, text in largest]
     bad = f"{of[0].upper()}{of[1:]} is"
@@ -214,14 +242,19 @@ def _is_masked_row(name: str, arguments: Mapping[str, Any], first: Offender) -> 
 
 
 def operands_beside(
-    api: Api, arguments: Mapping[str, Any], written: Sequence[Any], result: Tensor
+    api: Api,
+    arguments: Mapping[str, Any],
+    written: Sequence[Any],
+    result: Tensor,
+    *,
+    is_listed: bool = False,
 ) -> dict[str, Tensor]:
     """Return the inputs in the shape of the result, each element beside the one it went into.
 
     Only an elementwise op has such inputs, whatever the shapes of another's; and an input that
     shares memory with what the op wrote to has lost its values.
     """
-    if not api.is_positional and api.stem not in _SOFTMAXES:
+    if not (api.is_positional or is_listed) and api.stem not in _SOFTMAXES:
         return {}
     lost = {id(_origin(item)) for item in written if isinstance(item, Tensor)}
     inputs = {}

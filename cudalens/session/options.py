@@ -89,6 +89,10 @@ class OptionParser(argparse.ArgumentParser):
         unknown = re.findall(r"(?<=\s)--[\w-]+", message) if "unrecognized" in message else []
         close = [name for word in unknown[:1] for name in get_close_matches(word, names, 1)]
         meant = f"; did you mean {close[0]}?" if close else ""
+        if given := re.fullmatch(r"argument (--[\w-]+): ignored explicit argument (.*)", message):
+            forms = [name for name in names if name.partition("=")[0] == given[1]]
+            message = f"{given[1]} does not take {given[2]}"
+            meant = f": write {' or '.join(forms)}" if len(forms) > 1 else ""
         msg = f"{message}{meant} (--help lists the options)"
         raise OptionsError(msg)
 

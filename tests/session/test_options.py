@@ -49,6 +49,7 @@ def test_each_option_sets_its_field(line: str, expected: Options) -> None:
         ("-r 3d", "--report"),
         ("-r class", "--report"),
         ("-x + y", "-x"),
+        ("--nan=foo", "--nan does not take 'foo': write --nan or --nan=strict"),
     ],
 )
 def test_a_wrong_option_is_one_line(line: str, word: str) -> None:
