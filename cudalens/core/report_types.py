@@ -484,6 +484,8 @@ ObservationKind = Literal[
     "graph",
     "maker",
     "sink",
+    "noticed",
+    "others",
 ]
 
 

@@ -37,11 +37,13 @@ def finish(shell: Any, session: CheckSession, options: Options, *, is_shown: boo
     if options.report is not None:
         shell.user_ns[options.report] = session.report
     say_written(session.written)
-    is_known = is_shown and not (session.swallowed or session.warnings)
-    if is_known or session.report is None or session.is_reminder:
+    if session.report is None or session.is_reminder:
         return  # the exception's own note says what happened earlier
-    if session.swallowed:
-        print(f"cudalens: warning: {session.swallowed.sentence('cell')}", file=sys.stderr)
+    if is_shown and Shown.report and Shown.report.explanation == session.report.explanation:
+        return  # an outer check that has seen more says so
+    if session.swallowed and not session.swallowed.was_raised_while_handled:
+        said = session.swallowed.sentence("cell").replace("this error", "an error", 1)
+        print(f"cudalens: warning: {said}: {session.report.headline}", file=sys.stderr)
     if session.is_shown_early and getattr(shell, "kernel", None) is None:
         return  # a terminal replaces nothing
     try:

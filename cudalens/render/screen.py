@@ -150,7 +150,7 @@ def build(report: Report, *, fold: int = 110, label_room: int = LABEL_ROOM) -> S
             for fact in unplaced_tensors(report)
             for is_bad in (words.is_at_fault(report, fact),)
         ),
-        notes=tuple(map(one_line, report.limits)),
+        notes=(*_observed(report, ("others",)), *map(one_line, report.limits)),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from opcode import opmap
 from pathlib import Path
 from typing import Any
 
@@ -108,17 +109,32 @@ def note_line(report: Report, limits: Limits) -> str:
     )
 
 
-def wraps_finding(error: BaseException, finding: Report) -> bool:
-    """Return whether a library puts ``finding`` in its own words, and note then which it means.
+def has_become(finding: Report, error: BaseException) -> bool:
+    """Return whether ``error`` was raised in place of a finding, which then is what went wrong.
 
-    It says so itself, with ``raise … from …``.
+    By ``raise … from …``, by a ``raise`` in the except clause that caught it, or by TorchScript.
+    What fails in the clause for a reason of its own is another error.
     """
-    is_cause = leads_to(finding, error, "__cause__") and is_torch_error(error)
-    if not (is_cause or is_retold(finding, error)):
+    if leads_to(finding, error, "__cause__") or is_retold(finding, error):
+        return True
+    caught = error.__context__
+    if caught is None or not leads_to(finding, error, "__context__"):
         return False
-    if report_beside(error) is None:
+    raised_at = entries_from_traceback(error.__traceback__)[-1:]
+    caught_at = entries_from_traceback(caught.__traceback__)[:1]
+    return any(
+        entry.tb_frame is caught_at[0].tb_frame
+        and entry.tb_frame.f_code.co_code[entry.tb_lasti] == opmap["RAISE_VARARGS"]
+        for entry in raised_at
+        if caught_at
+    )
+
+
+def note_finding(error: BaseException, finding: Report) -> None:
+    """Note on an exception which finding it stands for; the user's own exceptions stay as is."""
+    is_of_torch = is_torch_error(error) or is_retold(finding, error)
+    if is_of_torch and report_beside(error) is None:
         attached(error, finding, note_line(finding, Limits()))
-    return True
 
 
 def is_retold(finding: Report, error: BaseException | None) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from cudalens.core.report import Report, is_of_cell
+from cudalens.core.report_types import Observation
 from cudalens.source.files import running_shell
 from cudalens.source.locate import CallSite
 
@@ -21,20 +22,27 @@ _Entry = tuple[str, str]
 
 
 class _Series:
-    """Findings of one sort: the first few whole, those behind the first by their headlines."""
+    """Findings of one sort: the first few whole, all by their headlines."""
 
     def __init__(self) -> None:
         self.first: tuple[Report, ...] = ()
         self.count = 0
-        self.later: Counter[_Entry] = Counter()
+        self.entries: Counter[_Entry] = Counter()
         self.last: Report | None = None
 
     def add(self, report: Report) -> None:
-        if self.count and (len(self.later) < MAX_FINDINGS or _entry(report) in self.later):
-            self.later[_entry(report)] += 1
+        if len(self.entries) <= MAX_FINDINGS or _entry(report) in self.entries:
+            self.entries[_entry(report)] += 1
         self.count, self.last = self.count + 1, report
         if len(self.first) < MAX_FINDINGS:
             self.first = (*self.first, report)
+
+    def besides(self, shown: Report) -> tuple[int, Counter[_Entry]]:
+        """Return how many there are but ``shown``, and how often each headline."""
+        kept = [id(item) for item in (*self.first, self.last)]
+        if id(shown) not in kept:
+            return self.count, self.entries
+        return self.count - 1, self.entries - Counter([_entry(shown)])
 
 
 class Findings:
@@ -60,34 +68,35 @@ class Findings:
         reports = (*self.raised.first, self.raised.last)
         return id(report) in [id(item) for item in reports]
 
+    def kept(self) -> tuple[Report, ...]:
+        """Return the findings that were raised and are kept whole, the last one first."""
+        last = () if self.raised.last is None else (self.raised.last,)
+        return (*last, *reversed(self.raised.first))
+
     def fired(self) -> str:
         """Say how often a guard fired."""
         count = self.raised.count
         return f"a guard fired {'once' if count == 1 else f'{count} times'}"
 
-    def others(self, shown: Report, error: Report | None) -> str:
-        """Count and list, in one sentence, what was found besides ``shown``; empty when nothing.
+    def others(self, shown: Report, *, has_ended: bool = False) -> str:
+        """Count and list what was found besides ``shown``; empty when nothing.
 
-        ``error`` is the report of the exception which left the block, when torch raised it.
+        Args:
+            has_ended: True if ``shown`` is the error that ended the block: the others did not.
         """
-        entries: Counter[_Entry] = Counter()
-        number = 0
-        if error is not None and error is not shown:
-            entries[_entry(error)] += 1
-            number += 1
+        parts = []
         for series in (self.raised, self.silent):
-            number += series.count
-            for first in series.first[:1]:
-                if first is shown:
-                    number -= 1
-                else:
-                    entries[_entry(first)] += 1
-            entries.update(series.later)
-        return (
-            f"{number} more in this {_place_of(shown)}: {_listed(entries, shown.kind)}."
-            if number
-            else ""
-        )
+            number, entries = series.besides(shown)
+            if number:
+                tail = " did not end it" if has_ended and series is self.raised else ""
+                listed = _listed(entries, shown.kind)
+                parts.append(f"{number} more in this {_place_of(shown)}{tail}: {listed}.")
+        return " ".join(parts)
+
+
+def _observed(others: str) -> tuple[Observation, ...]:
+    """Return what else was found as a line of the report."""
+    return (Observation(kind="others", text=others.removesuffix(".")),) if others else ()
 
 
 def _place_of(report: Report) -> str:
@@ -149,7 +158,7 @@ class Outcome:
     """End of a block, and which part of it is shown: a finding, an error, a silent finding."""
 
     finding: Report | None = None
-    """The first finding that was raised."""
+    """The finding that ended the block; where no error did, the first that was raised."""
     error: Report | None = None
     """The report of an exception that left the block and is no finding."""
     silent: Report | None = None
@@ -164,7 +173,7 @@ class Outcome:
     @property
     def shown(self) -> Report | None:
         """The report of the block, without notes; ``None`` when nothing is wrong."""
-        return self.finding or self.error or self.silent
+        return self.error or self.finding or self.silent
 
     @property
     def is_reminder(self) -> bool:
@@ -188,7 +197,9 @@ class Outcome:
         if self.swallowed is not None:
             sentence = self.swallowed.sentence(_place_of(shown))
             parts.append(f"{sentence[0].upper()}{sentence[1:]}; {findings.fired()}.")
-        parts.append(findings.others(shown, self.error))
+        has_ended = self.swallowed is None and self.silent is not shown
+        others = findings.others(shown, has_ended=has_ended)
+        parts.append(others)
         is_lost = self.error is not None and self.error.context_usable is False
         explanation = " ".join(filter(None, parts))
         is_said = (explanation, all_limits) == (shown.explanation, shown.limits)
@@ -197,6 +208,7 @@ class Outcome:
         return replace(
             shown,
             explanation=explanation,
+            observations=(*shown.observations, *_observed(others)),
             context_usable=False if is_lost else shown.context_usable,
             source=shown.source or site.source,
             frames=site.frames or shown.frames,

@@ -32,12 +32,13 @@ from cudalens.session.exit import (
     complete_message,
     explained,
     explained_early,
+    has_become,
     is_retold,
     leads_to,
+    note_finding,
     note_line,
     report_of_own,
     site_from_traceback,
-    wraps_finding,
     write_files,
 )
 from cudalens.session.findings import Findings, Outcome, SwallowedFinding
@@ -312,26 +313,33 @@ class CheckSession:
     # --- conclusion ------------------------------------------------------------------------------
 
     def _conclude(self, error: BaseException | None, started: float) -> Outcome:
+        """Return which report is shown: that of the error which ended the block, if it has one."""
         own = self._own(error)
-        first = next(iter(self.findings), None)
+        left = None if own is None else own.report
+        if left is None and error is not None:
+            left = next((it for it in self._findings.kept() if has_become(it, error)), None)
         other = None
-        if own is None or first is None:
+        if left is None:
             other = self._of_ranks(error)
             if other is None and not self._was_raised_by_launcher(error):
                 other = self._explained(error, started)
             other = other or self._explained_late(self._late(error), started)
-        is_first = own is not None and own.report is first
-        if first is not None and not (is_first or is_retold(first, error)):
-            self.swallowed = self._swallowed(first, error)
+        finding = left if other is None else None
+        if finding is None and other is None:
+            finding = next(iter(self.findings), None)
+        if finding is not None and not (own is not None or is_retold(finding, error)):
+            self.swallowed = self._swallowed(finding, error)
         outcome = Outcome(
-            finding=first,
+            finding=finding,
             error=other,
             silent=next(iter(self.warnings), None),
             earlier=self._earlier,
             swallowed=self.swallowed,
-            site=None if own is None or first is None else site_from_traceback(own, first),
+            site=None if own is None or left is None else site_from_traceback(own, left),
         )
         self.is_reminder = outcome.is_reminder
+        if own is None and left is not None and error is not None:
+            note_finding(error, left)
         return outcome
 
     def _was_raised_by_launcher(self, error: BaseException | None) -> bool:
@@ -360,20 +368,15 @@ class CheckSession:
         return error
 
     def _explained(self, error: BaseException | None, started: float) -> Report | None:
-        """Report an exception that is no finding; after a finding it must be remembered here."""
-        if error is None or (self.findings and wraps_finding(error, self.findings[0])):
+        """Report an exception that is no finding."""
+        if error is None:
             return None
         is_early = self._early_error is not None and self._early_error() is error
         early = self._early if is_early else None
         recorded = (self.recorder, self.device_text)
-        report = explained(
+        return explained(
             error, *recorded, started, self._limits, was_lost=self._was_lost, early=early
         )
-        if report is not None and self.findings:
-            if report is lost_context.end():
-                return None  # an earlier block has reported it
-            self._limits.attempt("memory", partial(lost_context.remember, report))
-        return report
 
     def _explained_late(self, error: BaseException | None, started: float) -> Report | None:
         """Report what the device says at the end, to which no line of the block belongs."""
@@ -404,8 +407,8 @@ class CheckSession:
 
     def _swallowed(self, finding: Report, error: BaseException | None) -> SwallowedFinding:
         return SwallowedFinding(
-            is_of_thread=self._is_of_thread,
-            was_shown=self._was_shown,
+            is_of_thread=self._is_of_thread and finding is self.findings[0],
+            was_shown=self._was_shown and finding is self.findings[0],
             other=None if error is None else type(error).__name__,
             was_raised_while_handled=error is not None and leads_to(finding, error, "__context__"),
         )
@@ -416,8 +419,6 @@ class CheckSession:
         if not (self.is_reminder or report.ranks):  # another process's device is not this one's
             self._limits.attempt("memory", partial(lost_context.remember, report))
         own_report = None if error is None else report_beside(error)
-        if self.swallowed and own_report is not self.findings[0]:
-            return  # the exception is another matter, and has a report of its own
         if isinstance(error, (DeviceAssertError, NonFiniteError)):
             error.report = self.report
         elif error is not None and own_report is not None:

@@ -102,9 +102,9 @@ def test_a_script_that_stopped_is_not_called_handled(notebook: Notebook, tmp_pat
     notebook.run(f"%%cudacheck\n%run {script}")
     assert place() == (str(script), 4, BAD)
     assert notebook.err.splitlines()[0] == (
-        "cudalens: warning: IPython printed this error while the cell ran, as %run, %%capture and "
-        "a failing display do"
+        "cudalens: warning: IPython printed an error while the cell ran, as %run, %%capture and "
+        f"a failing display do: {cudalens.last_report().headline}"
     )
     notebook.run(f"%%cudacheck\ntry:\n    {BAD}\nexcept IndexError:\n    pass")
-    said = "cudalens: warning: this error did not leave the cell"
+    said = f"cudalens: warning: an error did not leave the cell: {cudalens.last_report().headline}"
     assert notebook.err.splitlines()[0] == said

@@ -475,21 +475,29 @@ def test_a_statement_finding_names_its_line(notebook: Notebook) -> None:
 
 
 def test_a_swallowed_finding_is_a_warning(notebook: Notebook) -> None:
-    """An error behind it is not blamed on the clause."""
+    """An error behind it that ends the cell is the report, and not blamed on the clause."""
     caught = f"%%cudacheck\ntry:\n    {BAD}\nexcept RuntimeError:\n    "
     assert notebook.run(f"{caught}pass\n'went on'").result == "went on"
-    assert notebook.err.startswith("cudalens: warning: this error did not leave the cell\n")
+    said = "cudalens: warning: an error did not leave the cell: ids[1] = 7 is outside"
+    assert notebook.err.startswith(said)
     assert len(notebook.shown) == 1
     assert "a guard fired once" in cudalens.last_report().explanation
-    failing = "torch.ones(2, 3) @ torch.ones(2, 3)"
-    result = notebook.run(f"{caught}pass\n{failing}")
-    assert notebook.err.splitlines()[0] == (
-        "cudalens: warning: this error did not leave the cell; RuntimeError was raised later"
-    )
-    assert len(result.error_in_exec.__notes__) == 1
-    assert len(notebook.shown) == 1
-    notebook.run(f"{caught}{failing}")
-    assert "RuntimeError was raised while this error was being handled\n" in notebook.err
+    notebook.run(f"{caught}pass\n{{}}['missing']")
+    said = "cudalens: warning: an error did not leave the cell; KeyError was raised later: ids[1] ="
+    assert notebook.err.startswith(said)
+
+
+@pytest.mark.parametrize("between", ["pass\n", ""], ids=["behind the clause", "in the clause"])
+def test_the_error_that_ended_the_cell_is_shown_and_the_caught_one_counted(
+    notebook: Notebook, between: str
+) -> None:
+    caught = f"%%cudacheck\ntry:\n    {BAD}\nexcept RuntimeError:\n    {between}"
+    result = notebook.run(f"{caught}torch.ones(2, 3) @ torch.ones(2, 3)")
+    assert cudalens.last_report().kind == "host_error"
+    assert len(result.error_in_exec.__notes__) == len(notebook.shown) == 1
+    assert "cudalens: warning" not in notebook.err
+    told = "1 more in this cell did not end it: device assert: ids[1] = 7 is outside"
+    assert told in cudalens.last_report().explanation
 
 
 # --- sub-commands ---------------------------------------------------------------------------------

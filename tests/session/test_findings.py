@@ -32,15 +32,15 @@ def findings_of(*reports: Report) -> Findings:
 
 def test_one_finding_alone_leaves_nothing_to_list() -> None:
     for first, second in ((raised("a"), raised("b")), (silent(1), silent(2))):
-        assert findings_of(first).others(first, None) == ""
-        said = findings_of(first, second).others(first, None)
+        assert findings_of(first).others(first) == ""
+        said = findings_of(first, second).others(first)
         assert said == f"1 more in this block: {second.headline}."
 
 
 def test_a_cell_is_called_a_cell() -> None:
     """A script has none: what else was found there is in its block."""
     first = Report(kind="device_assert", headline="a", source=SourceSpan(cell=3, line=1))
-    said = findings_of(first, raised("b")).others(first, None)
+    said = findings_of(first, raised("b")).others(first)
     assert said == "1 more in this cell: b."
 
 
@@ -52,17 +52,25 @@ def test_silent_findings_count_once_a_line() -> None:
 def test_findings_of_another_kind_say_their_kind() -> None:
     first, error = raised("a"), Report(kind="cuda_error", headline="out of memory.")
     findings = findings_of(first, raised("b"), silent(1))
-    assert findings.others(first, error) == (
-        "3 more in this block: CUDA error: out of memory; b; silent: line 1."
+    assert findings.others(error, has_ended=True) == (
+        "2 more in this block did not end it: device assert: a; device assert: b."
+        " 1 more in this block: silent: line 1."
     )
-    assert findings_of(silent(1)).others(error, error) == "1 more in this block: silent: line 1."
+    assert findings_of(silent(1)).others(error) == "1 more in this block: silent: line 1."
+
+
+def test_the_finding_that_ended_the_block_is_not_among_the_others() -> None:
+    first, last = raised("a"), raised("b")
+    findings = findings_of(first, last)
+    assert findings.others(last, has_ended=True) == "1 more in this block did not end it: a."
+    assert findings.others(raised("c")) == "2 more in this block: a; b."
 
 
 @pytest.mark.parametrize("kinds", [5, 6])
 def test_five_are_named_and_all_are_counted(kinds: int) -> None:
     first = raised("first")
     later = [raised(f"finding {number}") for number in range(kinds)] * 2
-    said = findings_of(first, *later).others(first, None)
+    said = findings_of(first, *later).others(first)
     assert said.startswith(f"{kinds * 2} more in this block: finding 0 (2 times); ")
     assert said.count("(2 times)") == 5
 
@@ -73,7 +81,7 @@ def test_what_is_not_kept_whole_is_counted(number: int) -> None:
     findings = findings_of(*reports)
     assert len(findings.raised.first) == MAX_FINDINGS
     assert findings.fired() == f"a guard fired {number} times"
-    assert f"again ({number - 1} times)" in findings.others(reports[0], None)
+    assert f"again ({number - 1} times)" in findings.others(reports[0])
     assert findings.has(reports[-1])
     assert not findings.has(raised("again"))
 

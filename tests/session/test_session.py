@@ -30,6 +30,7 @@ from cudalens.core.reported import report_beside
 from cudalens.evidence import finding
 from cudalens.guards.process import PROCESS
 from cudalens.recorder import Recorder
+from cudalens.session.findings import MAX_FINDINGS
 from tests.blocks import cuda, line_of, own_op, report_of, reported_on
 from tests.releases import takes_modulo
 from tests.report_schema import validator
@@ -293,7 +294,7 @@ def swallow(values: tuple[int, ...], leaves: int | None = None) -> None:
     ("values", "parts"),
     [
         ((7,), ["once"]),
-        ((7, 8, 7, 7, 9), ["4 more", "= 8 is", "= 7 is", "(2 times)", "= 9 is"]),
+        ((7, 8, 7, 7, 9), ["4 more", "= 7 is", "(2 times)", "= 8 is", "= 9 is"]),
     ],
 )
 def test_a_swallowed_finding_is_reported_with_its_count(
@@ -311,12 +312,24 @@ def test_a_swallowed_finding_is_reported_with_its_count(
     assert len(session.findings) == len(values)
 
 
-def test_the_first_of_several_findings_is_the_report_of_the_error_that_leaves() -> None:
-    with pytest.raises(DeviceIndexError, match="= 9"), cudalens.check() as session:
-        swallow((7, 8, 9), leaves=9)
-    assert "= 7 " in session.report.headline_schema
-    for part in ("2 more", "= 8 ", "= 9 "):
-        assert part in session.report.explanation
+@pytest.mark.parametrize("leaves", [7, 8, 9])
+def test_of_several_findings_the_one_that_leaves_is_the_report(leaves: int) -> None:
+    with pytest.raises(DeviceIndexError, match=f"= {leaves}"), cudalens.check() as session:
+        swallow((7, 8, 9), leaves=leaves)
+    assert f"= {leaves} " in session.report.headline_schema
+    number = len(session.findings) - 1
+    listed = session.report.explanation.partition(f"{number} more in this block did not end it: ")
+    assert (listed[2] != "") is (leaves > 7)
+    assert [f"= {value} " in listed[2] for value in (7, 8)] == [leaves > 7, leaves > 8]
+    assert not session.swallowed
+
+
+def test_only_the_last_of_many_findings_leaves() -> None:
+    """It is the report, though only the first are kept whole."""
+    with pytest.raises(DeviceIndexError, match="= 99"), cudalens.check() as session:
+        swallow((*range(7, 7 + MAX_FINDINGS), 99), leaves=99)
+    assert "= 99 " in session.report.headline_schema
+    assert f"{MAX_FINDINGS} more in this block did not end it: " in session.report.explanation
 
 
 def swallowed(function: Callable[[], object]) -> None:
@@ -328,9 +341,7 @@ def error_behind(function: Callable[[], object]) -> tuple[BaseException, Any]:
     """The exception that leaves a block behind a swallowed finding, and the session."""
     with pytest.raises(Exception) as caught, cudalens.check() as session:
         function()
-    assert session.swallowed
-    assert session.report is not None and "= 7 is outside" in session.report.headline_schema
-    assert cudalens.last_report() is session.report
+    assert cudalens.last_report() is session.report is not None
     return caught.value, session
 
 
@@ -362,27 +373,44 @@ def in_the_clause(cause: BaseException | None) -> Callable[[], None]:
     return run
 
 
+def in_the_handler() -> None:
+    try:
+        bad()
+    except IndexError:
+        mismatch()
+
+
 LATER = "This error did not leave the block; {} was raised later; a guard fired once."
+CAUGHT = "1 more in this block did not end it: device assert: cuda(1, value)[1] = 7 is outside"
 HANDLED = "{} was raised while this error was being handled; a guard fired once."
 
 
 @pytest.mark.parametrize(
-    ("run", "kind", "told", "note", "is_listed"),
+    ("run", "kind", "told", "note", "is_another"),
     [
-        # torch's own: a report of its own, which the block's report lists.
-        (behind(mismatch), RuntimeError, LATER, "cudalens: torch.ones(2, 3", True),
+        # torch's own ended the block: the report is of it, and counts what was caught before.
+        (behind(mismatch), RuntimeError, CAUGHT, "cudalens: torch.ones(2, 3", True),
+        (in_the_handler, RuntimeError, CAUGHT, "cudalens: torch.ones(2, 3", True),
         (behind(lambda: {}["missing"]), KeyError, LATER, None, False),
         # Python knows what was being handled, also where the user hides it.
         (in_the_clause(None), OSError, HANDLED, None, False),
         (in_the_clause(KeyError("mine")), OSError, HANDLED, None, False),
         # With ``from`` a library says that it is the same failure: one report, nothing more.
         (in_other_words("from"), IndexError, HANDLED, "cudalens: cuda(1, value)[1] = 7", False),
-        (in_other_words("alone"), IndexError, HANDLED, "cudalens: outside", True),
+        (in_other_words("alone"), IndexError, HANDLED, "cudalens: cuda(1, value)[1] = 7", False),
     ],
-    ids=["torch's", "the user's", "of the clause", "cause hidden", "retold", "names no cause"],
+    ids=[
+        "torch's",
+        "in the handler",
+        "the user's",
+        "of the clause",
+        "cause hidden",
+        "retold",
+        "names no cause",
+    ],
 )
 def test_an_error_behind_a_swallowed_finding(
-    run: Callable[[], object], kind: type, told: str, note: str | None, is_listed: bool
+    run: Callable[[], object], kind: type, told: str, note: str | None, is_another: bool
 ) -> None:
     """What is said of it, and whether it is another failure, with a report of its own."""
     error, session = error_behind(run)
@@ -392,18 +420,16 @@ def test_an_error_behind_a_swallowed_finding(
     own = report_beside(error)
     assert (own is None, notes == []) == (note is None, note is None)
     assert note is None or (notes[0].startswith(note) and len(notes) == 1)
-    assert ("more in this " in explanation) is is_listed
-    assert is_listed or own in (None, session.report)
-    if is_listed:
-        assert own is not session.report and own.kind == "host_error"
-        assert own.headline in notes[0]
-        assert f"1 more in this block: host error: {own.headline}." in explanation
+    assert (session.report.kind == "host_error") is is_another
+    assert ("more in this " in explanation) is is_another
+    assert own in (None, session.report)
+    assert (session.swallowed is None) is is_another
 
 
 def test_a_fault_of_the_device_behind_a_swallowed_finding_is_remembered(
     sim: simulate.Simulation,
 ) -> None:
-    """The report lists it and says that CUDA is gone; the next block points back to it."""
+    """The report is of it and says that CUDA is gone; the next block points back to it."""
     with cudalens.check() as alive:
         swallowed(bad)
     assert alive.report.context_usable is True
@@ -414,7 +440,8 @@ def test_a_fault_of_the_device_behind_a_swallowed_finding_is_remembered(
         torch.cuda.synchronize()
 
     error, session = error_behind(run)
-    assert report_beside(error).headline_schema in session.report.explanation
+    assert report_beside(error) is session.report
+    assert "= 7 is outside" in session.report.explanation
     assert session.report.context_usable is False
     with pytest.raises(RuntimeError) as caught, cudalens.check() as again:
         torch.cuda.synchronize()
@@ -423,16 +450,17 @@ def test_a_fault_of_the_device_behind_a_swallowed_finding_is_remembered(
     assert again.report.headline_schema == report_beside(error).headline_schema
 
 
-def test_a_fault_that_nobody_raised_is_listed_and_not_said_to_be_raised(
+def test_a_fault_that_nobody_raised_outranks_a_finding_that_was_caught(
     sim: simulate.Simulation,
 ) -> None:
     """It is met at the end of the block; the cell ran on."""
     with cudalens.check() as session:
         swallowed(bad)
         sim.device_assert("session_test::burn", "burn.cu:1: Assertion `fire` failed.")
-    assert session.swallowed.sentence("cell") == "this error did not leave the cell"
-    assert "raised" not in session.report.explanation
-    assert "1 more in this block: CUDA reported" in session.report.explanation
+    assert not session.swallowed
+    assert session.report.headline_schema.startswith("CUDA reported")
+    assert session.report.context_usable is False
+    assert "1 more in this block did not end it: " in session.report.explanation
 
 
 # --- other exceptions ----------------------------------------------------------------------------
