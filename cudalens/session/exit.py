@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from opcode import opmap
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from cudalens.core._python import (
@@ -123,11 +124,15 @@ def has_become(finding: Report, error: BaseException) -> bool:
     raised_at = entries_from_traceback(error.__traceback__)[-1:]
     caught_at = entries_from_traceback(caught.__traceback__)[:1]
     return any(
-        entry.tb_frame is caught_at[0].tb_frame
-        and entry.tb_frame.f_code.co_code[entry.tb_lasti] == opmap["RAISE_VARARGS"]
+        entry.tb_frame is caught_at[0].tb_frame and _raises(entry)
         for entry in raised_at
         if caught_at
     )
+
+
+def _raises(entry: TracebackType) -> bool:
+    """Return whether a frame is at a ``raise`` statement of its own, and not in a call."""
+    return entry.tb_frame.f_code.co_code[entry.tb_lasti] == opmap["RAISE_VARARGS"]
 
 
 def note_finding(error: BaseException, finding: Report) -> None:
@@ -164,7 +169,10 @@ def report_of_own(
     )
     match = next(matching, None)
     innermost = entries_from_traceback(error.__traceback__)[-1:]
-    is_ours = any(is_own_file(entry.tb_frame.f_code.co_filename) for entry in innermost)
+    # The guards' own frames may be left off: then it comes out of a call, where no code raised it.
+    is_ours = any(
+        is_own_file(entry.tb_frame.f_code.co_filename) or not _raises(entry) for entry in innermost
+    )
     if match is not None or not is_ours:
         return match
     is_assert = isinstance(error, DeviceAssertError)
