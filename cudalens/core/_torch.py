@@ -6,6 +6,7 @@ inferred from a version number.
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -284,6 +285,8 @@ def outlive_lost_device() -> None:
             change("pinned_free_catch_all:True")
     if not _KEPT:
         _KEPT.extend(live_instances(Tensor))
+        # A reference that nobody gives back: else they are freed when the interpreter ends.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_KEPT))
 
 
 # What torch.cuda.set_sync_debug_mode sets; builds without CUDA have no such mode.
