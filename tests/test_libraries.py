@@ -13,6 +13,7 @@ import torch
 from tests.libraries import one
 from tests.libraries.__main__ import PINS, ROOT, page, told
 from tests.libraries.mistakes import MISTAKES, Mistake, judged
+from tests.libraries.second_mistakes import SECOND_MISTAKES
 
 PROGRAMS = sorted((ROOT / "tests" / "libraries" / "programs").glob("[a-z]*.py"))
 
@@ -64,9 +65,11 @@ def test_each_program_names_libraries_that_are_pinned(path: Any) -> None:
 
 
 def test_each_mistake_belongs_to_a_program_and_names_a_line_of_its_cell() -> None:
-    assert {item.program for item in MISTAKES} <= {path.stem for path in PROGRAMS}
-    for item in MISTAKES:
+    mistakes = (*MISTAKES, *SECOND_MISTAKES)
+    assert {item.program for item in mistakes} == {path.stem for path in PROGRAMS}
+    for item in mistakes:
         assert item.line in map(str.strip, item.cell.splitlines())
+        assert re.search(r"\d|nan|cpu|noise", item.headline), "the headline says no value"
 
 
 @pytest.mark.usefixtures("sim")

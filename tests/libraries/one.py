@@ -229,6 +229,7 @@ def main(name: str, file: str) -> None:
     import torch
 
     from tests.libraries.mistakes import MISTAKES, judged
+    from tests.libraries.second_mistakes import SECOND_MISTAKES
     from tests.libraries.vision_ops import define_where_missing
 
     # Its process tells of locks that a fork leaves behind, and must not tell it in a fork's output.
@@ -238,7 +239,7 @@ def main(name: str, file: str) -> None:
     torch.set_num_threads(1)
     mistakes = [
         {"title": item.title, "problem": in_fork(lambda item=item: judged(item))["said"]}  # type: ignore[misc]
-        for item in MISTAKES
+        for item in (*MISTAKES, *SECOND_MISTAKES)
         if item.program == name
     ]
     found = {
