@@ -138,7 +138,7 @@ class Offenders:
     allowed: int = 0
     """Number of values that are allowed apart from the bound, such as -100 (ignore_index)."""
     planes: tuple[Plane, ...] = ()
-    """The first two planes with a bad value, of a tensor that has rows and columns."""
+    """The first eight planes with a bad value, of a tensor that has rows and columns."""
 
 
 @dataclass(frozen=True, kw_only=True)

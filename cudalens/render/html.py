@@ -343,6 +343,29 @@ def _tensor_cells(report: Report, fact: TensorFact) -> dict[str, str]:
     }
 
 
+def tensor_line(report: Report, fact: TensorFact) -> str:
+    """Return name and type of a tensor: ``y  i64[32], 3 bad``."""
+    return f"{words.tensor_name(fact)}  {words.tensor_label(report, fact)}"
+
+
+def tensor_facts(report: Report, fact: TensorFact) -> list[tuple[str, str]]:
+    """Return what is known of one tensor: type, place in memory, values, the first bad ones."""
+    facts = [(name, text) for name, text in _tensor_cells(report, fact).items() if text]
+    counts = figures.value_counts(fact)
+    if counts is not None:
+        told = [f"{value}: {count}" for value, count in counts if count]
+        facts.append(("how often", ", ".join(told)))
+    offenders = report.offenders
+    if offenders is not None and (words.is_at_fault(report, fact) or fact.bad_at is not None):
+        bad = [
+            f"{words.bad_place(report, item)} = {words.format_number(item.value)}"
+            for item in offenders.first
+        ]
+        facts.append(("bad values", ", ".join(bad)))
+        facts.append(("allowed", words.format_bounds(report)))
+    return [(name, words.one_line(text)) for name, text in facts if text]
+
+
 def _group(report: Report) -> str:
     # Only one drawer of a report is open at a time, whatever other reports the notebook shows.  The
     # clock stays out, or the same failure would never give the same output twice.

@@ -1,7 +1,9 @@
-"""The interactive parts of a report while its kernel lives: search among its calls, and saving.
+"""The interactive parts of a report while its kernel lives: a row below the static report.
 
-The static report has everything else, drawers included, and needs no kernel.  So this view adds a
-row below it and replaces nothing: where it is dead, nothing of the report is missing.
+One chooses a tensor and sees its shape, values and each slice with bad ones; or a node of the
+autograd graph, and walks from it to what it was given and to what it feeds.  One searches the
+recorded calls, and saves the report.  The static report needs no kernel and this row replaces
+nothing of it: where it is dead, nothing of the report is missing.
 """
 
 from __future__ import annotations
@@ -15,11 +17,23 @@ from typing import Any
 import ipywidgets
 from markupsafe import escape
 
-from cudalens.core.report import HistoryEntry, Report, format_count
+from cudalens.core.report import GraphNode, HistoryEntry, Report, format_count
 from cudalens.render import words
-from cudalens.render.html import Ops, history_entries, history_table, render_fragment, style_sheet
+from cudalens.render.figures import plane_picture
+from cudalens.render.html import (
+    Ops,
+    history_entries,
+    history_table,
+    render_fragment,
+    style_sheet,
+    tensor_facts,
+    tensor_line,
+)
+from cudalens.render.strip import GraphRow, graph_rows
 
 MAX_FOUND = 40
+MAX_LISTED = 80
+MAX_NEIGHBOURS = 12
 _SUFFIXES = {"Markdown": ".md", "HTML": ".html", "JSON": ".json"}
 _LAYOUT = {"width": "auto", "height": "26px"}
 
@@ -38,7 +52,10 @@ def live(report: Report) -> ipywidgets.Widget:
         status.value = f'<span role="status">{escape(text)}</span>'
 
     parts: list[ipywidgets.Widget] = []
+    chosen = ipywidgets.VBox([], layout=ipywidgets.Layout(overflow="visible"))
     found = _markup()
+    if report.tensors or report.graph.nodes:
+        parts.append(_Inspector(report, chosen).choice)
     if report.history:
         parts.append(_search(report, found, tell))
     parts += [_button(name, partial(_save, report, end, tell)) for name, end in _SUFFIXES.items()]
@@ -47,7 +64,7 @@ def live(report: Report) -> ipywidgets.Widget:
         [*parts, status], layout=ipywidgets.Layout(flex_flow="row wrap", overflow="visible")
     )
     bar.add_class("cl-live-bar")
-    view = ipywidgets.VBox([bar, found], layout=ipywidgets.Layout(overflow="visible"))
+    view = ipywidgets.VBox([bar, chosen, found], layout=ipywidgets.Layout(overflow="visible"))
     for name in ("cudalens", "cl-live"):
         view.add_class(name)
     return view
@@ -66,15 +83,119 @@ def _button(name: str, pressed: Callable[[], None]) -> ipywidgets.Button:
     return button
 
 
+class _Inspector:
+    """A list of the tensors and nodes of a report, and what is known of the chosen one."""
+
+    def __init__(self, report: Report, shown: ipywidgets.VBox) -> None:
+        self._report = report
+        self._shown = shown
+        self._nodes = {node.id: node for node in report.graph.nodes[:MAX_LISTED]}
+        self._rows = dict(
+            zip((node.id for node in report.graph.nodes), graph_rows(report), strict=True)
+        )
+        tensors = [
+            (f"tensor  {tensor_line(report, fact)}", ("tensor", str(at)))
+            for at, fact in enumerate(report.tensors[:MAX_LISTED])
+        ]
+        nodes = [(f"node  {self._name(key)}", ("node", key)) for key in self._nodes]
+        self.choice = ipywidgets.Dropdown(
+            options=[("look at a tensor or a node", None), *tensors, *nodes],
+            layout=ipywidgets.Layout(width="230px"),
+        )
+        self.choice.observe(self._show, "value")
+
+    def _name(self, key: str) -> str:
+        row, place = self._rows[key], words.format_place(self._nodes[key].source)
+        return "  ".join(filter(None, (row.name, row.shape, place)))
+
+    def _show(self, change: dict[str, Any]) -> None:
+        kind, key = change["new"] or ("", "")
+        views = {"tensor": self._tensor, "node": self._node}
+        self._shown.children = views[kind](key) if kind else ()
+
+    def _tensor(self, key: str) -> tuple[ipywidgets.Widget, ...]:
+        fact = self._report.tensors[int(key)]
+        facts = _markup(_panel(tensor_facts(self._report, fact)))
+        offenders = self._report.offenders
+        is_bad = words.is_at_fault(self._report, fact) or fact.bad_at is not None
+        if offenders is None or not offenders.planes or not is_bad:
+            return (facts,)
+        picture = _markup()
+        planes = offenders.planes
+        name = words.tensor_name(fact)
+
+        def draw(change: dict[str, Any]) -> None:
+            drawn = plane_picture(planes[change["new"]], name)
+            size = f'width="{drawn.width}" height="{drawn.height}"'
+            image = f'<img src="{drawn.data}" {size} alt="{escape(drawn.title)}">'
+            picture.value = (
+                f'<div class="cl-panel cl-fig">{image}<p>{escape(drawn.title)}</p></div>'
+            )
+
+        options = [(f"{name}[{', '.join(map(str, it.index))}]", at) for at, it in enumerate(planes)]
+        slider = ipywidgets.SelectionSlider(
+            options=options, layout=ipywidgets.Layout(width="340px", max_width="100%")
+        )
+        slider.observe(draw, "value")
+        draw({"new": 0})
+        return (facts, *([slider] if len(planes) > 1 else []), picture)
+
+    def _node(self, key: str) -> tuple[ipywidgets.Widget, ...]:
+        edges = self._report.graph.edges
+        before = [edge.src for edge in edges if edge.dst == key]
+        after = [edge.dst for edge in edges if edge.src == key]
+        facts = _markup(_panel(_node_facts(self._nodes[key], self._rows[key])))
+        ends = (self._ends("given", before), self._ends("feeds", after))
+        return (facts, *(end for end in ends if end is not None))
+
+    def _ends(self, label: str, keys: list[str]) -> ipywidgets.Widget | None:
+        """Return a row of buttons that lead to neighbours."""
+        buttons = []
+        for key in dict.fromkeys(key for key in keys if key in self._nodes):
+            name = self._name(key)
+            button = ipywidgets.Button(
+                description=words.clip(name, 44),
+                tooltip=f"{label}: {name}",
+                layout=ipywidgets.Layout(**_LAYOUT),
+            )
+            button.on_click(partial(self._go, key))
+            buttons.append(button)
+        if not buttons:
+            return None
+        row = [_markup(f"<span>{label}</span>"), *buttons[:MAX_NEIGHBOURS]]
+        return ipywidgets.HBox(
+            row, layout=ipywidgets.Layout(flex_flow="row wrap", overflow="visible")
+        )
+
+    def _go(self, key: str, _: object) -> None:
+        self.choice.value = ("node", key)
+
+
+def _node_facts(node: GraphNode, row: GraphRow) -> list[tuple[str, str]]:
+    text = words.one_line(node.source.text or "") if node.source else ""
+    facts = [
+        *(("node", node.name), ("role", row.role), ("operator", node.op or "")),
+        *(("shape", row.shape), ("device", node.device or ""), ("module", row.module)),
+        ("line", ": ".join(filter(None, (row.source, text)))),
+        ("value", "" if node.value is None else words.format_number(node.value)),
+    ]
+    return [(name, words.one_line(text)) for name, text in facts if text]
+
+
+def _panel(facts: list[tuple[str, str]]) -> str:
+    items = "".join(f"<dt>{escape(n)}</dt><dd><code>{escape(t)}</code></dd>" for n, t in facts)
+    # The style sheet of the report above holds in this output too, but not on every page.
+    return f'<style>{style_sheet()}</style><div class="cl-panel"><dl>{items}</dl></div>'
+
+
 def _search(report: Report, found: ipywidgets.HTML, tell: Callable[[str], None]) -> ipywidgets.Text:
     entries = history_entries(report)
     calls = format_count(len(report.history), "call")
     field = ipywidgets.Text(
         placeholder=f"search {calls}: name, shape, line or module",
         continuous_update=True,
-        layout=ipywidgets.Layout(width="340px"),
+        layout=ipywidgets.Layout(width="250px"),
     )
-    # The style sheet of the report above holds in this output too, but not on every page.
     link = f"<style>{style_sheet()}</style>"
 
     def show(change: dict[str, Any]) -> None:

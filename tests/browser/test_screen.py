@@ -226,11 +226,29 @@ def test_a_foreign_notebook_shows_the_whole_report(
     page.close()
 
 
-def test_the_live_row_answers(book: Book) -> None:
-    """It searches the calls while the kernel lives."""
-    row = book.reader.page.locator(ROW).first
+def test_the_live_row_answers(book: Book, pictures: Path) -> None:
+    """A tensor, a walk through the graph, the slices of a mask, and a search among the calls."""
+    page = book.reader.page
+    row = page.locator(ROW).first
     row.scroll_into_view_if_needed()
+    choice = row.locator("select")
+    labels = choice.locator("option").all_inner_texts()
+    choice.select_option(next(label for label in labels if label.startswith("tensor")))
+    expect(row.locator("dl")).to_contain_text("how often")
+    choice.select_option(next(label for label in labels if "F.cross_entropy" in label))
+    row.get_by_role("button", name="log_softmax").first.click()
+    expect(row.locator("dl")).to_contain_text("LogSoftmaxBackward0")
+    page.screenshot(path=pictures / "walk.png")
     row.get_by_placeholder("search").fill("linear")
     expect(row.locator("table")).to_contain_text("linear")
     row.get_by_placeholder("search").fill("")
     expect(row.locator("table")).to_have_count(0)
+    masks = page.locator(ROW).nth(1)
+    masks.locator("select").select_option(index=1)
+    image = masks.locator("img")
+    before = image.get_attribute("src")
+    masks.locator(".noUi-handle").focus()
+    page.keyboard.press("ArrowRight")
+    expect(image).not_to_have_attribute("src", before or "")
+    page.screenshot(path=pictures / "slices.png")
+    assert book.reader.errors == []
