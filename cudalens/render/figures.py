@@ -24,7 +24,7 @@ MAX_PLANES = 2
 """Planes on the first screen; the live view shows the others."""
 MAX_SCALE = 6
 MAX_BARS = 32
-_WORDS = 250
+_WORDS = 270
 """Pixels of a line of words below a narrow picture."""
 _BAR_WIDTH, _BAR_GAP, _BAR_HEIGHT = 14, 3, 72
 _FIRST, _LAST = (196, 214, 240), (58, 104, 178)
@@ -62,7 +62,7 @@ class Figure:
         """Pixels that the pictures take beside each other; the words below them wrap."""
         pictures = sum(max(item.width, len(item.caption) * 6) + 16 for item in self.pictures)
         legend = sum(len(text) + 4 for _, text in self.legend)
-        return max(pictures, min(max(len(self.title), legend) * 6, _WORDS))
+        return max(pictures, min(int(max(len(self.title), legend) * 6.4), _WORDS))
 
 
 def figure(report: Report) -> Figure | None:

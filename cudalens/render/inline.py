@@ -48,6 +48,7 @@ _LOOKS = {
     "summary": "cursor:pointer",
     # JupyterLab gives code a ground of its own, on which red is hard to read in the dark.
     "code": "background-color:transparent",
+    "a": _themed("color", "", "link"),
     "td": "text-align:left",
     "th": "text-align:left",
 }

@@ -35,7 +35,7 @@ Look = Literal["plain", "code", "bad", "badcode"]
 Tone = Literal["bad", "warn", "likely"]
 SHOWN_TENSORS = 4
 """Tensors that the call has besides those in its line; a table has all of them."""
-LONG = 90
+LONG = 72
 """Characters of a headline that do not fit beside the status in two lines."""
 LABEL_ROOM = 22
 """Columns by which a label may pass the end of a folded line."""
@@ -486,14 +486,20 @@ def _other_hints(report: Report) -> Sequence[Hint]:
 
 def origin(report: Report) -> tuple[str, ...]:
     """Return every observation with its lines, and the steps that the bad values came through."""
-    lines = []
+    lines, said = [], set()
     for item in report.observations:
-        where = [
-            f"{words.format_line(place)}{f': {place.mark}' if place.mark else ''}"
-            for place in item.sources
+        marked = [place for place in item.sources if place.mark]
+        said |= {(place.cell, place.file, place.line) for place in marked}
+        # A line with its mark says what the sentence says.
+        lines += [one_line(f"{words.format_line(place)}: {place.mark}") for place in marked] or [
+            one_line(item.text)
         ]
-        lines.append(" · ".join([one_line(item.text), *map(one_line, where)]))
-    lines += [words.format_step(step) for step in words.way(report)]
+    steps = [
+        step
+        for step in words.way(report)
+        if step.source is None or (step.source.cell, step.source.file, step.source.line) not in said
+    ]
+    lines += map(words.format_step, steps)
     if report.forward_source is not None:
         lines.append(f"forward call: {words.format_line(report.forward_source)}")
     return tuple(dict.fromkeys(lines))

@@ -33,6 +33,8 @@ from cudalens.render.strip import GraphRow, graph_rows
 
 MAX_FOUND = 40
 MAX_LISTED = 80
+NOTHING = ("", "")
+"""Choice of neither a tensor nor a node."""
 MAX_NEIGHBOURS = 12
 _SUFFIXES = {"Markdown": ".md", "HTML": ".html", "JSON": ".json"}
 _LAYOUT = {"width": "auto", "height": "26px"}
@@ -99,7 +101,7 @@ class _Inspector:
         ]
         nodes = [(f"node  {self._name(key)}", ("node", key)) for key in self._nodes]
         self.choice = ipywidgets.Dropdown(
-            options=[("look at a tensor or a node", None), *tensors, *nodes],
+            options=[("look at a tensor or a node", NOTHING), *tensors, *nodes],
             layout=ipywidgets.Layout(width="230px"),
         )
         self.choice.observe(self._show, "value")
@@ -109,7 +111,7 @@ class _Inspector:
         return "  ".join(filter(None, (row.name, row.shape, place)))
 
     def _show(self, change: dict[str, Any]) -> None:
-        kind, key = change["new"] or ("", "")
+        kind, key = change["new"]
         views = {"tensor": self._tensor, "node": self._node}
         self._shown.children = views[kind](key) if kind else ()
 
@@ -163,9 +165,11 @@ class _Inspector:
         if not buttons:
             return None
         row = [_markup(f"<span>{label}</span>"), *buttons[:MAX_NEIGHBOURS]]
-        return ipywidgets.HBox(
+        ends = ipywidgets.HBox(
             row, layout=ipywidgets.Layout(flex_flow="row wrap", overflow="visible")
         )
+        ends.add_class("cl-live-ends")
+        return ends
 
     def _go(self, key: str, _: object) -> None:
         self.choice.value = ("node", key)

@@ -179,7 +179,7 @@ def test_a_saved_notebook_shows_every_report_without_a_kernel(
     reader = Reader(page)
     page.goto((lab.classic if front_end == "classic" else lab.notebook)("kept.ipynb"))
     expect(page.locator(f"{REPORT} .cl-title")).to_have_count(len(cells.KINDS))
-    page.wait_for_timeout(2500)
+    page.wait_for_timeout(1500)
     lab.use_theme("JupyterLab Light")
     assert not any(item.is_visible() for item in page.get_by_text(DEAD).all())
     reader.report.scroll_into_view_if_needed()
@@ -208,7 +208,7 @@ def test_a_foreign_notebook_shows_the_whole_report(
     page.goto(lab.notebook("mail.ipynb"))
     titles = page.locator(".jp-RenderedHTMLCommon .cl-title")
     expect(titles).to_have_count(len(cells.KINDS))
-    page.wait_for_timeout(2500)
+    page.wait_for_timeout(1500)
     lab.use_theme("JupyterLab Light")
     assert page.locator(".jp-OutputArea-output :is(style, svg, link, script)").count() == 0
     assert not any(item.is_visible() for item in page.get_by_text(DEAD).all())

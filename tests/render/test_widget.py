@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cudalens.core.tensor_values import find_offenders
-from cudalens.render.widget import build, live, save_beside
+from cudalens.render.widget import NOTHING, build, live, save_beside
 from tests.builders import REPRESENTATIVE, make_report
 from tests.rendering import Page
 
@@ -101,7 +101,7 @@ def test_a_chosen_tensor_shows_its_values() -> None:
     assert "how often" not in texts(view)
     chosen(view, "tensor  y  i64[32]")
     assert "int64" in texts(view) and "10: 3" in texts(view) and "[17] = 10" in texts(view)
-    choice(view).value = None
+    choice(view).value = NOTHING
     assert "how often" not in texts(view)
 
 
