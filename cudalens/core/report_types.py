@@ -484,7 +484,7 @@ ObservationKind = Literal[
     "graph",
     "maker",
     "sink",
-    "noticed",
+    "suspect",
     "others",
 ]
 

@@ -70,7 +70,7 @@ def explain_assert(evidence: Evidence) -> Verdict:
         _who_else(evidence) if line is not None and meaning is None else "",
         say(_COMPILED) if meaning is not None and meaning.is_compiled else "",
         f"It printed {len(lines)} different assertions, the first comes first." * (len(lines) > 1),
-        say(_GONE),
+        say(_GONE) if evidence.is_checked else _GONE.partition(" Next step:")[0],
         "" if evidence.is_checked else _UNCHECKED,
     ]
     return Verdict(

@@ -100,7 +100,7 @@ def _code(parts: Screen) -> Iterator[str]:
             if row.is_hot and parts.tone == "likely":
                 said[0] = "likely here"
             said += names.get(id(row), ())
-            note = f"  # <- {'; '.join(said)}" if said else ""
+            note = f"  # <- {'; '.join(dict.fromkeys(said))}" if said else ""
             yield f"{row.text.replace('```', '` ` `')}{note}"
         yield "```"
 

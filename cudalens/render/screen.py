@@ -136,7 +136,7 @@ def build(report: Report, *, fold: int = 110, label_room: int = LABEL_ROOM) -> S
     tone: Tone = "warn" if report.kind == "silent" else "bad"
     if report.certainty == "likely":
         tone = "likely"
-    hot = report.forward_source or report.source
+    hot = report.forward_source or _suspected(report) or report.source
     return Screen(
         tone=tone,
         sign={"bad": "✗", "warn": "⚠", "likely": "?"}[tone],
@@ -151,6 +151,19 @@ def build(report: Report, *, fold: int = 110, label_room: int = LABEL_ROOM) -> S
             for is_bad in (words.is_at_fault(report, fact),)
         ),
         notes=(*_observed(report, ("others",)), *map(one_line, report.limits)),
+    )
+
+
+def _suspected(report: Report) -> SourceSpan | None:
+    """Return the line of the one call that can be at fault, where CUDA was asked in another."""
+    line = next(
+        (at for it in report.observations if it.kind == "suspect" for at in it.sources), None
+    )
+    here = report.source
+    if line is None or here is None or _where(line) != _where(here) or line.line == here.line:
+        return None
+    return replace(
+        here, line=line.line, end_line=line.line, column=None, end_column=None, text=line.text
     )
 
 
@@ -295,10 +308,10 @@ def line_marks(report: Report) -> list[LineMark]:
     )
     if report.bound_source is not None and is_elsewhere and "bound" not in kinds:
         marks.append(_mark(report.bound_source.ref, "the size is set here"))
-    is_noticed = report.forward_source is not None and here is not None
-    if is_noticed and here is not None and report.forward_source is not None:
+    before = report.forward_source or _suspected(report)
+    if before is not None and here is not None and before.line != here.line:
         is_marked = any((mark.where, mark.line) == (_where(here), here.line) for mark in marks)
-        if here.line != report.forward_source.line and not is_marked:
+        if not is_marked:
             marks.append(_mark(here.ref, "noticed here"))
     return sorted(dict.fromkeys(marks), key=lambda mark: mark.line)
 

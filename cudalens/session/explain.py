@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import FunctionType, SimpleNamespace
@@ -18,7 +18,13 @@ from cudalens.core.device_asserts import fold
 from cudalens.core.evidence_types import FittingCall
 from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Report
-from cudalens.core.report_types import Expression, OpName, TensorFact
+from cudalens.core.report_types import (
+    Expression,
+    MarkedLine,
+    Observation,
+    OpName,
+    TensorFact,
+)
 from cudalens.core.reported import report_beside
 from cudalens.diagnosis.assert_meanings import meaning_of
 from cudalens.diagnosis.diagnose import diagnose
@@ -30,7 +36,7 @@ from cudalens.evidence.exception import evidence_of_error, report_of_another
 from cudalens.evidence.tensors import of_meta
 from cudalens.evidence.torch_errors import is_torch_error
 from cudalens.guards.process import PROCESS
-from cudalens.source.files import is_user_file, source_lines
+from cudalens.source.files import cell_number, is_user_file, source_lines, title_of
 from cudalens.source.safe_eval import SafeEvaluator, value_or
 from cudalens.source.stack import places_of
 
@@ -93,7 +99,30 @@ def _made(
         if call is not None:
             op = OpName(name=call.op, api=call.api)
             evidence = replace(evidence, op=op, fitting_call=call)
+            return _with_suspect(diagnose(evidence, trial), call, error)
     return diagnose(evidence, trial)
+
+
+def _with_suspect(report: Report, call: FittingCall, error: BaseException) -> Report:
+    """Mark the line of the one call that fits: the report's own line is where CUDA was asked."""
+    first = next(filter(is_user_file, _files(error)))
+    cell = cell_number(first)
+    lines = source_lines(first)[call.line - 1 : call.line]
+    suspect = MarkedLine(
+        line=call.line,
+        text="".join(lines).strip() or None,
+        cell=cell,
+        file=title_of(first) if cell is None else None,
+        mark="likely here",
+    )
+    text = f"{call.text} in line {call.line} is the one call of {call.code} that fits the assert"
+    found = Observation(kind="suspect", text=text, facts={"api": call.api}, sources=(suspect,))
+    return replace(report, observations=(*report.observations, found))
+
+
+def _files(error: BaseException) -> Iterator[str]:
+    """Yield the files of the frames that an exception left, outermost first."""
+    return (place.filename for place in places_of(entries_from_traceback(error.__traceback__)))
 
 
 def _assertions(message: str, printed: str) -> str:

@@ -45,6 +45,13 @@ def test_a_plain_cell_that_died_is_explained(notebook: Notebook) -> None:
     assert report.op.api == "F.cross_entropy"
     assert report.source is not None and report.source.text == "loss.item()"
     assert (report.source.cell, report.source.line) == (3, 4)
+    (suspect,) = (item for item in report.observations if item.kind == "suspect")
+    assert [(at.cell, at.line, at.mark) for at in suspect.sources] == [(3, 3, "likely here")]
+    rows = text.splitlines()
+    assert any(row.startswith("    3 │") and row.endswith("◂ likely here") for row in rows)
+    assert any(row.startswith("    4 │ loss.item()") for row in rows if "noticed here" in row)
+    assert report.explanation.count("Next step: ") == 1
+    assert report.to_markdown().count("likely here") == 1
     listed = [(item.expression, item.shape) for item in report.tensors]
     assert listed == [("loss", ()), ("logits", (4, 3)), ("labels", (4,))]
     assert all(item.summary.min is None for item in report.tensors)
@@ -101,6 +108,7 @@ def test_the_one_call_of_the_cell_that_fits_is_named(
         first = f"{fits} in line 1 is the one call of this cell that fits the assert: indices: "
         assert report.headline_schema.startswith(first)
         assert report.op.name is not None
+    assert any(item.kind == "suspect" for item in report.observations) is (fits is not None)
 
 
 def test_of_two_losses_none_is_named(notebook: Notebook) -> None:
