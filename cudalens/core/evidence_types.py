@@ -181,6 +181,15 @@ class LostDimension:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Regrouped:
+    """A recorded ``view`` or ``reshape`` that made another number of rows."""
+
+    line: LineRef
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceFault:
     """Failure of the device at the time of an exception."""
 

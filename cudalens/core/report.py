@@ -40,6 +40,7 @@ from cudalens.core.evidence_types import (
     NanHolder,
     OwnerModule,
     RefusedCall,
+    Regrouped,
     SavedValues,
     Synchronization,
 )
@@ -121,6 +122,7 @@ class Evidence:
     frozen: tuple[str, ...] = ()
     """The parameters behind a tensor without a graph, where all of them require no grad."""
     lost_dimension: LostDimension | None = None
+    regrouped: Regrouped | None = None
     device_fault: DeviceFault = field(default_factory=DeviceFault)
     synchronization: Synchronization = field(default_factory=Synchronization)
     nan_holder: NanHolder | None = None

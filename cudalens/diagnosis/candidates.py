@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 from cudalens.core._python import parse
 from cudalens.core.evidence_types import Binding
@@ -64,6 +65,8 @@ class Trial:
     """The tensors that the call works on, each by its text in the call."""
     others: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
     """Arguments that are no tensors: the text, the kind, and what a tensor of it is called."""
+    lists: tuple[tuple[str, list[Any]], ...] = ()
+    """Arguments that are lists, each by its text in the call."""
     unregistered: tuple[str, str] | None = None
     """The list or dict in which the called module is, with its kind, where no module has it."""
     is_of_loop = False

@@ -28,6 +28,9 @@ _OF_DTYPES = re.compile(
     r"\bdtypes?\b|\btype\b|Float|Double|Half|Long|\bInt\b|not implemented for|\bbool\b"
 )
 _LONGEST = 80
+_MAX_MISFITS = 3
+_FEW = 20
+"""Items of a list that a line shows."""
 
 
 def observe_error(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
@@ -41,8 +44,12 @@ def observe_error(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     if evidence.freed is not None and evidence.freed.made is not None:
         yield from _graph(evidence)
         return
+    if error.message.startswith("Error(s) in loading"):
+        yield from _misfits(error.message)
+        return
     yield from _arguments(evidence)
     message = error.message.partition("\n")[0]
+    yield from _lists(evidence, trial, message)
     kind: ObservationKind | None = None
     # The parameters of a called module take part as well, and are no operands of its call.
     devices = {item.device for item in trial.operands} | ({trial.called.device} - {None})
@@ -52,7 +59,13 @@ def observe_error(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         kind = "dtype"
     elif _OF_SIZES.search(message):
         kind = "shape"
-    if kind is not None:
+    if (change := evidence.regrouped) is not None:
+        before, after = format_shape(change.before), format_shape(change.after)
+        text = f"{place(change.line, evidence)} makes {after} of {before}: {change.line.text}"
+        source = _marked(change.line, f"{before} becomes {after} here")
+        facts = {"before": change.before, "after": change.after}
+        yield Observation(kind="shape", text=text, facts=facts, sources=(source,))
+    elif kind is not None:
         yield from _operands(evidence, trial, kind, message)
 
 
@@ -73,6 +86,66 @@ def _arguments(evidence: Evidence) -> Iterator[Observation]:
         if item.type_name not in _PLAIN and is_meant and item.name not in message:
             facts = {"name": item.name, "type": item.type_name}
             yield Observation(kind="argument", text=f"{item.name} is {item.words}", facts=facts)
+
+
+_SHAPE = r"(?:torch\.Size\()?[\[(]([\d, ]*)[\])]\)?"
+_MISFIT = re.compile(
+    rf"size mismatch for ([\w.]+): copying a param with shape {_SHAPE} from checkpoint, "
+    rf"the shape in current model is {_SHAPE}"
+)
+
+
+def _misfits(message: str) -> Iterator[Observation]:
+    """Yield all parameters of a checkpoint that do not fit, where the headline has the first."""
+    found = _MISFIT.findall(message)
+    if len(found) > 1:
+        each = [
+            f"{name} is {_shape(old)} there, {_shape(new)} here"
+            for name, old, new in found[:_MAX_MISFITS]
+        ]
+        more = len(found) - len(each)
+        text = "; ".join(each) + (f"; and {more} more" if more else "")
+        facts = {"names": tuple(name for name, _, _ in found)}
+        yield Observation(
+            kind="argument", text=f"{len(found)} parameters do not fit: {text}", facts=facts
+        )
+
+
+def _shape(digits: str) -> str:
+    return format_shape(tuple(map(int, re.findall(r"\d+", digits))))
+
+
+def _lists(evidence: Evidence, trial: Trial, message: str) -> Iterator[Observation]:
+    """Yield the list that a message shows, and the item of one whose length differs."""
+    match = re.match(r"expected sequence of length (\d+) at dim (\d+)", message)
+    for name, items in trial.lists:
+        if match is not None and (odd := _odd_item(items, int(match[2]), int(match[1]))):
+            path, count = odd
+            first = "[0]" * int(match[2])
+            text = f"{name}{path} has {count} items, {name}{first} has {match[1]}"
+            facts: dict[str, object] = {"name": f"{name}{path}", "count": count}
+            yield Observation(kind="argument", text=text, facts=facts)
+        elif name[:1] != "[" and items and len(items) <= _FEW and str(items) in message:
+            root = re.match(r"[\w.]+?(?=\.\w+\(\)$|$)", name)
+            made = trial.binding(root[0]) if root is not None else None
+            text = f"{name} is {items}"
+            sources: tuple[MarkedLine, ...] = ()
+            if made is not None and made.value and not is_failing_line(made.at, evidence):
+                assert root is not None
+                text += f", {root[0]} is made in {place(made.at, evidence)}: {_code(made)}"
+                sources = (_marked(made.at, f"{root[0]} is made here"),)
+            facts = {"name": name, "values": tuple(items)}
+            yield Observation(kind="argument", text=text, facts=facts, sources=sources)
+
+
+def _odd_item(items: object, depth: int, length: int) -> tuple[str, int] | None:
+    """Return the path and the length of the first list at a depth that has another length."""
+    if type(items) is not list:
+        return None
+    if depth == 0:
+        return ("", len(items)) if len(items) != length else None
+    found = ((at, _odd_item(it, depth - 1, length)) for at, it in enumerate(items))
+    return next(((f"[{at}]{odd[0]}", odd[1]) for at, odd in found if odd is not None), None)
 
 
 # --- operands -------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from cudalens.core.evidence_types import (
     InPlaceChange,
     LostDimension,
     RefusedCall,
+    Regrouped,
     Synchronization,
 )
 from cudalens.core.graph_types import CHANGED, AutogradNeighbourhood, ProvenanceStep
@@ -51,6 +52,7 @@ from cudalens.evidence.recorded_way import (
     graph_cut,
     lost_dimension,
     number_cut,
+    regrouped,
 )
 from cudalens.evidence.tensors import bad_key, facts_of, scalars_of, tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
@@ -174,6 +176,7 @@ def evidence_of_error(
         graph_cut=attempt("graph's end", partial(_graph_cut, failure, refused)),
         frozen=attempt("parameters", partial(_frozen, failure), tuple),
         lost_dimension=attempt("lost dimension", partial(_lost_dimension, failure)),
+        regrouped=attempt("rows", partial(_regrouped, failure)),
         device_fault=replace(
             hidden, was_before=was_lost and is_lost, was_handled_inside=was_handled_inside
         ),
@@ -355,6 +358,20 @@ def _lost_dimension(failure: FailureContext) -> LostDimension | None:
     living = () if forward is None else (item() for item in forward.inputs)
     tensors = [*failure.values.values(), *(item for item in living if item is not None)]
     return lost_dimension(tensors, snapshot)
+
+
+_ROWS = re.compile(r"^Expected input batch_size \((\d+)\) to match target batch_size \((\d+)\)")
+
+
+def _regrouped(failure: FailureContext) -> Regrouped | None:
+    """Return the line that made other rows of those that the target still has."""
+    match = _ROWS.search(failure.error.message) if failure.error is not None else None
+    if match is None or failure.recorder is None:
+        return None
+    found, wanted = int(match[1]), int(match[2])
+    snapshot = failure.recorder.snapshot()
+    inputs = (it for it in failure.values.values() if it.dim() and it.shape[0] == found)
+    return next(filter(None, (regrouped(it, wanted, snapshot) for it in inputs)), None)
 
 
 def _with_marked_write(

@@ -188,7 +188,9 @@ def _finding(
     offenders = exact_offenders(tensor, bad)
     if offenders.first[0].value == "nan":
         count, total = int(tensor.isnan().count_nonzero()), tensor.numel()
-        problem = "is not a number" + (f"; {count} of {total} values are NaN" if total > 1 else "")
+        problem = "is not a number" + (
+            f"; {count} of {total} values {'is' if count == 1 else 'are'} NaN" if total > 1 else ""
+        )
     return Violation(
         argument=name,
         headline=f"{format_offender(offenders)} {problem}",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cudalens.core._python import parse
 from cudalens.core._torch import no_dispatch_modes, plain_torch
-from cudalens.core.evidence_types import GraphCut, LostDimension
+from cudalens.core.evidence_types import GraphCut, LostDimension, Regrouped
 from cudalens.core.report_types import LineRef
 from cudalens.recorder.calls import FROM_PYTHON, Recorded
 from cudalens.recorder.history import Snapshot
@@ -162,6 +162,24 @@ def lost_dimension(tensors: Iterable[Tensor], snapshot: Snapshot) -> LostDimensi
     with plain_torch(), no_dispatch_modes():
         _walk(map(ref, tensors), snapshot, visit)
     return next(iter(lost), None)
+
+
+def regrouped(tensor: Tensor, rows: int, snapshot: Snapshot) -> Regrouped | None:
+    """Return the ``view`` behind a tensor that made its rows of ``rows`` others."""
+    found: list[Regrouped] = []
+
+    def visit(current: Ref, call: Recorded | None) -> Sequence[Ref]:
+        if call is None or found:
+            return ()
+        line, (old, new) = snapshot.reader.line(call.site), _shapes(call, snapshot)
+        is_view = call.api.stem in ("view", "reshape") and old[:1] != new[:1]
+        if is_view and line is not None and (old[:1], new[:1]) == ((rows,), tensor.shape[:1]):
+            found.append(Regrouped(line=line, before=old, after=new))
+        return call.inputs
+
+    with plain_torch(), no_dispatch_modes():
+        _walk([ref(tensor)], snapshot, visit)
+    return next(iter(found), None)
 
 
 def _lost_by(call: Recorded, snapshot: Snapshot) -> Iterator[LostDimension]:

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType, TracebackType
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -120,6 +121,11 @@ class Variables(candidates.Trial):
             if kind is not None and not (kind == "mapping" and is_unpacked):
                 facts.append((Expression(item.text, item.node), kind, parts))
         return tuple(facts)
+
+    @functools.cached_property
+    def lists(self) -> tuple[tuple[str, list[Any]], ...]:  # type: ignore[override]
+        """The arguments that are lists, each by its text."""
+        return tuple((it.text, it.value) for it in self.call.operands if type(it.value) is list)
 
     @functools.cached_property
     def is_of_loop(self) -> bool:  # type: ignore[override]

@@ -47,7 +47,7 @@ def _head(report: Report, parts: Screen, drawn: Strip | None) -> Iterator[str]:
     for item in report.observations:
         if item.sources and item.kind not in ("values", "earlier"):
             yield f"- {_words(item.text)}"
-    if report.exception and not report.prevented:
+    if report.exception and not report.prevented and report.kind not in ("silent", "nonfinite"):
         yield f"- PyTorch: {_quoted(report.exception.message)}"
     if report.replay.outcome == "raised":
         raised = _quoted(words.replay_line(report))
@@ -67,7 +67,7 @@ def _head(report: Report, parts: Screen, drawn: Strip | None) -> Iterator[str]:
         yield f"- note: {_words(note)}"
     if (action := parts.action) is not None:
         place = f" in {action.place}" if action.place else ""
-        tried = {"try": "tried on copies: ", "hint": "not tried: ", "next": "next: "}[action.label]
+        tried = {"try": "tried on copies: ", "hint": "hint: ", "next": "next: "}[action.label]
         code = f"{_quoted(action.code)}{place}. " if action.code else ""
         yield f"- {tried}{code}{_words(action.reason)}"
     yield f"- {_versions(report)}"

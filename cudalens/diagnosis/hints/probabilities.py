@@ -222,7 +222,8 @@ def nan_before(evidence: Evidence) -> Hint | None:
     more = ""
     if is_open and not evidence.has_nan_watch:
         more = f"; {evidence.steps.nan} at the first one"
-    return Hint(text=f"{count} are NaN already in the input of this op{where}{more}")
+    verb = "is" if fact.summary.nan == 1 else "are"
+    return Hint(text=f"{count} {verb} NaN already in the input of this op{where}{more}")
 
 
 def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
