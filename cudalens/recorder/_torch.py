@@ -39,6 +39,14 @@ function_modes: Callable[[], int] = _len_torch_function_stack
 """Return how many function modes see the calls of this thread."""
 current_node: Callable[[], Any] = torch._C._current_autograd_node
 """Return the autograd node that this thread is running."""
+TRACERS: tuple[tuple[Any, str], ...] = (
+    (torch._C, "_create_graph_by_tracing"),
+    (torch._C, "_create_function_from_trace"),
+    (torch._C, "_create_function_from_trace_with_dict"),
+    (torch._C.ScriptModule, "_create_method_from_trace"),
+    (torch._C.ScriptModule, "_create_method_from_trace_with_dict"),
+)
+"""The functions in which torch.jit.trace and ONNX run what they trace."""
 LoaderIterator: Any = torch.utils.data.dataloader._BaseDataLoaderIter
 no_torch_function: Any = torch._C._disabled_torch_function_impl
 functorch_utils: Any = torch._functorch.utils
@@ -103,15 +111,30 @@ def pop_below_ours(pop: Callable[[], Any]) -> Any:
     Args:
         pop: torch's function, which pops the top.
     """
-    ours: list[Any] = []
-    try:
-        while (size := _len_torch_function_stack()) and isinstance(
-            _get_function_stack_at(size - 1), RemovableMode
-        ):
-            ours.append(_pop_torch_function_stack())
+    with WithoutOurs():
         return pop()
-    finally:
-        for mode in reversed(ours):
+
+
+class WithoutOurs:
+    """Block in which no recorder is on top of the stack of this thread."""
+
+    __slots__ = ("_ours",)
+
+    def __enter__(self) -> None:
+        """Take them off."""
+        self._ours: list[Any] = []
+        try:
+            while (size := _len_torch_function_stack()) and isinstance(
+                _get_function_stack_at(size - 1), RemovableMode
+            ):
+                self._ours.append(_pop_torch_function_stack())
+        except BaseException:  # an interrupt: the block is not entered, so it will not end
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        """Put them back."""
+        for mode in reversed(self._ours):
             _push_on_torch_function_stack(mode)
 
 

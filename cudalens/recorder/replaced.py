@@ -136,6 +136,21 @@ def _applied(apply: Any) -> Any:
     return classmethod(applied)
 
 
+def _tracing(trace: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what traces a function for TorchScript, without a recorder.
+
+    The graph has the names and the lines of the frames that call torch, and what the watch for NaN
+    computes.
+    """
+
+    def trace_unrecorded(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        with _torch.WithoutOurs():
+            return trace(*args, **kwargs)
+
+    return trace_unrecorded
+
+
 def _noting(part: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Return what replaces a method of a loader's iterator so that its results are noted.
 
@@ -203,6 +218,7 @@ REPLACED = _torch.Replaced(
         (torch.utils, "swap_tensors"): _swapping,
         (_torch.functorch_utils, "unwrap_dead_wrappers"): _applying,
         (torch.autograd.Function, "apply"): _applied,
+        **dict.fromkeys(_torch.TRACERS, _tracing),
         (torch.amp.GradScaler, "scale"): _scaling,
         (torch.amp.GradScaler, "update"): _updating,
         (_torch.LoaderIterator, "_next_index"): _noting("indices"),

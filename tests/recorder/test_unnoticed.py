@@ -4,6 +4,7 @@ would change.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -153,6 +154,33 @@ def test_a_name_imported_in_a_block_is_of_torchs_function() -> None:
         exec("from torch.overrides import has_torch_function", names)
         assert names["has_torch_function"]([torch.ones(1)]) is False
     assert names["has_torch_function"] is ask is torch.overrides.has_torch_function
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+@pytest.mark.parametrize("nan", [False, True, "strict"])
+@pytest.mark.parametrize("kind", ["function", "module"])
+def test_a_traced_graph_is_the_same_in_a_check(
+    nan: Any, kind: str, sim: simulate.Simulation, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Its names, its lines, and nothing that the check computes."""
+    rows = torch.tensor([1, 0], device="cuda")
+
+    class Layer(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.log()[rows].relu() + 1
+
+    def traced() -> str:
+        what = Layer() if kind == "module" else Layer().forward
+        graph = torch.jit.trace(what, torch.ones(2, device="cuda")).graph
+        return re.sub(r"__torch__\S*", "", str(graph))
+
+    plain = traced()
+    recwarn.clear()
+    with cudalens.check(nan=nan) as session:
+        assert traced() == plain
+        assert torch.ones(1).add(1) == 2
+        assert session.recorder.recorded_ops > 0
+    assert not [item for item in recwarn if "TracerWarning" in str(item.category)]
 
 
 # --- when the device is waited for ----------------------------------------------------------------
