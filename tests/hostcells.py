@@ -124,13 +124,22 @@ def applied(code: str, report: Report, hint: Hint) -> str:
     return "\n".join(lines)
 
 
-def check_fixes(code: str, outcome: Outcome, sim: simulate.Simulation) -> None:
-    """Every fix is said to be tried, and the cell succeeds with it."""
+def check_fixes(
+    code: str,
+    outcome: Outcome,
+    sim: simulate.Simulation,
+    names: dict[str, Any] | None = None,
+) -> None:
+    """Every fix is said to be tried, and the cell succeeds with it.
+
+    Args:
+        names: the namespace in which the cell is run.
+    """
     for hint in outcome.shown.hints:
         assert (hint.fix is not None) is (hint.tried is True)
         if hint.fix is not None:
             sim.reset()
-            again = run_cell(applied(code, outcome.shown, hint))
+            again = run_cell(applied(code, outcome.shown, hint), {**(names or {})})
             assert again.error is None, (hint.fix, again.error)
 
 

@@ -16,8 +16,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
+from cudalens import simulate
 from cudalens.core.report import Report
-from tests.hostcells import run_cell
+from tests.hostcells import check_fixes, run_cell
 
 pytestmark = pytest.mark.usefixtures("sim")
 CELLS = Path(__file__).parents[1] / "data" / "misread_cells.txt"
@@ -45,16 +46,18 @@ def text_of(report: Report) -> str:
 
 
 @pytest.mark.parametrize("cell", cells(), ids=lambda cell: cell[0])
-def test_a_cell_is_not_misread(cell: Cell) -> None:
-    """The fact that explains the failure is there, and nothing that is not so."""
+def test_a_cell_is_not_misread(cell: Cell, sim: simulate.Simulation) -> None:
+    """The fact that explains the failure is there, nothing that is not so, and edits work."""
     _, code, facts = cell
     torch.manual_seed(0)
     names = {"torch": torch, "nn": nn, "F": functional, "DataLoader": DataLoader}
-    outcome = run_cell(code, names, fast=False)
+    outcome = run_cell(code, {**names}, fast=False)
     if ("silent", "yes") in facts:
         assert outcome.error is None and outcome.report is None
         return
     text = text_of(outcome.shown) if outcome.report is not None else repr(outcome.error)
     for kind, pattern in facts:
         assert bool(re.search(pattern, text, re.MULTILINE)) is (kind == "says"), (pattern, text)
-    assert outcome.report is None or outcome.report.limits == ()
+    if outcome.report is not None:
+        assert outcome.report.limits == ()
+        check_fixes(code, outcome, sim, names)

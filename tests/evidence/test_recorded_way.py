@@ -126,8 +126,14 @@ def test_the_squeeze_that_took_a_batch_of_one(
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        ("net.requires_grad_(False)\nloss = F.mse_loss(net(x), y)", "none of its parameters "),
-        ("net.requires_grad_(False)\nloss = (x @ net.weight.T).sum()", "its only parameter "),
+        (
+            "net.requires_grad_(False)\nloss = F.mse_loss(net(x), y)",
+            "none of the parameters behind loss ",
+        ),
+        (
+            "net.requires_grad_(False)\nloss = (x @ net.weight.T).sum()",
+            "the only parameter behind loss ",
+        ),
         # The neighbours: one is not frozen, a cut is the reason, there is none behind the loss.
         ("net.bias.requires_grad_(False)\nloss = F.mse_loss(net(x).detach(), y)", None),
         ("loss = F.mse_loss(net(x).detach(), y)", None),
