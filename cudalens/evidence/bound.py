@@ -18,6 +18,7 @@ from cudalens.core.evidence_types import BoundOrigin
 from cudalens.core.graph_types import ProvenanceStep
 from cudalens.core.report_types import LineRef, SourceSpan
 from cudalens.core.user_objects import is_module
+from cudalens.diagnosis.user_code import last_name
 from cudalens.evidence.program import Program, Spot, size_argument
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
@@ -170,8 +171,23 @@ def _made_in(way: _Way, snapshot: Snapshot, program: Program) -> Spot | None:
     file = run.place.filename
     if run.node is None or file not in program.trees:
         return None
-    is_layer = way.setter is None and not isinstance(run.node, ast.Call)
-    return None if is_layer else program.find(file, run.node)
+    if way.setter is None and not _makes_layers(call, run.node):
+        return None
+    return program.find(file, run.node)
+
+
+def _makes_layers(call: Recorded, node: ast.AST) -> bool:
+    """Return whether the first recorded write to a parameter can belong to its making.
+
+    Of a model older than the record it is an optimizer's step or a ``nn.init.normal_``.
+    """
+    is_recorded_whole = call.reads is not None
+    return is_recorded_whole and isinstance(node, ast.Call) and not _is_in_place(node)
+
+
+def _is_in_place(call: ast.Call) -> bool:
+    """Return whether a call is named as torch names what writes into its argument."""
+    return (last_name(call.func) or "").endswith("_")
 
 
 # --- what has the size, in the source -------------------------------------------------------------

@@ -150,3 +150,21 @@ def test_what_is_older_than_the_record_is_found_by_its_source(
         exec(code, names)
         origin = origin_of(BAD + use, monkeypatch, names=names)
     assert (origin and origin.expression) == wanted
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "opt = torch.optim.SGD(t.parameters(), lr=0.1)\nt(y * 0).sum().backward()\nopt.step()\n",
+        "nn.init.normal_(t.weight)\n",
+    ],
+    ids=["a step", "an initialiser"],
+)
+def test_what_writes_to_an_older_layer_has_not_set_its_size(
+    write: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: dict[str, Any] = {}
+    with cell(SETUP + "t = nn.Embedding(5, 2).cuda()") as code:
+        exec(code, names)
+        origin = origin_of(BAD + write + "t(y)", monkeypatch, names=names)
+    assert origin is not None and origin.expression == "nn.Embedding(5, 2)"
