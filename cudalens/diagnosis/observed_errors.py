@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from math import prod
 
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report import Evidence
@@ -17,6 +18,7 @@ from cudalens.core.report_types import (
     TensorFact,
 )
 from cudalens.diagnosis.candidates import Trial
+from cudalens.diagnosis.host_errors._base import is_known_message
 from cudalens.diagnosis.host_errors._words import format_shape
 from cudalens.diagnosis.user_code import is_failing_line, place
 
@@ -67,6 +69,23 @@ def observe_error(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         yield Observation(kind="shape", text=text, facts=facts, sources=(source,))
     elif kind is not None:
         yield from _operands(evidence, trial, kind, message)
+    elif not is_known_message(message):
+        yield from _not_numbers(evidence)
+
+
+def _not_numbers(evidence: Evidence) -> Iterator[Observation]:
+    """Yield which tensors of the line contain NaN, where the message says nothing of values.
+
+    Comparisons with NaN are false and factorizations of it fail, in a library's words.
+    """
+    for fact in evidence.tensors:
+        bad, total = fact.summary.nan, prod(fact.shape)
+        if fact.expression and bad:
+            verb = "is" if bad == 1 else "are"
+            values = "value" if total == 1 else "values"
+            text = f"{bad} of {total} {values} of {fact.expression} {verb} NaN"
+            facts = {"name": fact.expression, "nan": bad, "total": total}
+            yield Observation(kind="values", text=text, facts=facts)
 
 
 def _marked(line: LineRef | SourceSpan, mark: str) -> MarkedLine:

@@ -125,6 +125,27 @@ def test_of_an_unknown_message_nothing_is_said_about_kernels() -> None:
     assert "before running anything" in known.explanation
 
 
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("torch.linalg.cholesky(x)", "1 of 9 values of x is NaN"),
+        ("torch.linalg.cholesky(-y)", None),
+        # The message says what is wrong, and a NaN has no part in it.
+        ("x @ x[:2]", None),
+        ("x.sum().backward()", None),
+    ],
+)
+def test_a_nan_is_a_fact_where_the_message_says_nothing_of_values(
+    code: str, text: str | None
+) -> None:
+    """Factorizations and a library's comparisons fail of it, in words of their own."""
+    made = "import torch\ny = torch.eye(3, device='cuda')\nx = y.clone()\nx[1, 1] = float('nan')\n"
+    report = run_cell(made + code).shown
+    said = [item.text for item in report.observations if item.kind == "values"]
+    assert said == ([text] if text else [])
+    assert text is None or text in report.to_text()
+
+
 _PRODUCT = """import torch
 rows = torch.tensor([[0, 2], [0, 1]], device={at!r})
 left = torch.sparse_coo_tensor(rows, torch.ones(2, device={at!r}), (2, 2), check_invariants=False)
