@@ -220,6 +220,8 @@ class NanHolder:
     name: str
     """The user's name for it."""
     nan: Offenders
+    is_read: bool = True
+    """False for a parameter that holds NaN, where no recorded call is known to have read it."""
 
 
 @dataclass(frozen=True, kw_only=True)

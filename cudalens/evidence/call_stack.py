@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from types import CodeType, FrameType, TracebackType
@@ -17,6 +17,7 @@ from torch import Tensor
 from cudalens.core import _torch
 from cudalens.core._python import entries_from_traceback
 from cudalens.core.report_types import LineRef, Phase
+from cudalens.core.user_objects import is_module
 from cudalens.guards.past_calls import StackLine
 from cudalens.recorder import PASSING_FILES, eager
 from cudalens.source.files import (
@@ -199,6 +200,17 @@ def parameter_names(frames: Sequence[FrameType]) -> dict[int, str]:
     for namespace in outer:
         _add_names(names, dict(namespace), limit=_MAX_MODULES)
     return names
+
+
+def visible_parameters(frames: Sequence[FrameType]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters of modules that the user's running code can see, with their names."""
+    names, seen = parameter_names(frames), set[int]()
+    for namespace in namespaces(frames):
+        for value in list(namespace.values()):
+            for item in value.parameters() if is_module(value) else ():
+                if id(item) in names and id(item) not in seen:
+                    seen.add(id(item))
+                    yield names[id(item)], item
 
 
 def buffer_names(frames: Sequence[FrameType], buffers: Sequence[Tensor]) -> list[str]:

@@ -48,6 +48,7 @@ from cudalens.evidence.call_stack import (
     entries_of,
     held_name,
     phase_of,
+    visible_parameters,
 )
 from cudalens.evidence.collect import (
     FailureContext,
@@ -252,7 +253,7 @@ def evidence_of_call(
         dataset_column=attempt("dataset", partial(column_of, way.batch, violation))
         if way.batch is not None
         else None,
-        nan_holder=attempt("variables", partial(_nan_holder, way.origin, frames)),
+        nan_holder=attempt("variables", partial(_nan_holder, violation, way.origin, frames)),
         has_nan_watch=getattr(recorder, "watch", None) is not None,
         grown=grown,
     )
@@ -337,12 +338,38 @@ def _replay(violation: Violation, op: OpCall, api: ApiCall | None) -> Replay:
     return replay(op.op, op.args, op.kwargs, is_safe=violation.is_replay_safe)
 
 
-def _nan_holder(origin: Tensor | None, frames: Sequence[FrameType]) -> NanHolder | None:
-    """Return the tensor of the user's that a NaN came from, if it has a name."""
+_MAX_READ = 1 << 26
+"""Values of parameters that are looked at for a NaN whose way is not known."""
+
+
+def _nan_holder(
+    violation: Violation, origin: Tensor | None, frames: Sequence[FrameType]
+) -> NanHolder | None:
+    """Return the tensor of the user's that a NaN came from, if it has a name.
+
+    Where the way of a NaN is not known: the first parameter that holds one.
+    """
     name = None if origin is None else held_name(origin, frames)
-    if origin is None or name is None or not origin.is_floating_point():
+    if origin is not None and name is not None:
+        return _holding(name, origin)
+    first, room = violation.offenders.first[:1], _MAX_READ
+    if violation.is_nonfinite or not first or first[0].value != "nan":
         return None
-    nan = find_offenders(origin, origin.detach().isnan())
+    with _torch.no_dispatch_modes(), _torch.plain_torch():
+        for name, parameter in visible_parameters(frames):
+            room -= parameter.numel()
+            if room < 0:
+                return None
+            if (held := _holding(name, parameter)) is not None:
+                path = held_name(parameter, frames)
+                return replace(held, name=path or name, is_read=False)
+    return None
+
+
+def _holding(name: str, tensor: Tensor) -> NanHolder | None:
+    if not tensor.is_floating_point() or not _torch.is_plain(tensor):
+        return None
+    nan = find_offenders(tensor, tensor.detach().isnan())
     return NanHolder(name=name, nan=nan) if nan.count else None
 
 

@@ -38,7 +38,7 @@ from cudalens.source.locate import locate_line
 
 _MAX_CASES = 256
 """Lines of which everything is kept."""
-_MADE, _ENTERED = "is made here", "is in the data here"
+_MADE, _ENTERED = "is made here", "comes in here"
 _REACHES = {
     "loss": "reaches the loss here",
     "gradient": "reaches a gradient here",

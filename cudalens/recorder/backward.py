@@ -21,7 +21,7 @@ from cudalens.core._torch import Unseen
 from cudalens.core.call import ApiCall, NodeMark
 from cudalens.core.evidence_types import SavedValues
 from cudalens.recorder import _torch
-from cudalens.recorder.nonfinite import PassNotes
+from cudalens.recorder.nonfinite import PassNotes, keep_condition
 from cudalens.recorder.nonfinite_values import saved_values
 from cudalens.recorder.sites import Site
 
@@ -50,6 +50,7 @@ class _Kind(NamedTuple):
     has_mark: bool
     has_look: bool
     """True if its gradients are looked at, where a watch is."""
+    is_where: bool = False
 
 
 class _Kinds(dict[type[Any], _Kind]):
@@ -60,7 +61,8 @@ class _Kinds(dict[type[Any], _Kind]):
             return _Kind(has_mark=True, has_look=True)
         name = node_class.__name__
         has_mark, has_look = not name.startswith(_UNMARKED), not name.startswith(_PASSING_ON)
-        kind = self[node_class] = _Kind(has_mark, has_look)
+        kind = _Kind(has_mark, has_look, is_where=name.startswith("WhereBackward"))
+        self[node_class] = kind
         return kind
 
 
@@ -152,7 +154,9 @@ class BackwardPass:
         watch, mark = recorder.watch_node, self._mark
         if recorder.devices and recorder.is_synchronous:
             mark = self._wait_and_mark
-        look = None if watch is None else partial(self._look, watch)
+        look = look_where = None
+        if watch is not None:
+            look, look_where = partial(self._look, watch), partial(self._look_at_where, watch)
         before_node, remove = _torch.before_nodes(mark)
         undo.append(remove)
         outputs = _listed(outputs)
@@ -171,7 +175,7 @@ class BackwardPass:
             elif kind.has_mark:
                 before_node(node)
             if look is not None and kind.has_look:
-                undo.append(node.register_hook(look).remove)
+                undo.append(node.register_hook(look_where if kind.is_where else look).remove)
 
     def _mark(self, grads: Any) -> None:
         """Mark the node that is about to run."""
@@ -203,6 +207,15 @@ class BackwardPass:
                 self.finding = watch(_torch.current_node(), made, inputs, self.notes)
             except Exception as trouble:
                 self._recorder.internal_error("a gradient was not looked at", trouble)
+
+    def _look_at_where(self, watch: Callable[..., BaseException | None], *args: Any) -> None:
+        """Look at the gradients of a ``where``, and keep its condition for the nodes before it."""
+        if self.finding is None:
+            try:
+                keep_condition(_torch.current_node(), self.notes)
+            except Exception as trouble:
+                self._recorder.internal_error("a condition was not kept", trouble)
+        self._look(watch, *args)
 
     @property
     def running(self) -> NodeMark | None:

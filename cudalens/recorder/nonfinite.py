@@ -361,13 +361,15 @@ class NonFiniteWatch:
         return error
 
     def of_guard(self, name: str, tensor: Tensor, site: RawSite) -> BaseException | None:
-        """Return what is raised where a guard meets a NaN that a call has made.
+        """Return what is raised where a guard meets a NaN that a call has made, or first read.
 
         Args:
             name: the op that the guard looks at.
         """
         mark = None if self.is_strict else self._marks.of(tensor)
-        if mark is None or mark.maker.kind != "made" or not mark.has_nan:
+        if mark is None or not mark.has_nan:
+            return None
+        if mark.maker.kind == "asked" or mark.maker.violation is None:
             return None
         return self._arrived("guard", mark, Step(name, site), tensor)
 
@@ -400,8 +402,6 @@ class NonFiniteWatch:
         self, node: Any, made: Sequence[Any], grads: Sequence[Any], notes: PassNotes
     ) -> BaseException | None:
         """Judge the gradients that a node of a backward pass made."""
-        if type(node).__name__ == "WhereBackward0":
-            _keep_condition(node, notes)
         if not _torch.has_dispatch_modes():
             with _torch.Unseen():
                 if not suspects(made):
@@ -450,7 +450,7 @@ class NonFiniteWatch:
         return None
 
 
-def _keep_condition(node: Any, notes: PassNotes) -> None:
+def keep_condition(node: Any, notes: PassNotes) -> None:
     """Keep the condition of a ``where`` for the nodes before it that have a pole: it is let go."""
     for following, _ in node.next_functions:
         if following is not None and is_steep(following.name()):

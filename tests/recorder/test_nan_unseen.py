@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
+import cudalens
 from tests.recorder.test_nan_arrivals import checked, places
 
 pytestmark = [
@@ -285,6 +288,48 @@ def test_a_real_nan_has_its_maker_and_its_sink(name: str) -> None:
     assert report.headline == headline
     assert places(report) == lines
     assert report.argument is None
+
+
+DEEP = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+    def forward(self, x):
+        return x + self.a(x).relu()
+net = nn.Sequential(*(Block() for _ in range(5))).to("cuda")
+with torch.no_grad():
+    net[4].a.weight.copy_(weight)
+    chances = torch.softmax(net(torch.ones(2, 4, device="cuda")), -1)
+torch.multinomial(chances, 1)
+"""
+
+
+def test_a_weight_that_holds_nan_is_named_where_a_guard_meets_it() -> None:
+    weight = torch.zeros(4, 4)
+    weight[1, 2] = float("nan")
+    report = checked(DEEP.replace("    net[4].a.weight.copy_(weight)\n", ""))
+    assert report is None
+    setup, _, rest = DEEP.partition("with torch.no_grad():\n    net[4].a.weight.copy_(weight)\n")
+    space: dict[str, object] = {"torch": torch, "nn": nn}
+    exec(setup, space)
+    with torch.no_grad():
+        space["net"][4].a.weight.copy_(weight)  # type: ignore[index]
+    report = checked(f"with torch.no_grad():\n{rest}", **space)
+    assert report is not None
+    assert report.headline.startswith("net.4.a.weight[1, 2] = nan already where torch.nn")
+    assert report.kind == "nonfinite"
+
+
+def test_a_parameter_with_nan_is_named_where_no_call_of_it_is_known() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to("cuda")
+    with torch.no_grad():
+        net[1].bias[1] = float("nan")
+        held = [net(torch.ones(1, 2, device="cuda")).softmax(-1)]
+    with pytest.raises(cudalens.DeviceValueError) as caught, cudalens.check():
+        torch.multinomial(held[0], 1)
+    (hint,) = caught.value.report.hints
+    assert "; net.1.bias contains NaN (1 of 2 values, the first at [1])" in hint.text
 
 
 SEVERAL = """

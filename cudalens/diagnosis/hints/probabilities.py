@@ -241,8 +241,12 @@ def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
     if steps and names[-1] == "tensor" and set(names) <= {"tensor", "to", "cuda", "float", "clone"}:
         return f"; line {steps[-1].source.line} made it from numbers that contained them", False  # type: ignore[union-attr]
     held = evidence.nan_holder
+    at = ""
+    if held is not None and held.nan.total > 1:
+        at = f", the first at {list(held.nan.first[0].position)}"
+    if held is not None and not held.is_read:
+        return f"; {held.name} contains NaN ({held.nan.count} of {held.nan.total} values{at})", True
     if held is not None and steps:
-        at = f", the first at {list(held.nan.first[0].position)}" if held.nan.total > 1 else ""
         text = f"{names[-1]} in line {steps[-1].source.line} read them from {held.name}"  # type: ignore[union-attr]
         return f"; {text} ({held.nan.count} of {held.nan.total} values{at})", False
     others = (item for item in evidence.tensors if item is not fact and item.expression)
