@@ -15,7 +15,7 @@ from tests.browser.labpage import Reader, chromium, write_notebook
 from tests.browser.labserver import Lab, running_lab
 
 SIZE = {"width": 1400, "height": 1700}
-README_WIDTH, README_HEIGHT = 1000, 540
+README_WIDTH, README_HEIGHT = 1040, 540
 """The part of a page that the README shows, in CSS pixels: at most 500 high in GitHub's column."""
 COLORS = 256
 MAX_BYTES = 200_000
