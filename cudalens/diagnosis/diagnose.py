@@ -419,11 +419,13 @@ def format_message(report: Report) -> str:
         lines.append(f"  where  {place}")
     if forward := format_place(report, forward=True):
         lines.append(f"  from   forward call at {forward}")
-    for hint in report.hints[:1]:
-        lines.append(f"  try    {hint.fix}  {hint.text}" if hint.fix else f"  hint   {hint.text}")
     if report.prevented:
         done = "the op ran with values in bounds" if report.deferred else "nothing was launched"
         lines.append(f"  CUDA   is fine: {done}")
+    # What to do comes last, where a traceback is read first.
+    hint = next((it for it in report.hints if it.fix), next(iter(report.hints), None))
+    if hint is not None:
+        lines.append(f"  try    {hint.fix}  {hint.text}" if hint.fix else f"  hint   {hint.text}")
     return "\n".join(lines)
 
 
@@ -436,7 +438,9 @@ def format_place(report: Report, *, forward: bool = False) -> str | None:
 def format_note(report: Report) -> str:
     """Return the one line that is added to an exception which torch raised itself."""
     place = format_place(report)
-    advice = next((f"try {item.fix}" if item.fix else item.text for item in report.hints), None)
+    # The edit, if there is one, before a reading.
+    hint = next((it for it in report.hints if it.fix), next(iter(report.hints), None))
+    advice = None if hint is None else f"try {hint.fix}" if hint.fix else hint.text
     parts = [report.headline, f"at {place}" if place else None, advice]
     return " · ".join(["cudalens: " + (parts[0] or "see the report"), *filter(None, parts[1:])])
 

@@ -66,7 +66,7 @@ def _head(report: Report, parts: Screen, drawn: Strip | None) -> Iterator[str]:
     for note in parts.notes[:3]:
         yield f"- note: {_words(note)}"
     if (action := parts.action) is not None:
-        place = f" in {action.place}" if action.place else ""
+        place = f" {action.beside} {action.place}" if action.place else ""
         tried = {"try": "tried on copies: ", "hint": "hint: ", "next": "next: "}[action.label]
         code = f"{_quoted(action.code)}{place}. " if action.code else ""
         yield f"- {tried}{code}{_words(action.reason)}"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from cudalens.core._python import parse_expression
 from cudalens.core.next_steps import NOTEBOOK, SCRIPT
 from cudalens.core.report import (
     Hint,
@@ -77,6 +78,8 @@ class Action:
     label: Literal["try", "hint", "next"]
     code: str = ""
     place: str = ""
+    beside: Literal["in", "before", "after"] = "in"
+    """Where at the place the code belongs: a statement takes the place of no line."""
     """The line that the code belongs to."""
     changed: tuple[tuple[int, int], ...] = ()
     """Runs of characters of the code that the user's line does not have."""
@@ -85,7 +88,7 @@ class Action:
     @property
     def line(self) -> str:
         """The action as the last line of a traceback."""
-        place = f" in {self.place}" if self.code and self.place else ""
+        place = f" {self.beside} {self.place}" if self.code and self.place else ""
         return f"{self.label}: {self.code or self.reason}{place}"
 
 
@@ -361,9 +364,21 @@ def _edit(report: Report, edit: Hint, reading: Hint | None) -> Action:
         label="try" if edit.tried else "hint",
         code=code,
         place=_place(report, at),
+        beside=_beside(edit),
         changed=_changed(base, code),
         reason=f"{reason} {_outcome(report, edit)}".strip(),
     )
+
+
+def _beside(edit: Hint) -> Literal["in", "before", "after"]:
+    """Return where an edit belongs: an assignment before the failing line, or behind a maker."""
+    try:
+        parse_expression(edit.fix or "")
+    except (SyntaxError, ValueError):
+        if edit.rule == "out_of_place" or not edit.tried:
+            return "in"  # it takes the place of the change in place
+        return "before" if edit.at is None else "after"
+    return "in"
 
 
 def _outcome(report: Report, edit: Hint) -> str:

@@ -172,7 +172,8 @@ def _opinions(page: _TextPage, report: Report, parts: Screen) -> None:
 
 
 def _action(page: _TextPage, action: Action) -> None:
-    place = f"{action.place}: " if action.place else ""
+    beside = "" if action.beside == "in" else f"{action.beside} "
+    place = f"{beside}{action.place}: " if action.place else ""
     indent = _LABEL + 2
     lead = Text.assemble("  ", (action.label, "bold blue"))
     if action.code:

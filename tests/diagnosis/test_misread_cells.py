@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from cudalens import simulate
 from cudalens.core.report import Report
+from cudalens.render import screen
 from tests.hostcells import check_fixes, run_cell
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -41,6 +42,8 @@ def text_of(report: Report) -> str:
     lines = [report.headline, report.explanation]
     lines += [item.text for item in report.observations]
     lines += [item.text + (f" try {item.fix}" if item.fix else "") for item in report.hints]
+    action = screen.action_of(report)
+    lines += [action.line] if action is not None else []
     lines += [report.replay.message or ""] if report.replay is not None else []
     return "\n".join(lines)
 
