@@ -1,7 +1,6 @@
 """The one seam to private and version-dependent torch names.
 
-Every name here was checked on the releases that the README lists.  Features are detected, never
-inferred from a version number.
+Every name was checked on the releases that the README lists.  Features are detected by use.
 """
 
 from __future__ import annotations
