@@ -203,6 +203,20 @@ def test_the_page_says_what_was_seen_and_what_was_not() -> None:
     assert "driver 580.1" in text and "torch 9.9.9+cu130" in text
 
 
+def test_a_run_on_hardware_changes_one_column_and_leaves_the_others() -> None:
+    """What the run did not ask stays ``not yet run``."""
+    before, after = (
+        [line.split(" | ") for line in text.splitlines() if line.count(" | ") == 3]
+        for text in (report.page(None), report.page(SEEN, ABOUT))
+    )
+    after = after[: len(before)]  # tables of cases follow
+    assert [(row[0], row[2:]) for row in after] == [(row[0], row[2:]) for row in before]
+    seen = {row[0]: row[1] for row in after}
+    assert seen["| guards stop the op before its launch, the device stays usable"] == "1 of 2"
+    assert seen["| which torch calls raise after that, and their texts"] == "not yet run"
+    assert "nothing in this project is verified" not in report.page(SEEN, ABOUT)
+
+
 def test_the_stored_page_is_written_by_the_suite_or_says_that_nothing_has_run() -> None:
     """Nobody edits it by hand."""
     stored = report.PAGE.read_text(encoding="utf-8")

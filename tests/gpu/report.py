@@ -261,16 +261,48 @@ def page(results: dict[str, Any] | None, about: dict[str, str] | None = None) ->
         ),
         ("Notebooks", ("notebook", "seen"), _told(results["notebook"], _notebook)),
     )
-    lines = [
-        HEAD.strip(),
-        "",
-        f"{WRITTEN} on {about['date']}: torch {about['torch']}, CUDA {about['cuda']}, driver "
-        f"{about['driver']}, {about['device']}.  Nothing else is claimed for a GPU.",
-        "",
-    ]
+    lines = [*_with_hardware(results, about).rstrip().splitlines(), ""]
     for title, head, body in sections:
         lines += [f"## {title}", "", *_table(head, body), ""]
     return "\n".join(lines)
+
+
+_COUNTS = {
+    "guards stop the op": ("guarded", lambda name, found: "CUDA alive" in _guarded(found)),
+    "a kernel asserts": ("bare", lambda name, found: bool(fold(found.get("stderr", "")))),
+    "a failed kernel's op": ("fault", lambda name, found: found["report"] is not None),
+}
+"""Rows of the table by how they begin: the mode that asks, and whether a case went well."""
+
+
+def _with_hardware(results: dict[str, Any], about: dict[str, str]) -> str:
+    """Return the page's beginning with the column for a GPU filled in, and the others as they are.
+
+    What the run did not ask stays ``not yet run``.
+    """
+    intro, mark, table = NOT_YET.partition("| what |")
+    substitutes = intro[intro.index("Without a GPU") :]
+    where = (
+        f"{WRITTEN} on {about['date']}: torch {about['torch']}, CUDA {about['cuda']}, driver "
+        f"{about['driver']}, {about['device']}. Nothing else is claimed for a GPU."
+    )
+    lines = []
+    for row in (mark + table).splitlines():
+        what, on_gpu, *others = row.strip("|").split(" | ")
+        found = next((_count(results, *_COUNTS[key]) for key in _COUNTS if key in what), None)
+        if found is not None:
+            on_gpu = found
+        lines.append("|" + " | ".join((what, on_gpu, *others)) + "|")
+    return f"{HEAD}{where} {substitutes}" + "\n".join(lines) + "\n"
+
+
+def _count(
+    results: dict[str, Any], mode: str, is_good: Callable[[str, dict[str, Any]], bool]
+) -> str | None:
+    """Return how many of the cases that ran went well, ``None`` where none ran."""
+    ran = {n: f for n, f in results.get(mode, {}).items() if "unavailable" not in f}
+    good = sum(is_good(name, found) for name, found in ran.items())
+    return f"{good} of {len(ran)}" if ran else None
 
 
 def _told(
