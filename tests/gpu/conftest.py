@@ -36,6 +36,19 @@ def end_at_the_limit() -> None:
     timer.start()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def hard_limit() -> None:
+    """Begin the time with the first test, whichever it is: each may hang."""
+    if not RESULTS:
+        end_at_the_limit()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave graphs and compiled code to the end: they run in this process and may hang."""
+    items.sort(key=lambda item: item.path.name == "test_captured_on_gpu.py")
+
+
 @pytest.fixture(scope="session")
 def results() -> Iterator[suite.Results]:
     """Run everything; the page and the texts are written at once, whatever the verdicts are."""
@@ -44,7 +57,6 @@ def results() -> Iterator[suite.Results]:
         return
     import torch
 
-    end_at_the_limit()
     about = report.machine()
     found = suite.run_all(suite.Clock(), torch.cuda.get_device_capability())
     # A machine that keeps nothing: its caller says where to put a second copy.

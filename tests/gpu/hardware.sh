@@ -21,3 +21,5 @@ timeout --kill-after=10 "${HARD_S:-520}" "$PYTHON" tests/gpu/hour.py > "$OUT/log
 echo "hour.py ended with $?"
 tail -n 40 "$OUT/summary.txt"
 ls -l "$OUT"
+count=$(find "$OUT" -mindepth 1 | wc -l)
+[ "$count" -le 8 ] || { echo "$count files and folders in $OUT: at most 8 come back"; exit 5; }

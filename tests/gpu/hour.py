@@ -87,6 +87,8 @@ class Hour:
         with contextlib.suppress(Exception):  # a page can be made again from the results
             full = completed(self.results)
             (self.out / "verified.md").write_text(report.page(full, about), encoding="utf-8")
+            file, text = report.texts(full, about)
+            (self.out / file).write_text(text, encoding="utf-8")
 
     def phase(self, title: str, jobs: Sequence[Job], processes: int, phase_s: float) -> None:
         """Run cases in forks, at most so many at a time; what is not done in time says so."""

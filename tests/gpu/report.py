@@ -357,17 +357,21 @@ def _table(head: tuple[str, ...], body: list[Any]) -> list[str]:
     ]
 
 
+def texts(results: dict[str, Any], about: dict[str, str]) -> tuple[str, str]:
+    """Return name and content of the file of the texts that this torch's kernels printed."""
+    release = about["torch"].partition("+")[0]
+    found = {"torch": about["torch"], "device": about["device"], "texts": harvest(results)}
+    content = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    return f"assert_texts_{release}.json", content
+
+
 def write(results: dict[str, Any], about: dict[str, str], *targets: Path) -> None:
     """Write the page, and the texts of this torch version, below each target."""
-    release = about["torch"].partition("+")[0]
-    texts = {"torch": about["torch"], "device": about["device"], "texts": harvest(results)}
+    name, content = texts(results, about)
     for target in targets:
         for file, text in (
             (target / PAGE.relative_to(ROOT), page(results, about)),
-            (
-                target / DATA.relative_to(ROOT) / f"assert_texts_{release}.json",
-                json.dumps(texts, indent=1, ensure_ascii=False) + "\n",
-            ),
+            (target / DATA.relative_to(ROOT) / name, content),
         ):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")

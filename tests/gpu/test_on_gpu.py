@@ -11,7 +11,7 @@ import torch
 from cases import CASES, Case, is_too_old
 from faults import FAULTS, Fault
 from harmless import HARMLESS
-from suite import Results
+from suite import MODES, Results
 
 from cudalens.core.device_asserts import fold
 
@@ -31,6 +31,19 @@ def of(results: Results, mode: str, name: str) -> dict[str, Any]:
     if "unavailable" in found:
         pytest.skip(found["unavailable"])
     return found  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_some_cases_of_each_kind_ran(results: Results, mode: str) -> None:
+    """Where none could, the tests of that kind are all skipped, which looks like success."""
+    reasons = without_runs(results, mode)
+    assert not reasons, f"no case ran: {', '.join(reasons)}"
+
+
+def without_runs(results: Results, mode: str) -> list[str]:
+    """Return why no case of a kind ran, an empty list where at least one did."""
+    reasons = [found.get("unavailable", "") for found in results[mode].values()]
+    return list(dict.fromkeys(reasons)) if all(reasons) else []
 
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.record)
