@@ -47,6 +47,14 @@ _UNCHECKED = (
     "kernel, run `%load_ext cudalens` and `%cudacheck on`, then run the cells again: the bad value "
     "is then found before its launch, or the op at fault is named."
 )
+_BLOCKING = (
+    "CUDA_LAUNCH_BLOCKING=1 is set. If that was so before Python started, the line shown is the "
+    "one that launched the kernel; otherwise the real cause may be an earlier line. Next step: "
+    "restart the kernel, run `%load_ext cudalens` and `%cudacheck on`, then run the cells again: "
+    "the bad value is then found before its launch, or the op at fault is named."
+)
+_REPORTED_LATE = "might be asynchronously reported"
+"""Torch says so in each error of CUDA's, unless it finds that launches block."""
 _OWN_NAMESPACES = ("aten", "prims", "prim", "quantized", "mkldnn", "c10d", "_c10d_functional")
 _HANDLED_INSIDE = "The op's own error did not leave the block: code there handled or replaced it."
 _OF_TORCH = ("aten::", "torch.")
@@ -71,7 +79,7 @@ def explain_assert(evidence: Evidence) -> Verdict:
         say(_COMPILED) if meaning is not None and meaning.is_compiled else "",
         f"It printed {len(lines)} different assertions, the first comes first." * (len(lines) > 1),
         say(_GONE) if evidence.is_checked else _GONE.partition(" Next step:")[0],
-        "" if evidence.is_checked else _UNCHECKED,
+        "" if evidence.is_checked else _unchecked(evidence),
     ]
     return Verdict(
         kind="device_assert",
@@ -80,6 +88,12 @@ def explain_assert(evidence: Evidence) -> Verdict:
         explanation=" ".join(filter(None, parts)),
         argument=argument,
     )
+
+
+def _unchecked(evidence: Evidence) -> str:
+    message = evidence.error.message if evidence.error is not None else ""
+    is_blocking = message.startswith("CUDA error") and _REPORTED_LATE not in message
+    return _BLOCKING if is_blocking else _UNCHECKED
 
 
 def _conclusion(

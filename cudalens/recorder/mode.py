@@ -265,6 +265,11 @@ class RecordingMode(_torch.RemovableMode):
             if self.is_synchronous:
                 _torch.wait_if_busy(device)
 
+    def wait_for_current_device(self) -> None:
+        """Wait for the current CUDA device, before and behind what no mode sees launched."""
+        if torch.cuda.is_initialized():
+            self._wait(torch.device("cuda", torch.cuda.current_device()))
+
     def wait_for_all(self) -> None:
         """Wait for all devices that calls were seen on, unless nothing is to wait."""
         for device in tuple(self.devices) if self.is_synchronous else ():
@@ -417,8 +422,25 @@ class RecordingMode(_torch.RemovableMode):
             traceback = traceback.tb_next
         return innermost
 
+    def failed_unseen(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        error: BaseException,
+        caller: FrameType,
+        own: FrameType,
+    ) -> ApiCall | None:
+        """Return a call that no mode sees and that raised, for its frame ``own`` to keep."""
+        return self._failed(func, args, None, error, caller, own)
+
     def _failed(
-        self, func: Any, args: tuple[Any, ...], kwargs: Any, error: BaseException, frame: FrameType
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: Any,
+        error: BaseException,
+        frame: FrameType,
+        own: FrameType | None = None,
     ) -> ApiCall | None:
         """Return the call that raised an exception, for its frame to keep, unless an inner did."""
         call = None
@@ -429,7 +451,7 @@ class RecordingMode(_torch.RemovableMode):
             call = None if traceback is None else self._call_in(traceback.tb_next)
             if call is None:
                 call = ApiCall(func=None)
-                self.attach(call, _getframe(1))
+                self.attach(call, own or _getframe(1))
             if call.func is None:
                 caller = caller_of(frame)
                 call.func, call.args, call.kwargs = func, args, kwargs or {}

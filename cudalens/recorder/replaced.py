@@ -207,6 +207,35 @@ def _updating(update: Callable[..., Any]) -> Callable[..., Any]:
     return update_noted
 
 
+def _replaying(replay: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return what replays a CUDA graph and waits for it: no mode sees its launches."""
+
+    def replay_waited(graph: Any) -> None:
+        __tracebackhide__ = True
+        recorders = here().copy()
+        for recorder in recorders:
+            try:
+                recorder.wait_for_current_device()
+            except BaseException as error:  # what was launched before has failed
+                recorder.note_end(error, None)
+                raise
+        try:
+            replay(graph)
+            for recorder in recorders:
+                recorder.wait_for_current_device()
+        except BaseException as error:
+            # This frame keeps the calls alive.
+            _held = [
+                recorder.failed_unseen(replay, (graph,), error, sys._getframe(1), sys._getframe())
+                for recorder in recorders
+            ]
+            raise
+        for recorder in recorders:
+            recorder.note_call(replay, sys._getframe(1))
+
+    return replay_waited
+
+
 REPLACED = _torch.Replaced(
     {
         (torch.autograd, "_engine_run_backward"): _engine,
@@ -219,6 +248,7 @@ REPLACED = _torch.Replaced(
         (_torch.functorch_utils, "unwrap_dead_wrappers"): _applying,
         (torch.autograd.Function, "apply"): _applied,
         **dict.fromkeys(_torch.TRACERS, _tracing),
+        (torch.cuda.CUDAGraph, "replay"): _replaying,
         (torch.amp.GradScaler, "scale"): _scaling,
         (torch.amp.GradScaler, "update"): _updating,
         (_torch.LoaderIterator, "_next_index"): _noting("indices"),

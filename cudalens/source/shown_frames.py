@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import groupby
+from itertools import dropwhile, groupby
 from types import TracebackType
 
 from cudalens.core._python import entries_from_traceback, linked, set_on
@@ -21,13 +21,20 @@ _DISPATCH = ("_ops.py", "overrides.py")
 def shown_frames(trace: TracebackType | None) -> list[TracebackType]:
     """Return the entries of a traceback, outermost first, without ours.
 
+    What we called of torch's own account is ours, such as the question whether a stream is busy.
     What is beside them is ours too: torch's wrapper of an op that we passed on and what asked our
     function mode, the shell's call of a magic that we ran, and the line with the magic itself where
     its statement is the next.
     """
     shown: list[TracebackType] = []
+    is_own_call = False
     for is_between, run in groupby(entries_from_traceback(trace), _is_between):
         entries = list(run)
+        if is_own_call:  # of torch's functions, by us and not by the user
+            entries = list(dropwhile(lambda entry: torch_path(_file(entry)), entries))
+        is_own_call = is_between and _asks_for_itself(entries[-1])
+        if not entries:
+            continue
         if not (is_between and any(is_own_file(_file(entry)) for entry in entries)):
             outer = (item for item in reversed(shown) if not is_machinery(_file(item)))
             call = next(outer, None)
@@ -62,9 +69,7 @@ def is_reported(error: BaseException, report: object) -> bool:
 
 
 @contextmanager
-def without_repeats(
-    error: BaseException, report: object, action: str = ""
-) -> Iterator[None]:
+def without_repeats(error: BaseException, report: object, action: str = "") -> Iterator[None]:
     """Let an exception, and those that led to it, say no more than what a report beside it omits.
 
     Of one that the report is about: the first line, no note of ours, and no frame of torch.  The
@@ -125,6 +130,12 @@ def with_causes(error: BaseException, *links: str) -> list[BaseException]:
 
 def _file(entry: TracebackType) -> str:
     return entry.tb_frame.f_code.co_filename
+
+
+def _asks_for_itself(entry: TracebackType) -> bool:
+    """Return whether a frame is ours and passes no call of the user's on."""
+    code = entry.tb_frame.f_code
+    return is_own_file(code.co_filename) and "__tracebackhide__" not in code.co_varnames
 
 
 def _is_between(entry: TracebackType) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -288,3 +289,55 @@ def test_the_call_that_a_capture_forbids_is_named() -> None:
     assert report is not None and report.source is not None
     assert "item()" in report.source.text
     assert "while a CUDA graph is captured" in report.headline
+
+
+@pytest.mark.parametrize("at", [2, 9])
+def test_the_replay_whose_kernel_failed_is_named(at: int) -> None:
+    """Its launches are no calls of torch's ops; the launch before it and the read after are not."""
+    x = values().detach()
+    torch.sigmoid(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = torch.sigmoid(x) * 2
+    session = cudalens.check()
+    standin.fault("sigmoid", at)
+    if at == 9:  # never
+        with session:
+            for _ in range(3):
+                graph.replay()
+            y.sum().item()
+        assert session.report is None
+        return
+    with pytest.raises(torch.AcceleratorError), session:
+        for _ in range(3):
+            graph.replay()
+        y.sum().item()
+    report = session.report
+    assert report is not None and report.source is not None
+    assert report.source.text == "graph.replay()"
+    assert "replay" in report.headline
+    assert report.limits == ()
+
+
+def test_the_traceback_ends_where_the_user_called() -> None:
+    """What we ask a stream is no call of the user's."""
+    x = values().detach()
+    standin.fault("sigmoid")
+    with pytest.raises(torch.AcceleratorError) as caught, cudalens.check():
+        torch.sigmoid(x)
+    last = traceback.extract_tb(caught.value.__traceback__)[-1]
+    assert (last.filename, last.line) == (__file__, "torch.sigmoid(x)")
+
+
+@pytest.mark.parametrize("blocking", ["0", "1"])
+def test_where_launches_may_block_explain_says_what_that_means(
+    notebook: Any, blocking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
+    notebook.run('x = torch.ones(3, device="cuda"); standin.fault("sigmoid")')
+    notebook.run("y = torch.sigmoid(x).tolist()\n%cudacheck explain")
+    notebook.run("%cudacheck explain")
+    report = cudalens.last_report()
+    assert report is not None
+    assert ("CUDA reports asserts late" in report.explanation) == (blocking == "0")
+    assert ("CUDA_LAUNCH_BLOCKING=1 is set" in report.explanation) == (blocking == "1")
