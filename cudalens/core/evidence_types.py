@@ -301,6 +301,8 @@ class BoundOrigin:
     """The code there: ``nn.Embedding(items, 8)``."""
     way: tuple[ProvenanceStep, ...] = ()
     """The recorded calls that handed the size on, newest first."""
+    is_set: bool = True
+    """False if ``at`` only made the holder: where its number was chosen is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

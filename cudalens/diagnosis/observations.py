@@ -26,6 +26,7 @@ from cudalens.core.report_types import (
     OtherModule,
     SourceSpan,
     format_count,
+    syntax,
 )
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.hints._makers import FROM_PYTHON, maker_steps, makes_value
@@ -333,11 +334,17 @@ def bound(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     facts |= {"holder": origin.holder, "expression": origin.expression}
     if is_failing_line(origin.at, evidence):
         return
-    verb = _verb(origin.expression)
-    text = f"{many}, {verb} in {place(origin.at, evidence)}: {_shortened(origin.expression)}"
+    code, verb = _shortened(origin.expression), _verb(origin.expression, is_set=origin.is_set)
+    text = f"{many}, {verb} in {place(origin.at, evidence)}: {code}"
     sources = [_marked(origin.at, f"{_are(many)} {verb} here")]
-    if origin.made is not None:
-        what = origin.holder or "it"
+    if not origin.is_set and verb == "set":
+        fact = evidence.tensor(violation.related or "self")
+        holder = origin.holder or (fact.expression if fact is not None else None)
+        if holder is None:
+            return
+        text = f"{many}, those of {holder}, made in {place(origin.at, evidence)}: {code}"
+        sources = [_marked(origin.at, f"{holder} is made here")]
+    if origin.made is not None and (what := origin.holder):
         code = origin.made_by or origin.made.text or ""
         text += f" ({what} is made in {place(origin.made, evidence)}: {_shortened(code)})"
         sources.append(_marked(origin.made, f"{what} is made here"))
@@ -352,18 +359,23 @@ def _bound_of_variables(
     made, size = bounding(evidence, trial)
     if made is None or is_failing_line(made.at, evidence):
         return
-    if size is not None and size.value:
+    assert evidence.violation is not None
+    number = evidence.violation.size
+    if size is not None and size.value and _chooses(size.value):
         verb = _verb(size.value)
         text = f"{many}, by {size.name}, {verb} in {place(size.at, evidence)}: {_code_of(size)}"
         sources = [_marked(size.at, f"{_are(many)} {verb} here")]
         if made.value:
             text += f" ({made.name} is made in {place(made.at, evidence)}: {_code_of(made)})"
             sources.append(_marked(made.at, f"{made.name} is made here"))
-    elif made.value and not re.fullmatch(r"[\w.]+\(\)", made.value):
-        # An empty container has no size of its items.
+    elif made.value and (_shows(made.value, number) or _verb(made.value) == "read"):
         verb = _verb(made.value)
         text = f"{many}, {verb} in {place(made.at, evidence)}: {_code_of(made)}"
         sources = [_marked(made.at, f"{_are(many)} {verb} here")]
+    elif made.value and made.name and not re.fullmatch(r"[\w.]+\(\)", made.value):
+        # Its number is from elsewhere; an empty container has no size of its items.
+        text = f"{many}, those of {made.name}, made in {place(made.at, evidence)}: {_code_of(made)}"
+        sources = [_marked(made.at, f"{made.name} is made here")]
     elif made.name and not made.name.isidentifier():
         text, sources = f"{many}, those of {made.name}", []
     else:
@@ -373,13 +385,31 @@ def _bound_of_variables(
     yield Observation(kind="bound", text=text, facts=facts, sources=tuple(sources))
 
 
-def _verb(code: str) -> str:
-    """Return whether code sets a size, or reads that of a tensor which another line has made."""
+def _verb(code: str, *, is_set: bool = True) -> str:
+    """Return whether code sets a size, or reads that of a tensor which another line has made.
+
+    Args:
+        is_set: false if a name in the code has the number from elsewhere.
+    """
     node: ast.AST | None = parsed(code.rpartition(" = ")[2])
+    if not is_set and not isinstance(node, ast.Call):
+        return "read"
     node = node.value if isinstance(node, ast.Subscript) else node
     function = node.func if isinstance(node, ast.Call) else node
     is_read = isinstance(function, ast.Attribute) and function.attr in ("shape", "size")
     return "read" if is_read else "set"
+
+
+def _shows(code: str, number: int | None) -> bool:
+    """Return whether a number stands in an expression."""
+    nodes = ast.walk(syntax(code) or ast.Pass())
+    return any(isinstance(it, ast.Constant) and it.value == number for it in nodes)
+
+
+def _chooses(code: str) -> bool:
+    """Return whether an expression computes a number, or reads one off a tensor."""
+    is_name = isinstance(syntax(code), ast.Name | ast.Attribute | ast.Subscript | ast.Tuple)
+    return not is_name or _verb(code) == "read"
 
 
 def _beside(made: Binding | None) -> str:

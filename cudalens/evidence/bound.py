@@ -19,7 +19,7 @@ from cudalens.core.graph_types import ProvenanceStep
 from cudalens.core.report_types import LineRef, SourceSpan
 from cudalens.core.user_objects import is_module
 from cudalens.diagnosis.user_code import last_name
-from cudalens.evidence.program import Program, Spot, size_argument
+from cudalens.evidence.program import Program, Spot, is_empty_container, size_argument, takes_sizes
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.provenance import describe_step
@@ -96,6 +96,11 @@ def bound_origin(
         chosen = program.chosen(Spot(made.file, number), made, size)
     if chosen is None:
         return None
+    # A call that computes the size has set it, which only the record shows.
+    is_computed = way.setter is not None and not takes_sizes(made.node)
+    is_taken = number is None and not is_computed and isinstance(made.node, ast.Call)
+    is_set = not (chosen.is_read or is_taken)
+    chosen = chosen if is_set else made
     is_other = (chosen.file, chosen.line) != (made.file, made.line)
     return BoundOrigin(
         at=_span(chosen, program),
@@ -104,6 +109,7 @@ def bound_origin(
         made=_line(made, program) if is_other else None,
         made_by=program.text(made) if is_other else None,
         way=way.steps,
+        is_set=is_set,
     )
 
 
@@ -256,15 +262,26 @@ def _in_source(holder: _Holder, size: int, dim: int | None, program: Program) ->
         if holder.layer:
             spots += program.layers(value, holder.layer, size)
             continue
-        node = value.node
-        while isinstance(node, ast.Call) and size_argument(node, dim) is None:
-            node = getattr(node.func, "value", node.func)
-        made = node if isinstance(node, ast.Call) else value.node
-        # An empty container has no size of its items.
-        is_empty = isinstance(made, ast.Call) and not (made.args or made.keywords)
-        spots += [] if is_empty else [Spot(value.file, made)]
+        filled = [value]
+        if is_empty_container(value.node):
+            filled = [*program.appended(holder.owner, holder.name)]
+        spots += [_sizing_part(it, dim) for it in filled]
     spots = list(dict.fromkeys(spots))
-    return spots[0] if len(spots) == 1 and isinstance(spots[0].node, ast.Call) else None
+    is_one = len(spots) == 1 and isinstance(spots[0].node, ast.Call | ast.Subscript)
+    return spots[0] if is_one else None
+
+
+def _sizing_part(value: Spot, dim: int | None) -> Spot:
+    """Return the part of an expression that gives the size, else the whole.
+
+    A slice gives it, or a call with the size: ``w[:5]`` of ``nn.Parameter(w[:5].clone())``.
+    """
+    node: ast.AST = value.node
+    while isinstance(node, ast.Call) and size_argument(node, dim) is None:
+        is_parameter = last_name(node.func) == "Parameter" and node.args
+        node = node.args[0] if is_parameter else getattr(node.func, "value", node.func)
+    is_slice = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice)
+    return Spot(value.file, node) if isinstance(node, ast.Call) or is_slice else value
 
 
 def _of_number(line: Running | None, size: int, program: Program) -> BoundOrigin | None:
@@ -276,10 +293,14 @@ def _of_number(line: Running | None, size: int, program: Program) -> BoundOrigin
     if call is None or number is None or isinstance(number, ast.Constant):
         return None
     chosen = program.chosen(Spot(call.file, number), call, size)
-    if chosen is None or chosen == call:
+    if chosen is None or chosen._replace(is_read=False) == call:
         return None
-    text = program.text(chosen)
-    return BoundOrigin(at=_span(chosen, program), expression=text, holder=ast.unparse(number))
+    return BoundOrigin(
+        at=_span(chosen, program),
+        expression=program.text(chosen),
+        holder=ast.unparse(number),
+        is_set=not chosen.is_read,
+    )
 
 
 def _span(spot: Spot, program: Program) -> SourceSpan:

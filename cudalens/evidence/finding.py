@@ -239,7 +239,7 @@ def evidence_of_call(
         failure,
         bound=origin,
         marks=attempt("marks", partial(_marks, failure, way.steps, trial), Marks),
-        bound_source=None if origin is None else origin.at,
+        bound_source=origin.at if origin is not None and origin.is_set else None,
         phase=phase_of(frames, in_backward=node is not None),
         tensors=tensors,
         graph=graph,

@@ -29,9 +29,15 @@ _SIZES = {
     "one_hot": (1, "num_classes"),
     "arange": (0, "end"),
     "eye": (0, "n"),
+    "linspace": (2, "steps"),
+    "logspace": (2, "steps"),
 }
 """Which argument of a layer or a function is the number of rows or classes."""
 _FACTORIES = frozenset({"empty", "full", "ones", "rand", "randn", "zeros"})
+_SHAPERS = frozenset({"view", "reshape", "expand", "new_zeros", "new_ones", "new_empty"})
+"""Methods of a tensor that are given the sizes of the result."""
+_EMPTY = frozenset({"ParameterList", "ParameterDict", "ModuleList", "ModuleDict", "list"})
+"""Containers that are filled later where their call has no argument."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _SCOPES = (*_FUNCTIONS, ast.ClassDef)
 
@@ -41,6 +47,8 @@ class Spot(NamedTuple):
 
     file: str
     node: ast.AST
+    is_read: bool = False
+    """True if a number is only read there, and where it was chosen is not known."""
 
     @property
     def line(self) -> int:
@@ -57,11 +65,15 @@ def size_argument(call: ast.AST, dim: int | None) -> ast.expr | None:
     if not isinstance(call, ast.Call) or any(isinstance(it, ast.Starred) for it in call.args):
         return None
     name = last_name(call.func) or ""
-    if name in _FACTORIES and call.args:
+    if name in _FACTORIES | _SHAPERS and call.args:
+        owner = getattr(call.func, "value", None)
+        if name in _SHAPERS and (owner is None or getattr(owner, "id", "") == "torch"):
+            return None  # a function that is given the tensor first
         first = call.args[0]
         is_listed = isinstance(first, ast.Tuple | ast.List)
         sizes = first.elts if is_listed else call.args  # type: ignore[attr-defined]
-        return sizes[dim] if dim is not None and -len(sizes) <= dim < len(sizes) else None
+        size = sizes[dim] if dim is not None and -len(sizes) <= dim < len(sizes) else None
+        return None if name in _SHAPERS and isinstance(size, ast.UnaryOp) else size
     at, keyword = _SIZES.get(name, (-1, ""))
     named = next((item.value for item in call.keywords if item.arg == keyword), None)
     return named or (call.args[at] if 0 <= at < len(call.args) else None)
@@ -116,7 +128,8 @@ class Program:
 
         Args:
             number: the expression that has the number.
-            shown: the call or the assignment that the expression stands in.
+            shown: the call or the assignment that the expression stands in; returned as one that
+                only reads the number where the way to its choice is lost.
         """
         node, file = number.node, number.file
         match node:
@@ -126,16 +139,44 @@ class Program:
                 return None
             case ast.List(elts) | ast.Tuple(elts):
                 numbers = [it.value for it in elts if isinstance(it, ast.Constant)]
-                return shown if size in numbers or len(numbers) < len(elts) else None
+                if size not in numbers and len(numbers) < len(elts):
+                    return shown._replace(is_read=True)
+                return shown if size in numbers else None
+            case ast.Call(ast.Name("int"), [given]):
+                return self.chosen(Spot(file, given), shown, size, hops)
+            case ast.Call(ast.Attribute(attr="size")):
+                return shown._replace(is_read=True)
         if hops >= _MAX_HOPS:
-            return shown
+            return shown._replace(is_read=True)
         if isinstance(node, ast.Name):
             return self._of_name(number, shown, size, hops + 1)
         if isinstance(node, ast.Attribute):
             return self._of_attribute(number, shown, size, hops + 1)
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+            found = self._entry(Spot(file, node.value), node.slice)
+            if found is not None:
+                return self.chosen(*found, size, hops + 1)
             return self._of_name(Spot(file, node.value), shown, size, hops + 1)
-        return shown
+        return shown._replace(is_read=True) if isinstance(node, ast.Subscript) else shown
+
+    def _entry(self, name: Spot, key: ast.expr) -> tuple[Spot, Spot] | None:
+        """Return the value of a constant key in the one display of a dict that a name is bound to,
+        and the assignment of that.
+        """
+        assert isinstance(name.node, ast.Name)
+        scope = self._function(name) or self.trees[name.file]
+        files = [name.file] if list(_bindings(scope, name.node.id)) else [*reversed(self.trees)]
+        for file in files:
+            inside = scope if file == name.file else self.trees[file]
+            match list(_bindings(inside, name.node.id)):
+                case []:
+                    continue
+                case [ast.Assign([ast.Name()], ast.Dict(keys, values)) as made]:
+                    pairs = zip(keys, values, strict=True)
+                    same = [it for at, it in pairs if at and ast.dump(at) == ast.dump(key)]
+                    return (Spot(file, same[0]), Spot(file, made)) if len(same) == 1 else None
+            return None
+        return None
 
     def _of_name(self, name: Spot, shown: Spot, size: int, hops: int) -> Spot | None:
         assert isinstance(name.node, ast.Name)
@@ -150,24 +191,26 @@ class Program:
                     self.chosen(Spot(call.file, given), call, size, hops)
                     for call, given in self._given(owner, text)
                 ]
-                return _only(filter(None, ways)) or shown
+                return _only(filter(None, ways)) or shown._replace(is_read=True)
             bound = list(_bindings(function, text))
             if bound:
                 return self._of_bindings(name.file, bound, shown, size, hops)
         for file in (name.file, *reversed(self.trees)):
             if file in self.trees and (bound := list(_bindings(self.trees[file], text))):
                 return self._of_bindings(file, bound, shown, size, hops)
-        return shown
+        return shown._replace(is_read=True)
 
     def _of_bindings(
         self, file: str, bound: Sequence[ast.AST], shown: Spot, size: int, hops: int
     ) -> Spot | None:
         """Go on with the one assignment that binds a name."""
         if len(bound) != 1 or not isinstance(bound[0], ast.Assign):
-            return shown
+            return shown._replace(is_read=True)
         made = bound[0]
         if not isinstance(made.targets[0], ast.Name):
-            return Spot(file, made)
+            value = made.value
+            is_shape = last_name(getattr(value, "func", value)) in ("shape", "size")
+            return Spot(file, made, is_read=is_shape)
         return self.chosen(Spot(file, made.value), Spot(file, made), size, hops)
 
     def _loop_over(self, name: Spot, text: str) -> ast.expr | None:
@@ -196,8 +239,12 @@ class Program:
             given = [it.value for it in call.node.keywords if it.arg == node.attr]
             found += [self.chosen(Spot(call.file, it), call, size, hops) for it in given]
             if not given:
-                found += self._fields(last_name(call.node.func) or "", node.attr, size)
-        return _only(filter(None, found)) or shown
+                kind = last_name(call.node.func) or ""
+                found += self._fields(kind, node.attr, size)
+                for spot in self.values_of(kind, node.attr):
+                    made = Spot(spot.file, next(self._above(spot)))
+                    found.append(self.chosen(spot, made, size, hops))
+        return _only(filter(None, found)) or shown._replace(is_read=True)
 
     def _objects(self, base: Spot, hops: int) -> Iterator[Spot]:
         """Yield the calls that made what a name stands for: ``Config(classes=5)``."""
@@ -294,14 +341,25 @@ class Program:
         for spot in self._every(ast.Assign):
             node = spot.node
             assert isinstance(node, ast.Assign)
-            for item in node.targets:
+            for item, value in _pairs(node):
                 if last_name(item) != name:
                     continue
                 is_own = owner is not None and self._is_own(spot, item, owner)
                 is_variable = owner is None and isinstance(item, ast.Name) and not target
                 is_other = owner is None and bool(target) and ast.unparse(item) == target
                 if is_own or is_variable or is_other:
-                    yield Spot(spot.file, node.value)
+                    yield Spot(spot.file, value)
+
+    def appended(self, owner: str | None, name: str) -> Iterator[Spot]:
+        """Yield what is appended to an attribute of a class, or to a variable of the program."""
+        for spot in self._every(ast.Call):
+            match spot.node:
+                case ast.Call(ast.Attribute(target, "append"), [value]) if (
+                    last_name(target) == name
+                ):
+                    is_variable = owner is None and isinstance(target, ast.Name)
+                    if is_variable or (owner is not None and self._is_own(spot, target, owner)):
+                        yield Spot(spot.file, value)
 
     def _is_own(self, spot: Spot, target: ast.expr, owner: str) -> bool:
         """Return whether a target is an attribute of ``self`` in a method of a class."""
@@ -324,6 +382,29 @@ class Program:
     def cell(self, spot: Spot) -> int | None:
         """Return the number of the cell of a piece, ``None`` for a file."""
         return cell_number(spot.file)
+
+
+def takes_sizes(node: ast.AST) -> bool:
+    """Return whether a call is given the sizes of its result, and does not compute them."""
+    name = last_name(node.func) if isinstance(node, ast.Call) and node.args else ""
+    return name in _FACTORIES | _SHAPERS
+
+
+def is_empty_container(node: ast.AST) -> bool:
+    """Return whether an expression makes a container without anything in it."""
+    is_list = isinstance(node, ast.List) and not node.elts
+    is_call = isinstance(node, ast.Call) and not node.args and last_name(node.func) in _EMPTY
+    return is_list or is_call
+
+
+def _pairs(made: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield each target of an assignment with its value; ``a, b = x, y`` has two of each."""
+    for target in made.targets:
+        match target, made.value:
+            case ast.Tuple(names), ast.Tuple(values) if len(names) == len(values):
+                yield from zip(names, values, strict=True)
+            case _:
+                yield target, made.value
 
 
 def _only(spots: Iterable[Spot]) -> Spot | None:

@@ -254,6 +254,20 @@ def test_the_line_that_chose_the_number_and_the_one_that_made_the_table() -> Non
     ]
 
 
+def test_a_line_that_made_the_table_of_a_number_from_elsewhere_has_not_set_it() -> None:
+    origin = BoundOrigin(
+        at=SourceSpan(cell=1, line=5, text="self.items = nn.Embedding(cfg.n, 8)"),
+        expression="nn.Embedding(cfg.n, 8)",
+        holder="model.items",
+        is_set=False,
+    )
+    evidence = with_offenders(lookup([64, 1], 64, bound=origin))
+    (item,) = [it for it in observations(evidence) if it.kind == "bound"]
+    assert [it.mark for it in item.sources] == ["model.items is made here"]
+    assert "set" not in item.text
+    assert observed(replace(evidence, bound=replace(origin, holder=None)), "bound") == []
+
+
 def test_a_bound_of_the_failing_line_is_not_repeated() -> None:
     origin = BoundOrigin(at=SourceSpan(cell=1, line=9), expression="torch.zeros(3)")
     assert observed(with_offenders(lookup([7, 1], 3, bound=origin)), "bound") == []

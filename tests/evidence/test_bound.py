@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import textwrap
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from cudalens.core.evidence_types import BoundOrigin
 from cudalens.evidence import finding
@@ -91,7 +93,32 @@ CELLS = {
     "a function's result": (
         f"def look(n):\n    return torch.zeros(n, 2).cuda()\nx = torch.zeros(3, 5)\n{BAD}"
         "look(x.size(1))[y]",
-        (5, "look(x.size(1))", "torch.zeros(n, 2)"),
+        (2, "torch.zeros(n, 2)", None),
+    ),
+    "a size of another tensor is only read": (f"x = torch.randn(4, 5)\nn = x.size(1)\n{BAD}"
+        "F.one_hot(y, n)", None),
+    "a size that is unpacked is only read": (f"x = torch.randn(4, 5)\nm, n = x.shape\n{BAD}"
+        "F.one_hot(y, n)", None),
+    "a default that reads an attribute, which a method sets": (
+        "class Words:\n    def __init__(self):\n        self.n = 5\nwords = Words()\n"
+        "class M(nn.Module):\n    def __init__(self, n=words.n):\n        super().__init__()\n"
+        f"        self.t = nn.Embedding(n, 2)\nm = M().cuda()\n{BAD}m.t(y)",
+        (3, "self.n = 5", "nn.Embedding(n, 2)"),
+    ),
+    "an entry of a dict": (
+        f"cfg = {{'n': 5, 'm': 6}}\nx = torch.randn(2, 10).cuda().view(4, cfg['n'])\n"
+        f"{BAD}x.gather(1, y[None])",
+        (1, "cfg = {'n': 5, 'm': 6}", "torch.randn(2, 10).view(4, cfg['n'])"),
+    ),
+    "two layers of one assignment": (
+        "class M(nn.Module):\n    def __init__(self, n, k):\n        super().__init__()\n"
+        "        self.a, self.b = nn.Embedding(n, 2), nn.Embedding(k, 2)\n"
+        f"m = M(len('abcde'), 7).cuda()\n{BAD}m.a(y)",
+        (5, "M(len('abcde'), 7)", "nn.Embedding(n, 2)"),
+    ),
+    "a number of steps": (
+        f"n = 5\nx = torch.linspace(0, 1, n).cuda()\n{BAD}x[y]",
+        (1, "n = 5", "torch.linspace(0, 1, n)"),
     ),
     "a number of classes": (f"n = 5\n{BAD}F.one_hot(y, n)", (1, "n = 5", None)),
     "of two inputs that have the size none is named": (
@@ -115,7 +142,8 @@ def origin_of(source: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Boun
 
     monkeypatch.setattr(finding, "bound_origin", watched)
     report = run_cell(source, fast=False, **more).shown
-    assert report.bound_source == (found[-1] and found[-1].at)
+    is_set = found[-1] is not None and found[-1].is_set
+    assert report.bound_source == (found[-1].at if found[-1] is not None and is_set else None)
     assert not report.limits
     return found[-1]
 
@@ -129,6 +157,41 @@ def test_the_line_that_chose_the_size(
     assert said == (wanted and wanted[:2])
     made = origin and origin.made_by
     assert (made or "").replace(".cuda()", "") == ((wanted and wanted[2]) or "")
+
+
+SHARDS = """\
+class Shards(nn.Module):
+    def __init__(self, w, n):
+        super().__init__()
+        self.parts = nn.ParameterList()
+        for at in range(2):
+            self.parts.append(nn.Parameter(w[at * n:at * n + n].clone()))
+    def forward(self, ids):
+        return F.embedding(ids, self.parts[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "use", "wanted", "is_set"),
+    [
+        ("t = nn.Embedding(5, 2).cuda()", "t(y)", "nn.Embedding(5, 2)", True),
+        ("t = nn.Embedding(args.n, 2).cuda()", "t(y)", "nn.Embedding(args.n, 2)", False),
+        ("args.n = 5\nt = nn.Embedding(args.n, 2).cuda()", "t(y)", "args.n = 5", True),
+        ("t = nn.Sequential(build(args)).cuda()", "t(y)", None, False),
+        (f"{SHARDS}t = Shards(torch.randn(10, 2), 5).cuda()", "t(y)",
+         "w[at * n:at * n + n]", True),
+    ],
+)  # fmt: skip
+def test_a_line_that_only_reads_the_number_has_not_set_it(
+    made: str, use: str, wanted: str | None, is_set: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: dict[str, Any] = {"args": SimpleNamespace(n=5)}
+    names["build"] = lambda it: nn.Embedding(it.n, 2)
+    with cell(SETUP + made) as code:
+        exec(code, names)
+        origin = origin_of(BAD + use, monkeypatch, names=names)
+    assert (origin and origin.expression) == wanted
+    assert (origin is not None and origin.is_set) == is_set
 
 
 @pytest.mark.parametrize(
