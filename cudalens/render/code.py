@@ -102,8 +102,9 @@ def code_blocks(
     if hot is not None:
         places[own] = dict(_statement(report, hot))
     for mark in marks[:MAX_MARKED]:
-        lines = places.setdefault(mark.where, {})
-        lines.setdefault(mark.line, _text_of(report, mark.where, mark.line) or mark.text)
+        text = _text_of(report, mark.where, mark.line) or mark.text
+        if text or mark.line in places.get(mark.where, {}):  # a mark beside no code says nothing
+            places.setdefault(mark.where, {}).setdefault(mark.line, text)
     blocks = []
     for where, lines in places.items():
         said: dict[int, list[str]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import TypeAlias
 
 import networkx as nx
@@ -57,7 +57,7 @@ class Box:
         return elide(f"{kind} {self.module}", _TITLE) if kind else self._ops()
 
     def _ops(self) -> str:
-        names = list(dict.fromkeys(node_name(node) for node in self.main))
+        names = [name for name, _ in groupby(map(node_name, self.main))]
         if len(names) == 1:
             return elide(names[0], _TITLE)
         # The two ends say where the chain begins and stops: both are to be read.

@@ -29,7 +29,7 @@ def render_with(report: Report, drawn: Strip | None) -> str:
     """Return the same of a report whose strip is made already."""
     parts = screen.build(report, fold=100_000)
     head = list(_head(report, parts, drawn))
-    code = list(_code(parts))
+    code = list(_code(parts, _end(report)))
     # The facts before the code are few; what is too long is the code.
     room = MAX_LINES - len(head)
     if len(code) > room:
@@ -47,7 +47,8 @@ def _head(report: Report, parts: Screen, drawn: Strip | None) -> Iterator[str]:
     for item in report.observations:
         if item.sources and item.kind not in ("values", "earlier"):
             yield f"- {_words(item.text)}"
-    if report.exception and not report.prevented and report.kind not in ("silent", "nonfinite"):
+    # What cudalens raises or warns of itself is in the headline.
+    if report.exception and report.kind in ("host_error", "autograd_error", "cuda_error"):
         yield f"- PyTorch: {_quoted(report.exception.message)}"
     if report.replay.outcome == "raised":
         raised = _quoted(words.replay_line(report))
@@ -77,28 +78,43 @@ def _head(report: Report, parts: Screen, drawn: Strip | None) -> Iterator[str]:
 def _flow(drawn: Strip | None) -> str:
     """Return the way of the data as one line, the failing call bold."""
     nodes = [node for node in drawn.nodes if node.lane == 1][-_MAX_GRAPH:] if drawn else []
-    steps = []
-    for node in nodes:
+    flow = ""
+    for at, node in enumerate(nodes):
         text = " ".join(filter(None, (_words(node.title), _words(node.shape))))
-        small = f" ({_words(node.small)})" if node.is_bad and node.small else ""
-        steps.append(f"**{text}{small}**" if node.is_bad else text)
-    return " → ".join(steps)
+        # That it fails stands beside the code.
+        is_said = node.is_bad and node.small and node.small != "fails here"
+        small = f" ({_words(node.small)})" if is_said else ""
+        link = "" if not at else " → " if node.has_arrow else " … "
+        flow += link + (f"**{text}{small}**" if node.is_bad else text)
+    return flow
 
 
-def _code(parts: Screen) -> Iterator[str]:
+def _end(report: Report) -> str:
+    """Return what is said beside the failing line."""
+    if report.kind == "silent":
+        return "the result is wrong here"
+    if report.kind == "nonfinite" and any(it.kind == "maker" for it in report.observations):
+        return ""  # the marks say where the value is made and where it matters
+    is_backward = report.phase == "backward" and report.forward_source is not None
+    return "its backward fails" if is_backward else "fails here"
+
+
+def _code(parts: Screen, end: str) -> Iterator[str]:
     for block in parts.blocks:
         if block.title:
             yield f"{block.title}:"
         yield "```python"
         rows = [row for row in block.rows if not row.is_label]
-        names = _names(block.rows)
+        names, is_said = _names(block.rows), False
+        if parts.tone == "likely":
+            end = "likely here"
         for row in rows:
             if row.is_gap:
                 yield "# …"
                 continue
-            said = [*(["fails here"] if row.is_hot and row.number else []), *row.marks]
-            if row.is_hot and parts.tone == "likely":
-                said[0] = "likely here"
+            is_end = bool(row.is_hot and row.number and end and not is_said)
+            is_said = is_said or is_end
+            said = [*([end] if is_end else []), *row.marks]
             said += names.get(id(row), ())
             note = f"  # <- {'; '.join(dict.fromkeys(said))}" if said else ""
             yield f"{row.text.replace('```', '` ` `')}{note}"

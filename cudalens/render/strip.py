@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, takewhile
 from typing import NamedTuple
 
 import networkx as nx
@@ -307,7 +307,9 @@ def _node(report: Report, box: Box, types: Types) -> Node:
         small = "bad input"
     if first.value is not None:
         small = f"value {words.format_number(first.value)}"
-    last = box.members[-1]
+    # A view behind an op may be of the next call, which looks at its input in another shape.
+    own = [node for node in box.members if node.op == box.main[-1].op]
+    last = own[-1] if box.role in ("upstream", "downstream") else box.members[-1]
     shape = words.format_shape(last.shape)
     devices = {node.device for node in report.graph.nodes if node.device}
     if len(devices) > 1 and last.device:
@@ -339,7 +341,10 @@ def _of_calls(report: Report) -> Strip | None:
     types = words.module_types(report)
     calls = [entry for entry in report.history if " -> " in entry.shapes or not entry.module_path]
     runs = [list(run) for _, run in groupby(calls, key=_module_of)]
-    of_line = [run for run in runs if run[-1].source is None or run[-1].source.line == here.line]
+    if runs and report.kind == "nonfinite" and runs[-1][-1].op == report.op.api:
+        runs = runs[:-1]  # the call itself: it has run
+    # Calls before another line's are of an earlier turn of a loop.
+    of_line = [*takewhile(lambda run: _is_of_line(run[-1], here.line), reversed(runs))][::-1]
     if report.module_path is not None and of_line:
         # What the failing module itself has done so far is within its box.
         *before, last = of_line
@@ -374,6 +379,10 @@ def _of_calls(report: Report) -> Strip | None:
         nodes=tuple(replace(node, column=at) for at, (_, node) in enumerate(nodes, 1)),
         note="from the recorded calls of this line",
     )
+
+
+def _is_of_line(entry: HistoryEntry, line: int | None) -> bool:
+    return entry.source is None or entry.source.line == line
 
 
 def _module_of(entry: HistoryEntry) -> tuple[object, ...]:

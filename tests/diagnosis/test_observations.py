@@ -22,7 +22,7 @@ from cudalens.core.report_types import (
 )
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.observations import format_number, observe
-from tests.hint_evidence import finding, labels, lookup, tensor
+from tests.hint_evidence import finding, labels, lookup, out_of_range, tensor
 
 
 def observed(evidence: Evidence, kind: str) -> list[str]:
@@ -295,6 +295,21 @@ def test_a_bound_of_the_failing_line_is_not_repeated() -> None:
 def test_a_mark_of_the_bad_values(marks: Marks, text: str) -> None:
     evidence = with_offenders(lookup([-7, -7, 1, 2], 5, marks=marks))
     assert observed(evidence, "pattern") == [text]
+
+
+@pytest.mark.parametrize(
+    ("ids", "side"),
+    [
+        ([9, 9, 1, 9, 1, 2], "start"),
+        ([1, 9, 9, 2, 1, 9], "end"),
+        ([1, 9, 9, 9, 1, 2], None),
+        ([1, 9, 2, 1, 2, 9], None),
+    ],
+)
+def test_padding_is_on_the_side_where_it_stands(ids: list[int], side: str | None) -> None:
+    evidence = out_of_range("aten::embedding", "indices", ids, 9, expression="ids", shape=(2, 3))
+    texts = [text for text in observed(evidence, "pattern") if "only at" in text]
+    assert texts == ([f"the bad values are only at the {side} of rows"] if side else [])
 
 
 def test_without_marks_there_is_no_pattern() -> None:

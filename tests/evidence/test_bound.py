@@ -95,10 +95,6 @@ CELLS = {
         "look(x.size(1))[y]",
         (2, "torch.zeros(n, 2)", None),
     ),
-    "a size of another tensor is only read": (f"x = torch.randn(4, 5)\nn = x.size(1)\n{BAD}"
-        "F.one_hot(y, n)", None),
-    "a size that is unpacked is only read": (f"x = torch.randn(4, 5)\nm, n = x.shape\n{BAD}"
-        "F.one_hot(y, n)", None),
     "a default that reads an attribute, which a method sets": (
         "class Words:\n    def __init__(self):\n        self.n = 5\nwords = Words()\n"
         "class M(nn.Module):\n    def __init__(self, n=words.n):\n        super().__init__()\n"
@@ -157,6 +153,14 @@ def test_the_line_that_chose_the_size(
     assert said == (wanted and wanted[:2])
     made = origin and origin.made_by
     assert (made or "").replace(".cuda()", "") == ((wanted and wanted[2]) or "")
+
+
+@pytest.mark.parametrize("read", ["n = x.size(1)", "m, n = x.shape"])
+def test_a_size_of_another_tensor_is_only_read(read: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = f"{SETUP}x = torch.randn(4, 5)\n{read}\n{BAD}F.one_hot(y, n)"
+    origin = origin_of(source, monkeypatch)
+    assert origin is not None
+    assert (origin.expression, origin.is_set) == (read, False)
 
 
 SHARDS = """\

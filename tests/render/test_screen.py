@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cudalens.core.report import Hint, LineRef, Observation, SourceSpan
-from cudalens.core.report_types import MarkedLine
+from cudalens.core.report_types import MarkedLine, RaisedException
 from cudalens.render import screen
 from cudalens.render.markdown import MAX_LINES, render
 from tests.builders import CELL, REPRESENTATIVE, make_report
@@ -95,6 +95,34 @@ def test_markdown_is_at_most_forty_lines(name: str) -> None:
 @pytest.mark.parametrize("name", ["labels", "host_error", "lost_context"])
 def test_markdown_is_the_golden_markdown(name: str) -> None:
     check_golden(f"{name}.md", render(REPRESENTATIVE[name]()))
+
+
+def test_markdown_quotes_as_words_of_pytorch_only_those() -> None:
+    own = RaisedException(type="SilentFindingWarning", message="y[0] = 9 is outside")
+    found = render(make_report(kind="silent", prevented=False, exception=own))
+    assert "PyTorch:" not in found and "the result is wrong here" in found
+    assert "fails here" not in found
+    theirs = RaisedException(type="RuntimeError", message="mat1 and mat2 cannot be multiplied")
+    found = render(make_report(kind="host_error", prevented=False, exception=theirs))
+    assert "- PyTorch: `mat1 and mat2" in found
+
+
+def test_markdown_does_not_call_a_fact_untried() -> None:
+    fact = Hint(text="sqrt takes numbers from 0 on", tried=None)
+    assert "tried" not in render(make_report(hints=(fact,)))
+
+
+def test_markdown_says_once_where_it_fails() -> None:
+    for build in REPRESENTATIVE.values():
+        assert render(build()).count("fails here") <= 1
+
+
+def test_a_mark_beside_no_code_has_no_row() -> None:
+    line = MarkedLine(cell=7, line=2, text="", mark="y is made here")
+    seen = Observation(kind="device", text="y is made in line 2", sources=(line,))
+    rows = [row for block in screen.build(make_report(observations=(seen,))).blocks
+            for row in block.rows]  # fmt: skip
+    assert all(row.text.strip() for row in rows if row.number is not None)
 
 
 def test_the_bad_value_of_a_headline_is_that_of_the_report() -> None:

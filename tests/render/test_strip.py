@@ -9,7 +9,9 @@ from cudalens.core.report import (
     GraphEdge,
     HistoryEntry,
     LineRef,
+    OpName,
     Report,
+    SourceSpan,
 )
 from cudalens.render.strip import MAX_BOXES, MAX_WIDTH, Node, strip
 from cudalens.render.words import with_module_names
@@ -117,6 +119,55 @@ def test_calls_that_do_not_lead_to_the_failure_are_no_boxes() -> None:
     """What the failing call was given has another shape than the last result."""
     other = fact("input", "float32[4, 4]", "mask")
     assert nodes(replace(deep_mismatch(), tensors=(other,))) == []
+
+
+def nonfinite_line(*ops: tuple[str, int]) -> Report:
+    """Return a NaN of ``std``, the last of some recorded calls with their lines."""
+    entries = [
+        HistoryEntry(
+            seq=at,
+            op=f"torch.Tensor.{op}",
+            shapes="f32[9] -> f32[9]",
+            source=LineRef(cell=7, line=line),
+        )
+        for at, (op, line) in enumerate(ops)
+    ]
+    here = SourceSpan(cell=7, line=5)
+    own = fact("self", "float32[9]", "x")
+    return replace(
+        mismatch(),
+        kind="nonfinite",
+        source=here,
+        history=tuple(entries),
+        tensors=(own,),
+        argument="self",
+        module_path=None,
+        op=OpName(name="aten::std", api="torch.Tensor.std"),
+    )
+
+
+def test_a_call_that_made_nan_is_one_box_behind_those_of_this_turn() -> None:
+    """The turn before is behind another line, and the call itself has run."""
+    ops = [("sub", 5), ("std", 5), ("add", 4), ("abs", 5), ("sub", 5), ("std", 5)]
+    titles = [item.title for item in nodes(nonfinite_line(*ops)) if item.small != "input"]
+    assert titles == ["Tensor.abs", "Tensor.sub", "Tensor.std"]
+
+
+def test_a_box_has_the_shape_of_its_own_call_and_not_of_the_next_ones_view() -> None:
+    relu, linear = "torch.nn.functional.relu", "torch.nn.functional.linear"
+    graph = AutogradNeighbourhood(
+        nodes=(
+            node("a", linear, name="AddmmBackward0", shape=(1, 32)),
+            node("b", linear, name="ViewBackward0", shape=(32,)),
+            node("c", relu, name="ReluBackward0", shape=(32,)),
+            node("d", linear, name="UnsqueezeBackward0", shape=(1, 32)),
+            node("e", "aten::mm", "failed", name="MmBackward0"),
+        ),
+        edges=chain("a", "b", "c", "d", "e"),
+        focus="e",
+    )
+    shapes = [(item.title, item.shape) for item in nodes(make_report(graph=graph))]
+    assert shapes[:2] == [("F.linear", "[32]"), ("F.relu", "[32]")]
 
 
 def test_every_box_has_a_place_of_its_own() -> None:
