@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "verified.md"
 DATA = ROOT / "cudalens" / "core" / "data"
 INVENTORY = ROOT / "tests" / "data" / "device_asserts.json"
-HEAD = "# What was seen where\n\n"
+HEAD = "# What is verified\n\n"
 WRITTEN = "Written by the GPU suite (`make test-gpu`)"
 NO_HARDWARE = "Stand-in device (no GPU)"
 """The name of the device of ``tests/standin``."""
