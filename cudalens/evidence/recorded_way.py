@@ -196,6 +196,7 @@ def _lost_by(call: Recorded, snapshot: Snapshot) -> Iterator[LostDimension]:
 
 def _shapes(call: Recorded, snapshot: Snapshot) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shapes of the argument and the result; empty where they are not known."""
-    shapes = (*map(snapshot.meta_of, call.inputs[:1]), *call.metas)[:2]
-    old, new = (tuple(item[0] or ()) for item in shapes)
+    # A call such as torch.arange has no argument, one that only writes no result.
+    old = next((tuple(meta[0] or ()) for meta in map(snapshot.meta_of, call.inputs[:1])), ())
+    new = next((tuple(meta[0] or ()) for meta in call.metas), ())
     return old, new

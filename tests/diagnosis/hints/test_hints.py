@@ -177,7 +177,7 @@ CAUSES: dict[str, Row] = {
         call="Normal(0, p)", api="torch.distributions.Normal", provenance=(LINEAR,)),
         "scale_of_a_layer", None, "-2.5 to 3.5", "softplus or exp makes a scale above 0 of it"),
     "drawn_nan": (drawn([math.nan, 0.5], provenance=(SOFTMAX, MASKED)),
-        "nan_before", None, "1 of 2 values are NaN already"),
+        "nan_before", None, "1 of 2 values is NaN already"),
     "drawn_inf": (drawn([math.inf, 0.5], dtype="float16", provenance=(EXP,)), "bad_weights", None,
         "made by exp in line 3 in float16"),
     "drawn_nothing": (replace(empty_rows(), provenance=(SOFTMAX, MASKED)), "bad_weights", None,
