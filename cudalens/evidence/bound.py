@@ -169,7 +169,8 @@ def _made_in(way: _Way, snapshot: Snapshot, program: Program) -> Spot | None:
         writes = snapshot.writes_to(way.end.tensor)
         # The first values of a parameter are written while its layer is made.
         is_parameter = isinstance(way.end.tensor(), nn.Parameter)
-        call = writes[0][0] if writes and is_parameter else None
+        is_first = bool(writes) and writes[0][1].before == 0
+        call = writes[0][0] if is_first and is_parameter else None
     entries = [] if call is None else entries_of(call.site)
     if call is None or not entries:
         return None

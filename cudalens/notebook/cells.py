@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +26,11 @@ from cudalens.core._python import (
 )
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.core.limits import failure_line
-from cudalens.notebook.display import Shown, action_line, finish, show_early
+from cudalens.notebook.display import Shown, action_line, finish, new_session
 from cudalens.notebook.statement import CellPlace, give_line, place_in_cell, raising
 from cudalens.notebook.timed import place_timed
 from cudalens.session.options import Options, OptionsError, meant_command, split_line, subcommand
+from cudalens.session.succession import SUCCESSION
 from cudalens.source.cell_text import (
     counted_lines,
     is_tail,
@@ -130,6 +130,7 @@ class CellWatch:
     def attach(self) -> None:
         """Register with the shell."""
         note_running(self.shell)
+        SUCCESSION.sees_cells = True
         for event, function in self._events():
             self.shell.events.register(event, function)
         # First of all: the shell's own drop blank lines, and the indentation of the first line.
@@ -150,6 +151,8 @@ class CellWatch:
         while self._cells:
             self._end(None)
         forget_noted()
+        SUCCESSION.sees_cells = False
+        SUCCESSION.forget()
         while self._undo:
             self._undo.pop()()
         self.shell.input_transformers_post.remove(self._made)
@@ -308,6 +311,8 @@ class CellWatch:
             run = self._run_nodes(nodes, name, *args, **options)
             cell = self._begun(result.info)
             self._open(cell, result.info)
+            if cell.session is None and not result.info.silent:  # a front end only looks
+                SUCCESSION.before_unchecked(nodes)
             cell.run = run
         except BaseException as error:
             if run is not None:
@@ -344,6 +349,7 @@ class CellWatch:
             return
         try:
             cell.session = session = new_session(cell.options)
+            session.is_followed = len(self._cells) == 1 and not cell.is_by_hand
             try:
                 session.open()
             except DeviceAssertError as error:
@@ -532,15 +538,6 @@ def _is_way_out(typed: list[str]) -> bool:
     """Return whether a cell only turns checks off, as it must where they cannot be opened."""
     lines = [line.strip() for line in typed if line.strip()]
     return lines in ([f"%{MAGIC} off"], ["%unload_ext cudalens"])
-
-
-def new_session(options: Options) -> CheckSession:
-    """Return a session with these options, which is not open yet."""
-    from cudalens.session.session import CheckSession
-
-    session = CheckSession(**options.for_session())
-    session.show_early = partial(show_early, session)
-    return session
 
 
 def _version() -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,15 @@ class Shown:
     """The report that was shown last."""
 
     report: Report | None = None
+
+
+def new_session(options: Options) -> CheckSession:
+    """Return a session with these options, which is not open yet."""
+    from cudalens.session.session import CheckSession
+
+    session = CheckSession(**options.for_session())
+    session.show_early = partial(show_early, session)
+    return session
 
 
 def finish(shell: Any, session: CheckSession, options: Options, *, is_shown: bool = False) -> None:

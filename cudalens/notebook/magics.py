@@ -18,8 +18,8 @@ from IPython.core.magic import needs_local_scope, no_var_expand
 
 from cudalens.core.errors import SimulationError
 from cudalens.notebook import statement
-from cudalens.notebook.cells import MAGIC, CellWatch, new_session
-from cudalens.notebook.display import finish, publish, say_written
+from cudalens.notebook.cells import MAGIC, CellWatch
+from cudalens.notebook.display import finish, new_session, publish, say_written
 from cudalens.notebook.printed_asserts import PrintedAsserts
 from cudalens.session.options import (
     Options,

@@ -99,6 +99,14 @@ class Batches:
                     return replace(batch, at=at)
         return None
 
+    def living(self) -> list[Batch]:
+        """Return the batches of which a tensor is alive, the oldest first."""
+        return [it for it in self._batches if any(item() is not None for item in it.tensors)]
+
+    def follow(self, batches: Iterable[Batch]) -> None:
+        """Know the batches of earlier blocks, the oldest first."""
+        self._batches.extend(batches)
+
     def clear(self) -> None:
         """Forget them."""
         self._batches.clear()

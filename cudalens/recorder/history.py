@@ -15,6 +15,7 @@ from cudalens.core.call import ApiCall
 from cudalens.core.report_types import HistoryEntry
 from cudalens.recorder.calls import Recorded, Write, meta_of
 from cudalens.recorder.dataloader import Batches
+from cudalens.recorder.earlier_calls import EarlierCalls, UnseenChange
 from cudalens.recorder.sites import SiteReader, phase_of, shared_site
 from cudalens.recorder.tensor_refs import Ref
 
@@ -25,11 +26,23 @@ class Snapshot:
     """The recorded calls at one moment, and what was worked out of them so far.
 
     A report asks for the forward call of each of some sixty nodes.
+
+    Args:
+        calls: of the running block.
+        earlier: what earlier blocks have handed on: who made a tensor is looked up there too.
+        changes: of tensors, which were not recorded.
     """
 
-    def __init__(self, calls: Sequence[Recorded], batches: Batches) -> None:
+    def __init__(
+        self,
+        calls: Sequence[Recorded],
+        batches: Batches,
+        earlier: EarlierCalls,
+        changes: dict[int, UnseenChange],
+    ) -> None:
         self.calls = calls
         self.batches = batches
+        self.earlier, self.changes = earlier, changes
         self.reader = SiteReader()
 
     def history(self, limit: int) -> tuple[HistoryEntry, ...]:
@@ -124,19 +137,41 @@ class Snapshot:
         made = self._index.made.get(id(tensor), ())
         calls = (*made, *(call for call, _ in self.writes_to(tensor)))
         earlier = [call for call in calls if before is None or call.seq < before]
-        return max(earlier, key=lambda call: call.seq, default=None)
+        return self._if_last(tensor, max(earlier, key=lambda call: call.seq, default=None), before)
 
     def maker(self, tensor: Ref, before: int | None = None) -> Recorded | None:
         """Return the last call that gave a tensor back."""
         calls = self._index.made.get(id(tensor), ())
-        return next((it for it in reversed(calls) if before is None or it.seq < before), None)
+        earlier = (it for it in reversed(calls) if before is None or it.seq < before)
+        return self._if_last(tensor, next(earlier, None), before)
+
+    def _if_last(self, tensor: Ref, call: Recorded | None, before: int | None) -> Recorded | None:
+        """Return a call unless its tensor may have changed after it, with no record of that."""
+        is_hidden = call is not None and self.is_hidden(tensor, call.seq, before)
+        return None if is_hidden else call
+
+    def is_hidden(self, tensor: Ref, seq: int, before: int | None) -> bool:
+        """Return whether a tensor may have changed between two calls, with no record of that.
+
+        Args:
+            seq: of the older call.
+            before: of the newer one, ``None`` for now.
+        """
+        changes = self._changes_of(tensor)
+        return any(seq <= it.last and (before is None or it.first < before) for it in changes)
+
+    def _changes_of(self, tensor: Ref) -> list[UnseenChange]:
+        keys = {id(tensor), id(self.whole(tensor))}
+        return [self.changes[key] for key in keys if key in self.changes]
 
     def writes_to(self, tensor: Ref) -> list[tuple[Recorded, Write]]:
         """Return the writes to a tensor, to its base and to views of it, oldest first."""
         return self._index.writes.get(id(self.whole(tensor)), [])
 
-    def is_untouched(self, tensor: Ref, since: int) -> bool:
-        """Return whether no recorded call has written to a tensor since call number ``since``."""
+    def is_untouched(self, tensor: Ref, since: float) -> bool:
+        """Return whether nothing has written to a tensor since call number ``since``."""
+        if any(change.last >= since for change in self._changes_of(tensor)):
+            return False
         return not any(call.seq >= since for call, _ in self.writes_to(tensor))
 
     def whole(self, tensor: Ref) -> Ref:
@@ -146,7 +181,7 @@ class Snapshot:
     @cached_property
     def _index(self) -> _Index:
         index = _Index()
-        for call in self.calls:
+        for call in (*self.earlier.calls, *self.calls):
             index.add(call)
         return index
 

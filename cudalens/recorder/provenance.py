@@ -204,6 +204,8 @@ class ProvenanceWalk:
         batch = self._snapshot.batches.find(self._at.tensor)
         if batch is None or (call is not None and call.seq > batch.seq):
             return None
+        if self._snapshot.is_hidden(self._at.tensor, batch.seq, self._before):
+            return None
         key = batch.iterator, batch.number
         if key in self._passed:
             return None
@@ -381,7 +383,9 @@ class ProvenanceWalk:
             self._at = self._at._replace(tensor=ref(base), positions=positions, bad=None)
             return True
         self.provenance.is_open = True
-        if living is not None and self._snapshot.is_untouched(self._at.tensor, 0):
+        # What an earlier block left is what this one began with.
+        since = 1 if self._before is None or self._before > 0 else -math.inf
+        if living is not None and self._snapshot.is_untouched(self._at.tensor, since):
             self.provenance.origin = living if self._is_bad(living) else None
         return False
 

@@ -10,6 +10,8 @@ from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.report_types import HistoryEntry
 from cudalens.recorder import _torch
 from cudalens.recorder.calls import Recorded
+from cudalens.recorder.earlier_calls import EarlierCalls, hides_changes
+from cudalens.recorder.handing_on import handed_on
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.mode import RecordingMode
 from cudalens.recorder.places import Position
@@ -23,11 +25,25 @@ class Recorder(RecordingMode):
     """
 
     _last_snapshot: tuple[int, Snapshot | None] = (0, None)
+    _earlier = EarlierCalls()
+
+    def follow(self, earlier: EarlierCalls) -> None:
+        """Go on from what earlier blocks have handed on; called before this one records."""
+        with no_dispatch_modes(), plain_torch():
+            earlier.note_changes()
+        self._earlier = earlier
+        self._batches.follow(earlier.batches)
+
+    def handed_on(self) -> EarlierCalls:
+        """Return what the next block may know of the tensors that live on."""
+        with no_dispatch_modes(), plain_torch():
+            return handed_on(self.snapshot(), self.recorded_ops)
 
     def let_go(self) -> None:
         """Forget all tensors."""
         super().let_go()
         self._last_snapshot = (0, None)
+        self._earlier = EarlierCalls()
 
     def synchronize(self) -> None:
         """Wait for the devices that were recorded on, so that a late fault is raised here."""
@@ -68,6 +84,10 @@ class Recorder(RecordingMode):
         if snapshot is None or number != self.recorded_ops:
             number = self.recorded_ops
             calls = [Recorded._make(item) for item in self._ring.copy()]
-            snapshot = Snapshot(calls, self._batches)
+            earlier, changes = self._earlier, self._earlier.changes
+            if earlier.versions and calls and calls[0].seq > 1:  # the first have left the ring
+                stems = (api.stem for api in self._apis.values())
+                changes = earlier.changes_before(calls, hides_changes(stems))
+            snapshot = Snapshot(calls, self._batches, earlier, changes)
             self._last_snapshot = (number, snapshot)
         return snapshot

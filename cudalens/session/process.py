@@ -22,6 +22,7 @@ from cudalens.evidence.finding import on_past_violation, on_violation
 from cudalens.guards.interceptor import Interceptor
 from cudalens.guards.pending import PENDING
 from cudalens.guards.process import PROCESS
+from cudalens.session.succession import SUCCESSION
 from cudalens.source.files import is_user_file, torch_path
 from cudalens.source.shown_frames import hide_own_frames
 
@@ -91,6 +92,7 @@ def uninstall() -> None:
         >>> cudalens.install()
         >>> cudalens.uninstall()
     """
+    SUCCESSION.forget()
     is_deferred = _installs.pop() if _installs else False
     error = PROCESS.settle() if is_deferred else None
     PROCESS.release(is_deferred=is_deferred)

@@ -43,6 +43,7 @@ from cudalens.session.exit import (
 )
 from cudalens.session.findings import Findings, Outcome, SwallowedFinding
 from cudalens.session.ranks import Ranks, combined, launcher_error
+from cudalens.session.succession import SUCCESSION
 from cudalens.source.shown_frames import hide_own_frames
 
 
@@ -87,6 +88,8 @@ class CheckSession:
         """True if the assertions that CUDA prints are read off file descriptor 2."""
         self.show_early: Callable[[], None] | None = None
         """Shows the report of a lost device where the loss is found, before the block ends."""
+        self.is_followed = False
+        """True if no code that could write to a tensor unseen runs before the next block."""
         self.display_name = os.urandom(16).hex()
         """The name of the output that it is shown in."""
         self.shown_error: BaseException | None = None
@@ -162,9 +165,15 @@ class CheckSession:
         self._checked_before = PROCESS.checked_ops
         if not self.fast or self.nan:  # the watch for NaN stands in the recorder
             self._enter_recording(stack)
+        self._limits.attempt("earlier blocks", partial(SUCCESSION.begin, self.recorder))
+        stack.callback(self._hand_on)
         # Waiting, as after each op: what was launched before must not be blamed on this block.
         probe = partial(lost_context.probe, wait=self.sync and not self.fast)
         self._was_lost = self._limits.attempt("device", probe) is not None
+
+    def _hand_on(self) -> None:
+        recorder = self.recorder if self.is_followed else None
+        self._limits.attempt("earlier blocks", partial(SUCCESSION.end, recorder))
 
     def _make_ranks(self) -> Ranks:
         # The files of the report are this block's alone.
@@ -459,6 +468,8 @@ class CheckedBlock(CheckSession):
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Close the session; the exception goes on."""
+        is_followed = partial(SUCCESSION.is_followed, sys._getframe(1), error)
+        self.is_followed = self._limits.attempt("earlier blocks", is_followed, bool)
         super().__exit__(kind, error, traceback)
         report = self.report
         if error is None and report is not None and report.kind == "silent":

@@ -1,0 +1,101 @@
+"""Whether unchecked code can write to a tensor unseen before the next checked block begins.
+
+A version tells of most writes, and not of those through ``.data`` or through memory that NumPy
+shares.  So only code counts that cannot do any of this: it defines, imports, prints and reads.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from cudalens.source.running_node import parsed_source
+
+_LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_FUNCTIONS_THAT_READ = frozenset(
+    (
+        *("print", "display", "len", "type", "isinstance", "id", "repr", "str", "abs", "round"),
+        *("int", "float", "bool", "range"),
+    )
+)
+_METHODS_THAT_READ = frozenset(
+    (
+        *("size", "dim", "numel", "item", "tolist", "unique", "min", "max", "mean", "sum"),
+        *("keys", "values", "items", "format"),
+    )
+)
+_WRITING = (ast.AugAssign, ast.Await, ast.Yield, ast.YieldFrom)
+_ITERATING = (ast.For, ast.AsyncFor, ast.comprehension)
+"""Statements that run the code of an iterator."""
+
+
+def is_next_checked(statements: Sequence[ast.stmt]) -> bool | None:
+    """Return whether statements lead to a checked block without writing to a tensor before.
+
+    Returns:
+        ``None`` where they end without a block, and do not write either.
+    """
+    for statement in statements:
+        if _is_block(statement):
+            return True
+        if not _only_reads(statement):
+            return False
+    return None
+
+
+def _is_block(statement: ast.stmt) -> bool:
+    """Return whether a statement is ``with cudalens.check(...):``."""
+    if not isinstance(statement, ast.With):
+        return False
+    call = statement.items[0].context_expr
+    if not isinstance(call, ast.Call) or ast.unparse(call.func) not in ("cudalens.check", "check"):
+        return False
+    given = (*call.args, *(it.value for it in call.keywords))
+    return all(isinstance(it, ast.Constant) for it in given)
+
+
+def _only_reads(statement: ast.stmt) -> bool:
+    return not any(map(_may_write, _executed(statement)))
+
+
+def _may_write(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Name(name)):
+            return name not in _FUNCTIONS_THAT_READ
+        case ast.Call(func=ast.Attribute(attr=name)):
+            return name not in _METHODS_THAT_READ
+        case ast.Attribute() | ast.Subscript():
+            return not isinstance(node.ctx, ast.Load)
+    return isinstance(node, (ast.Call, ast.With, ast.AsyncWith, *_WRITING, *_ITERATING))
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes that run where a statement runs, without what calls run later."""
+    yield node
+    if isinstance(node, _LATER):
+        parts: Iterator[ast.AST] = iter((*getattr(node, "decorator_list", ()), node.args))
+    else:
+        parts = ast.iter_child_nodes(node)
+    for child in parts:
+        yield from _executed(child)
+
+
+def statements_after(filename: str, line: int) -> tuple[Sequence[ast.stmt], bool] | None:
+    """Return the statements that run after the block of a ``with`` statement.
+
+    Args:
+        line: that the statement begins in.
+
+    Returns:
+        them, and whether they are the last of a whole file or cell; ``None`` where the line has no
+        such statement.
+    """
+    tree = parsed_source(filename)
+    for node in ast.walk(tree) if tree is not None else ():
+        for part in ("body", "orelse", "finalbody"):
+            block = getattr(node, part, None)
+            items: list[ast.stmt] = block if isinstance(block, list) else []
+            for at, item in enumerate(items):
+                if isinstance(item, ast.With) and item.lineno == line:
+                    return items[at + 1 :], node is tree
+    return None
