@@ -127,6 +127,10 @@ def test_a_write_that_no_recorder_saw_ends_it(notebook: Notebook) -> None:
     report_of(notebook, DATA, MODEL, LOSS)
     notebook.names["y"][0] = 10
     assert MADE not in marks(report_of(notebook, LOSS))
+    copied = LOSS.replace("(out, y)", "(out, y.clone())")
+    report_of(notebook, DATA, LOSS)
+    notebook.names["y"][0] = 10
+    assert MADE not in marks(report_of(notebook, copied))
 
 
 @pytest.mark.parametrize("check", ["%%cudacheck --fast", "%%cudacheck --no-force-eager"])
