@@ -1,4 +1,4 @@
-"""Find the bad value before the CUDA kernel asserts.
+"""Find bad values before they crash a CUDA kernel.
 
 ``%load_ext cudalens``, then ``%%cudacheck`` over a cell; or, in a script::
 

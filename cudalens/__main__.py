@@ -43,10 +43,11 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-DESCRIPTION = """Find the bad value before the CUDA kernel asserts.
+DESCRIPTION = """Find bad values before they crash a CUDA kernel.
 
 The script runs as it would with python.  When something is wrong, the report says which value,
-where, which bound it breaks and on which line of yours.  Options behind the script are its own."""
+where, which bound it breaks and on which line of yours.  Options after the script name are passed
+to the script."""
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 """Exit codes, as Python itself gives them."""

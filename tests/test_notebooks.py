@@ -106,7 +106,7 @@ def test_a_notebook_fails_and_trains_on(name: str) -> None:
     assert failing[-1] < len(cells) - 1
     assert ".backward()" in "".join(cell.source for cell in cells[failing[0] + 1 :])
     said = "".join(text for cell in cells for text in strings(cell.outputs))
-    assert said.count("cuda code runs on the CPU") == 1
+    assert said.count("CUDA code runs on the CPU") == 1
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -115,7 +115,7 @@ def same_random_state() -> Iterator[None]:
 # --- exceptions that only came out of our code, and are not our code's own ------------------------
 
 
-# What Python itself, or a statement such as assert, raises without a text.
+# Exceptions that Python raises without arguments.
 _WITHOUT_TEXT = (AssertionError, MemoryError, StopIteration, StopAsyncIteration)
 
 

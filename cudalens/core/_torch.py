@@ -59,7 +59,7 @@ def autograd_keys(devices: Iterable[str]) -> list[str]:
 
 
 def redispatcher(op: Any, key: str = BACKEND_SELECT) -> tuple[Callable[..., Any], Any]:
-    """Return what goes on to the kernel below a key, as if no kernel had been there.
+    """Return a function that redispatches below a key.
 
     Returns:
         a function of a key set and the arguments of the call, and the keys that the set of the
@@ -73,7 +73,7 @@ def redispatcher(op: Any, key: str = BACKEND_SELECT) -> tuple[Callable[..., Any]
 
 
 def _decomposition(op: Any) -> Callable[..., Any]:
-    """Return what runs an op's composite kernel where it stands.
+    """Return a function that runs an op's composite kernel without redispatching.
 
     A redispatch would first offer the op to the dispatch modes, which stand below autograd: the
     ops that it decomposes into would then be lost to autograd.

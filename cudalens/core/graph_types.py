@@ -68,7 +68,7 @@ WRITES = "it writes"
 CHANGED = "changes a tensor in place that backward needs"
 """The note of the step that autograd complains of."""
 
-FIRST_BAD = "the values went out of bounds here"
+FIRST_BAD = "first out of range here"
 """The note of the step that is proven to have made the bad values."""
 
 FIRST_NAN = "NaN first appears here"

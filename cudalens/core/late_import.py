@@ -1,4 +1,4 @@
-"""Act on a module as soon as it is there, without importing it.
+"""Import hooks: run a callback after a module is imported, without importing it.
 
 Not here: the search for the user's own files, which :mod:`cudalens.source.files` does.
 """

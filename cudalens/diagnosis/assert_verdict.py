@@ -175,7 +175,7 @@ def headline_of(call: FittingCall, meaning: Meaning) -> str:
     """Return the headline that names the one call of some code that fits an assertion."""
     argument = meaning.argument_of(call.op)
     of = f"{argument}: " if argument else ""
-    fits = f"{call.text} in line {call.line} is the one call of {call.code} that fits the assert"
+    fits = f"{call.text} in line {call.line} is the only call of {call.code} that fits the assert"
     return f"{fits}: {of}{meaning.sentence}"
 
 

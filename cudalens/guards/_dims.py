@@ -8,9 +8,9 @@ from torch import Tensor
 
 from cudalens.guards.engine import INDEX_DTYPES, Asserts, Late, Need, Within
 
-STOPS = "The kernel stops at an index outside its dimension"
-NEGATIVES_WRAP = f"{STOPS}; a negative one counts from the end."
-NEGATIVES_STOP = f"{STOPS}; negative ones do not count from the end here."
+_EXISTS = "Each index must exist in that dimension."
+NEGATIVES_WRAP = f"{_EXISTS} Negative ones count from the end."
+NEGATIVES_STOP = f"{_EXISTS} Negative ones do not count from the end here."
 _MOST_32_BITS = (1 << 31) - 1
 
 

@@ -86,19 +86,19 @@ def _drop(owners: dict[int, Any], number: int, reference: object) -> None:
 
 @dataclass(slots=True)
 class Noted:
-    """Work done for one call that is not wholly known to be good."""
+    """Checks queued for one call, and its arguments with values in bounds."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    """With the values that are in bounds."""
+    """With values out of bounds replaced."""
     at_once: list[Guard]
-    """The guards that have to look at once."""
+    """The guards that must check immediately."""
     checks: list[Check] = field(default_factory=list)
     error: BaseException | None = None
     """Error to raise."""
 
     def withdraw(self) -> None:
-        """Require nothing for a call that torch refused."""
+        """Cancel the checks of a call that torch rejected."""
         for check in self.checks:
             check.low, check.high, check.report = -math.inf, math.inf, _nothing
 
@@ -129,13 +129,13 @@ def _nothing(*ends: object) -> None:
 
 
 class PastCalls:
-    """Makes the checks of calls, and the findings of those that fail.
+    """Create pending checks; report those that fail.
 
     Args:
-        report_violation: makes the report of a finding, and returns what is to be raised.
-        waits: counts guarded calls, and knows what was written since.
+        report_violation: makes the report of a finding; returns the exception to raise.
+        waits: counts guarded calls; knows what was written since.
         is_users: whether a file is the user's.
-        complain: told, in one line, what is not looked at.
+        complain: called with one line about what is not checked.
     """
 
     def __init__(

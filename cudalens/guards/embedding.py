@@ -71,7 +71,7 @@ def embedding_renorm_indices_in_range(self: Tensor, indices: Tensor) -> Need:
     if self.dim() != 2 or indices.dtype not in INDEX_DTYPES:
         return None
     # Releases before 2.12 have no assertion here: the kernel reads on.
-    why = "Each index names a row whose norm is cut to max_norm; there is no such row."
+    why = "Each index selects a row whose norm is cut to max_norm, and there is no such row."
     rows, key = self.size(0), "embedding_renorm"
     return Within("indices", -rows, rows - 1, of="self", dim=0, unit="row", why=why, asserts=key)
 

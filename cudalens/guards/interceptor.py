@@ -230,10 +230,10 @@ class Interceptor:
         return look
 
     def set_deferred(self, is_deferred: bool, in_compiled: bool = False) -> None:
-        """Look later, or at once again; what is pending stays so.
+        """Switch deferred checking on or off; pending checks stay.
 
         Args:
-            in_compiled: look inside compiled code too, which is always later.
+            in_compiled: check inside compiled code too, which is always deferred.
         """
         self.is_deferred, self._in_compiled = is_deferred, in_compiled
         self._look_later(is_wanted=is_deferred or in_compiled)
@@ -280,7 +280,7 @@ class Interceptor:
     def _raised(
         self, past: Sequence[BaseException], now: BaseException | None = None
     ) -> BaseException | None:
-        """Return the first of some findings, which tells of the others.
+        """Return the first finding, with the others as notes.
 
         Args:
             past: in calls that were made.
@@ -348,7 +348,7 @@ class Interceptor:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> BaseException | None:
-        """Have a finding reported, and return what is to be raised in place of the call.
+        """Report a finding; return the exception to raise in place of the call.
 
         The value is known to be bad: whatever fails from here on, the op is not launched.
         """
@@ -380,7 +380,7 @@ class Interceptor:
     def _answer(
         self, limits: Limits, violation: Violation, report: Callable[[], object]
     ) -> BaseException | None:
-        """Return what is to be raised, without a report where none can be made."""
+        """Return the exception to raise; it has no report if none could be made."""
 
         def reported() -> BaseException | None:
             with Uninterrupted(), _torch.plain_torch():
@@ -403,9 +403,9 @@ class Interceptor:
 
 
 def _look_again(plan: Plan, values: Sequence[Any], failure: Exception) -> object:
-    """Return what a guard finds that has failed, with more room and without subclasses.
+    """Retry a guard that failed, with a deeper stack and plain tensors.
 
-    The stack may have been at its end, or a property of a user's subclass may have raised.
+    The stack may have been full, or a property of a user's subclass may have raised.
     """
     with MoreStack():
         raise_if_outside(failure)

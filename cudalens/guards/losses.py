@@ -177,7 +177,7 @@ def multilabel_margin_loss_target_in_range(self: Tensor, target: Tensor) -> Need
         rows = target if target.dim() else target.reshape(1)
         return ((rows < 0).cumsum(-1) == 0).reshape(target.shape)
 
-    why = "Each target is a class's number; CUDA reads and writes beyond the scores unchecked."
+    why = "Each target is a class index. CUDA reads and writes past the scores unchecked."
     last = (self.size(-1) if self.dim() else 1) - 1
     need = Within(
         "target", 0, last, of="self", unit="class", why=why, upper_bound_only=True, mask=is_read
@@ -212,7 +212,7 @@ def ctc_loss_labels_in_alphabet(
     classes = log_probs.size(-1) if log_probs.dim() == 3 else 0
     if classes == 0 or targets.dtype not in (torch.int64, torch.int32) or targets.numel() == 0:
         return None
-    why = "Each label picks one of the probabilities of a step; the kernels read beyond them."
+    why = "Each label is an index into one step of log_probs. The kernels read past its end."
     need = Within("targets", 0, classes - 1, of="log_probs", dim=2, why=why)
     need.place = f"the alphabet of {classes} in {{related}}"
     need.mask = lambda: _labels_read(targets, log_probs.size(1), input_lengths, target_lengths)

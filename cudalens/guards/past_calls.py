@@ -37,7 +37,7 @@ class PastCall:
 def running_call(is_users: IsUsers) -> tuple[int, tuple[StackLine, ...]]:
     """Return the thread that makes the running call, and its lines from the user's down.
 
-    Autograd's own threads have none: there, those of who waits for them.
+    On autograd's threads: the stack of the thread that called backward.
     """
     lines, has_users = _lines(sys._getframe(1), is_users)
     if not has_users:

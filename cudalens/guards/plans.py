@@ -108,7 +108,7 @@ class Required:
     deferred: list[Requirement]
     """Requirements that deferred guards check without a wait."""
     at_once: list[Guard]
-    """The guards that look at once in any case: theirs is no interval."""
+    """The guards that always check immediately: their condition is not an interval."""
 
     # Every call of a guarded op passes here, so speed comes before form.
     def are_good(self, args: tuple[Any, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""Guards of unpooling, which is handed the positions of the maxima."""
+"""Guards of max_unpool: bounds of the indices that max_pool returned."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _plane(
     count = math.prod(sizes)
     if indices.shape != pooled.shape or indices.dtype != torch.int64 or count <= 0:
         return None
-    why = "Each index is a position in one flattened plane; the kernel stops at one outside it."
+    why = "Each index is a position in one flattened plane. The kernel asserts that it lies inside."
     need = Within("indices", 0, count - 1, unit="element", why=why, asserts=asserts)
     need.whole, need.narrows = f"a plane of {' × '.join(map(str, sizes))}", narrows
     return need

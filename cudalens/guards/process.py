@@ -86,23 +86,23 @@ class Guarding:
 
     @property
     def dedup_scope(self) -> object:
-        """Return whom a finding of this thread is for: its session, else the installation."""
+        """Return the scope in which a finding is reported once: session or installation."""
         return self.listener or self._interceptor or self
 
     @property
     def is_deferred(self) -> bool:
-        """Return whether the guards that are installed look later, without a wait of the host."""
+        """Return whether the installed guards are deferred: no call waits for the device."""
         return self._interceptor is not None and all(later for later, _ in self._wants)
 
     def acquire(
         self, make: MakeInterceptor, *, is_deferred: bool = False, in_compiled: bool = False
     ) -> None:
-        """Want the guards once more; installs them when they are not there.
+        """Increment the install count; install on first use.
 
         Args:
             make: builds the interceptor for some device types, ``None`` for the accelerators.
-            is_deferred: whether they may look later; they do while everybody lets them.
-            in_compiled: whether they look inside compiled code; deferred guards do.
+            is_deferred: the caller accepts deferred checks; they are used while all callers do.
+            in_compiled: also check inside compiled code; deferred guards always do.
         """
         with Uninterrupted(), self._lock:
             if self._interceptor is None:
@@ -122,7 +122,7 @@ class Guarding:
         interceptor.set_deferred(is_deferred=self.is_deferred, in_compiled=in_compiled)
 
     def release(self, *, is_deferred: bool = False, in_compiled: bool = False) -> None:
-        """Want the guards once less; removes them when nobody does.  Harmless at zero."""
+        """Decrement the install count; uninstall at zero.  Does nothing at zero."""
         with Uninterrupted(), self._lock:
             want, interceptor = (is_deferred, in_compiled), self._interceptor
             if self._wants:

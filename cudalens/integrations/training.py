@@ -18,7 +18,7 @@ from cudalens.session.session import CheckSession
 
 
 class _Session(CheckSession):
-    """A session that writes a finding down when it is made: nobody tells how training ended."""
+    """Saves each finding at once: callbacks are not told about exceptions."""
 
     def __init__(self, write: Callable[[Report], None], **options: Any) -> None:
         super().__init__(**options)
@@ -34,7 +34,7 @@ class TrainingCheck:
     """The guards around one training, and where its report goes.
 
     Args:
-        deferred: guards that wait for the device at no call, which look at their values later.
+        deferred: checks that do not wait for the device at a call.
     """
 
     _open: ClassVar[weakref.WeakSet[TrainingCheck]] = weakref.WeakSet()

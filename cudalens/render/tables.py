@@ -36,7 +36,7 @@ def matching(rows: Iterable[Mapping[str, Any]], wanted: Sequence[str]) -> list[M
 
 
 def guard_list(rows: Iterable[Mapping[str, Any]], *, width: int, color: bool) -> str:
-    """Draw rows of the catalogue: the functions that people call, what has to hold, the ops."""
+    """Draw rows of the catalogue: API names, conditions, ops."""
     console = console_into_memory(max(width, 20), color=color)
     for row in sorted(rows, key=lambda row: (row["silent"], list(_KINDS).index(row["frequency"]))):
         # The overloads of an op share its guard: .out, .Tensor and the like.

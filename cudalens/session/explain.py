@@ -1,4 +1,4 @@
-"""Explain an exception that was met without the magic: after the fact, from what is left of it."""
+"""Explain an exception that was raised outside a check, from its traceback and live objects."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _with_suspect(report: Report, call: FittingCall, error: BaseException) -> Re
         file=title_of(first) if cell is None else None,
         mark="likely here",
     )
-    text = f"{call.text} in line {call.line} is the one call of {call.code} that fits the assert"
+    text = f"{call.text} in line {call.line} is the only call of {call.code} that fits the assert"
     found = Observation(kind="suspect", text=text, facts={"api": call.api}, sources=(suspect,))
     return replace(report, observations=(*report.observations, found))
 

@@ -64,7 +64,7 @@ class Findings:
             self.silent.add(report)
 
     def has(self, report: Report) -> bool:
-        """Return whether this very finding was taken in: one that is kept, or the last."""
+        """Return whether this report object was recorded: one that is kept, or the last."""
         reports = (*self.raised.first, self.raised.last)
         return id(report) in [id(item) for item in reports]
 
@@ -74,9 +74,9 @@ class Findings:
         return (*last, *reversed(self.raised.first))
 
     def fired(self) -> str:
-        """Say how often a guard fired."""
+        """Return how many calls were stopped, as words."""
         count = self.raised.count
-        return f"a guard fired {'once' if count == 1 else f'{count} times'}"
+        return "1 call was stopped" if count == 1 else f"{count} calls were stopped"
 
     def others(self, shown: Report, *, has_ended: bool = False) -> str:
         """Count and list what was found besides ``shown``; empty when nothing.
@@ -141,7 +141,7 @@ class SwallowedFinding:
         Args:
             place: what to call the block, such as ``cell``.
         """
-        then = f"; {self.other} was raised later" if self.other else ""
+        then = f", and {self.other} was raised later" if self.other else ""
         if self.was_shown:
             how = "as %run, %%capture and a failing display do"
             return f"IPython printed this error while the {place} ran, {how}{then}"
@@ -196,7 +196,7 @@ class Outcome:
         parts = [shown.explanation]
         if self.swallowed is not None:
             sentence = self.swallowed.sentence(_place_of(shown))
-            parts.append(f"{sentence[0].upper()}{sentence[1:]}; {findings.fired()}.")
+            parts.append(f"{sentence[0].upper()}{sentence[1:]}. {findings.fired()}.")
         has_ended = self.swallowed is None and self.silent is not shown
         others = findings.others(shown, has_ended=has_ended)
         parts.append(others)

@@ -20,7 +20,7 @@ USAGE = """%%cudacheck [options]           over a cell: run it checked
        %cudacheck explain              explain the exception that was just shown
        %cudacheck status | last        what is installed | the last report again"""
 
-DESCRIPTION = """Find the bad value before the CUDA kernel asserts.
+DESCRIPTION = """Find bad values before they crash a CUDA kernel.
 
 The cell runs as it would without this line.  When something is wrong, one report says
 which value, where, which bound it breaks and on which line of yours; CUDA stays usable."""

@@ -37,7 +37,7 @@ _FILES = 1024
 
 
 def acquire(*, is_deferred: bool = False, in_compiled: bool = False) -> None:
-    """Want the guards once more; :meth:`PROCESS.release` undoes it.
+    """Increment the guards' install count; :meth:`PROCESS.release` decrements it.
 
     Raises:
         DeviceAssertError: a call that was made before, and is looked at only now.
@@ -299,10 +299,10 @@ class _Last:
 
 
 def note_check(checked: int, recorded: int, report: Report | None) -> None:
-    """Take note of a block that was checked: calls looked at, ops recorded, and what was found."""
-    calls = f"{checked} guarded call{'s' * (checked != 1)} looked at"
+    """Take note of a block that was checked: guarded calls, ops recorded, and what was found."""
+    calls = f"{checked} guarded call{'s' * (checked != 1)} checked"
     ops = f"{recorded} op{'s' * (recorded != 1)} recorded"
-    _Last.check = f"{calls}, {ops}; {'nothing' if report is None else 'a problem'} found"
+    _Last.check = f"{calls}, {ops}, {'nothing' if report is None else 'a problem'} found"
 
 
 def status() -> str:

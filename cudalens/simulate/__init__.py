@@ -1,7 +1,7 @@
 """The rehearsal device, for machines without a GPU: ordinary cuda code fails as on a GPU.
 
-The work runs on the CPU; out-of-range indices, labels and probabilities fail late
-and stick. It is not a GPU: timings, memory, rounding and low-level faults are not imitated.
+The work runs on the CPU.  As on a GPU, errors of out-of-range values appear late and
+persist.  It is not a GPU: timings, memory, rounding and low-level faults are not imitated.
 
 The module is callable: ``cudalens.simulate()`` is ``cudalens.simulate.start()``.
 """

@@ -29,8 +29,8 @@ OLDEST: Final = (2, 8)
 TESTED: Final = ("2.8", "2.10", "2.11", "2.12", "2.13", "2.14", "2.15")
 """Releases that the tests ran with; any other is tried in a process of its own first."""
 ANNOUNCEMENT: Final = (
-    "Rehearsal device: cuda code runs on the CPU, and out-of-range values fail late and stick as"
-    " on CUDA. Not a GPU."
+    "Rehearsal device: CUDA code runs on the CPU. As on a GPU, errors appear late and persist."
+    " Not a GPU."
 )
 
 
@@ -59,14 +59,14 @@ def _release() -> tuple[int, ...]:
 
 
 def _untried() -> str | None:
-    """Return what nobody has run the rehearsal device with: this torch, or this platform."""
+    """Return the torch version or the platform if the tests did not run with it, else None."""
     if ".".join(map(str, _release())) not in TESTED:
         return f"torch {torch.__version__}"
     return None if _platform() == "linux x86_64" else _platform()
 
 
 def _try_in_another_process(untried: str) -> None:
-    """Run the self-check where a crash ends nothing but that process."""
+    """Run the self-check in a child process, so that a crash ends only that."""
     code = "from cudalens.simulate import activation; activation.check_self()"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
@@ -143,7 +143,7 @@ class Simulation:
         self._runtime.state.reset()
 
     def device_assert(self, op_name: str, text: str) -> None:
-        """Let a kernel of the user's own assert on the device: it surfaces late and sticks.
+        """Let a kernel of the user's own assert on the device: the error appears late and persists.
 
         text: the whole line that the kernel would print.
         """

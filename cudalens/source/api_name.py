@@ -25,7 +25,7 @@ def api_name(places: Sequence[Place], argument_names: Collection[str] = ()) -> s
         places: the stack, outermost first, without frames of this package.
         argument_names: schema names of the op's arguments, as far as they are known.
     """
-    # What calls of subclasses come through only passes them on.
+    # Skip `__torch_function__` frames: they only forward.
     places = [place for place in places if place.code.co_name != "__torch_function__"]
     of_torch = itertools.takewhile(lambda place: is_torch_file(place.filename), reversed(places))
     group = list(of_torch)[::-1]  # at the inner end of the stack, outermost of them first

@@ -82,12 +82,12 @@ def forget_cell(filename: str) -> None:
 
 
 def note_cell(filename: str, number: int) -> None:
-    """Tell the number of a cell, for a shell that keeps no map of its own."""
+    """Record the number of a cell, for a shell without a map of file names."""
     _noted[filename] = number
 
 
 def note_running(shell: Any) -> None:
-    """Tell the number of the cell that is running, where nobody else will."""
+    """Record the running cell's number, for a shell without a map of file names."""
     frame = innermost(lambda frame: frame.f_code.co_name.startswith(_CELL_NAME))
     if frame is not None:
         note_cell(frame.f_code.co_filename, shell.execution_count)

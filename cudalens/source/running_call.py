@@ -43,7 +43,7 @@ _METHODS = {
     "Not": "bool",
 }
 """Methods of operators whose node is called otherwise: that of ``ast.Add`` is ``__add__``."""
-# What decides by itself what it does with a tensor.
+# Built-ins whose operators handle tensors themselves.
 _BUILTIN_OWNERS = (str, bytes, bytearray, list, tuple, dict, set, frozenset, range)
 _DISPLAYS = (ast.List, ast.Tuple, ast.Dict, ast.Set, ast.JoinedStr, ast.ListComp)
 _SUBSCRIPTS = {"STORE": "setitem", "DELETE": "delitem", "BINARY": "getitem"}
@@ -337,7 +337,7 @@ def is_tensor_method(name: str) -> bool:
 
 
 def of_value(value: Any) -> str | None:
-    """Name a function or class of torch by where it is offered."""
+    """Return the public dotted name of a function or class of torch."""
     if issubclass(type(value), type):
         return class_name(value)
     if type(value) not in (FunctionType, BuiltinFunctionType):

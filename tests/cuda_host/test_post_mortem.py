@@ -176,7 +176,7 @@ def test_the_one_call_that_fits_what_was_printed_is_named(notebook: Any, more: s
     notebook.run(f'standin.fault("sigmoid")\ny = x[i]; {more}\ny.sigmoid().tolist()')
     report = explain(notebook.names, notebook.error, printed)
     assert report is not None and (report.kind, report.certainty) == ("device_assert", "likely")
-    first = "x[i], x[i] = y or " if more else "x[i] in line 2 is the one call of this cell that "
+    first = "x[i], x[i] = y or " if more else "x[i] in line 2 is the only call of this cell that "
     assert report.headline_schema.startswith(first)
 
 

@@ -321,7 +321,7 @@ def test_the_one_call_of_the_script_that_fits_is_named(
         assert report.op.name is None
         return
     assert report.headline_schema.startswith(
-        f"{fits} in line 10 is the one call of train.py that fits the assert: target: a label is"
+        f"{fits} in line 10 is the only call of train.py that fits the assert: target: a label is"
     )
     assert report.op.name == "aten::nll_loss_forward"
     assert report.source is not None and report.source.line == 12
@@ -350,7 +350,7 @@ def test_a_script_that_is_another_by_now_is_not_read() -> None:
 )
 def test_an_indexing_in_the_deepest_line_is_named(line: str, fits: str | None) -> None:
     report = explained(f"{INDEX}\n{LATE.replace('print(step(x, y).item())', line)}")
-    first = f"{fits} in line 12 is the one call of that line that fits the assert: indices: "
+    first = f"{fits} in line 12 is the only call of that line that fits the assert: indices: "
     assert report.headline_schema.startswith(
         first if fits else "x[i], x[i] = y or Tensor.index_put_ "
     )
@@ -371,7 +371,7 @@ AcceleratorError: CUDA error: device-side assert triggered
 @pytest.mark.parametrize(("line", "fits"), [("scale = rows[0]", "table[x]"), ("rows[y] = 0", None)])
 def test_the_lines_of_a_cell_that_a_log_shows_are_looked_at(line: str, fits: str | None) -> None:
     report = explained(f"{INDEX}\n{CELL.format(line)}")
-    first = f"{fits} in line 2 is the one call of the lines shown that fits the assert: indices: "
+    first = f"{fits} in line 2 is the only call of the lines shown that fits the assert: indices: "
     assert report.headline_schema.startswith(
         first if fits else "x[i], x[i] = y or Tensor.index_put_ "
     )

@@ -481,9 +481,9 @@ def test_a_swallowed_finding_is_a_warning(notebook: Notebook) -> None:
     said = "cudalens: warning: an error did not leave the cell: ids[1] = 7 is outside"
     assert notebook.err.startswith(said)
     assert len(notebook.shown) == 1
-    assert "a guard fired once" in cudalens.last_report().explanation
+    assert "1 call was stopped" in cudalens.last_report().explanation
     notebook.run(f"{caught}pass\n{{}}['missing']")
-    said = "cudalens: warning: an error did not leave the cell; KeyError was raised later: ids[1] ="
+    said = "cudalens: warning: an error did not leave the cell, and KeyError was raised later: "
     assert notebook.err.startswith(said)
 
 

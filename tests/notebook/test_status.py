@@ -45,15 +45,15 @@ def test_status_says_what_a_silent_check_looked_at(notebook: Notebook, how: str)
     magic = notebook.under(how)
     notebook.run(magic + GOOD)
     assert "cudalens" not in notebook.out + notebook.err
-    said = "1 guarded call looked at, 3 ops recorded; nothing found"
+    said = "1 guarded call checked, 3 ops recorded, nothing found"
     assert last_check(notebook) == said
     notebook.run("%cudacheck off")
     notebook.run("torch.ones(3) + 1")
     assert last_check(notebook) == (
-        said if magic else "0 guarded calls looked at, 0 ops recorded; nothing found"
+        said if magic else "0 guarded calls checked, 0 ops recorded, nothing found"
     )
     notebook.run(f"%%cudacheck\n{BAD}")
-    assert last_check(notebook).endswith("recorded; a problem found")
+    assert last_check(notebook).endswith("recorded, a problem found")
 
 
 def test_status_says_what_is_installed_and_found(notebook: Notebook) -> None:
@@ -76,7 +76,7 @@ def test_the_display_of_a_value_counts_for_its_cell(notebook: Notebook) -> None:
     """It is a second check, and one cell."""
     notebook.run(f"class R:\n    def __repr__(self): return str({GOOD})")
     notebook.run(f"%%cudacheck\n{GOOD}\nR()")
-    assert last_check(notebook) == "2 guarded calls looked at, 6 ops recorded; nothing found"
+    assert last_check(notebook) == "2 guarded calls checked, 6 ops recorded, nothing found"
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -177,7 +177,7 @@ def test_a_report_of_timed_code_is_that_of_any_code(run: Run) -> None:
         report = run(above + body)
         text = " ".join(report.to_text().split()).replace(f"In [{report.source.cell}]", "In [N]")
         # Before 9.4 the magic shows an exception itself, and the cell goes on.
-        texts.append(text.replace(" This error did not leave the cell; a guard fired once.", ""))
+        texts.append(text.replace(" This error did not leave the cell. 1 call was stopped.", ""))
     assert ids in texts[0]
     assert texts[0] == texts[1]
 

@@ -39,7 +39,7 @@ def test_a_plain_cell_that_died_is_explained(notebook: Notebook) -> None:
     assert report.context_usable is False
     assert report.device_text is not None and "t >= 0 && t < n_classes" in report.device_text
     assert report.headline_schema == (
-        "F.cross_entropy(logits, labels) in line 3 is the one call of this cell that fits the "
+        "F.cross_entropy(logits, labels) in line 3 is the only call of this cell that fits the "
         "assert: target: a label is neither one of the classes nor ignore_index"
     )
     assert report.op.api == "F.cross_entropy"
@@ -105,7 +105,7 @@ def test_the_one_call_of_the_cell_that_fits_is_named(
         assert "asserted on the device" in report.headline_schema
         assert report.op.name is None
     else:
-        first = f"{fits} in line 1 is the one call of this cell that fits the assert: indices: "
+        first = f"{fits} in line 1 is the only call of this cell that fits the assert: indices: "
         assert report.headline_schema.startswith(first)
         assert report.op.name is not None
     assert any(item.kind == "suspect" for item in report.observations) is (fits is not None)

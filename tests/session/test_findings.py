@@ -80,7 +80,7 @@ def test_what_is_not_kept_whole_is_counted(number: int) -> None:
     reports = [raised("again") for _ in range(number)]
     findings = findings_of(*reports)
     assert len(findings.raised.first) == MAX_FINDINGS
-    assert findings.fired() == f"a guard fired {number} times"
+    assert findings.fired() == f"{number} calls were stopped"
     assert f"again ({number - 1} times)" in findings.others(reports[0])
     assert findings.has(reports[-1])
     assert not findings.has(raised("again"))
@@ -92,8 +92,8 @@ def test_what_is_not_kept_whole_is_counted(number: int) -> None:
         (SwallowedFinding(), "this error did not leave the block"),
         (
             SwallowedFinding(is_of_thread=True, other="KeyError"),
-            "this error was raised in another thread and did not leave the block;"
-            " KeyError was raised",
+            "this error was raised in another thread and did not leave the block,"
+            " and KeyError was raised",
         ),
     ],
 )

@@ -293,7 +293,7 @@ def swallow(values: tuple[int, ...], leaves: int | None = None) -> None:
 @pytest.mark.parametrize(
     ("values", "parts"),
     [
-        ((7,), ["once"]),
+        ((7,), ["1 call was stopped"]),
         ((7, 8, 7, 7, 9), ["4 more", "= 7 is", "(2 times)", "= 8 is", "= 9 is"]),
     ],
 )
@@ -380,9 +380,9 @@ def in_the_handler() -> None:
         mismatch()
 
 
-LATER = "This error did not leave the block; {} was raised later; a guard fired once."
+LATER = "This error did not leave the block, and {} was raised later. 1 call was stopped."
 CAUGHT = "1 more in this block did not end it: device assert: cuda(1, value)[1] = 7 is outside"
-HANDLED = "{} was raised while this error was being handled; a guard fired once."
+HANDLED = "{} was raised while this error was being handled. 1 call was stopped."
 
 
 @pytest.mark.parametrize(
