@@ -413,8 +413,9 @@ def _page(args: Namespace) -> int:
         text = error_pages.text(*filter(None, [args.name]))
     except KeyError:
         names = error_pages.names()
-        close = get_close_matches(args.name, names, 1)
-        meant = f"; did you mean {close[0]}?" if close else ""
+        word = args.name.casefold()
+        close = [name for name in names if word in name] or get_close_matches(word, names, 1)
+        meant = f"; did you mean {' or '.join(close)}?" if close else ""
         there = f"{' The' if meant else '; the'} pages are {', '.join(names)}"
         return _complain(f"there is no page {args.name!r}{meant}{there}", FAILED)
     if sys.stdout.isatty():

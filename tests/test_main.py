@@ -519,4 +519,5 @@ def test_a_reader_that_leaves_early_gets_no_traceback(words: list[str], tmp_path
 
 def test_a_misspelt_page_is_answered_with_the_one_that_was_meant(run_here: Run) -> None:
     assert_one_line(run_here("page", "nclasses"), 1, "did you mean n-classes? The pages are ")
+    assert_one_line(run_here("page", "Backward"), 1, "did you mean backward-a-second-time? The ")
     assert_one_line(run_here("page", "xyzzy"), 1, "there is no page 'xyzzy'; the pages are ")

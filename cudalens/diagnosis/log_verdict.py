@@ -31,7 +31,10 @@ __all__ = ["explain_log", "last_exception"]
 _LATE = "CUDA reports an assert late, so the real cause may be an earlier line than the one shown."
 _SAME_OP = "The traceback ends in this op, so its line is likely the one."
 _NO_LINE = "The log contains no line of your code for it."
-_GOES_ON = "No error follows it: the job went on without this process, or the log is cut."
+_GOES_ON = (
+    "No error follows it: the process ended before it waited for the GPU, the job went on without "
+    "this process, or the log is cut."
+)
 _HANDLED = "The log goes on after it: if the job handled it, something else ended the job."
 _AFTER = 8
 """Lines behind an error that may still belong to the end of the job."""
