@@ -442,13 +442,13 @@ _COMMANDS = {
     ),
     "explain": SubCommand(
         form="explain LOG",
-        does="explain the log of a crashed job; - for standard input",
+        does="explain the log of a crashed job (- for standard input)",
         run=_explain,
         more="Reads assertion lines, tracebacks and CUDA errors of all ranks, and says which op "
         "asserted,\nhow certain that is, on which line of yours, and which command finds the value "
         "next time.\nExit status 1: the log shows no failure of CUDA's or torch's.",
         table=(
-            option("files", metavar="LOG", nargs="*", help="files; - or none: stdin"),
+            option("files", metavar="LOG", nargs="*", help="files (- or none: standard input)"),
             *FILES,
         ),
     ),
@@ -476,7 +476,7 @@ _COMMANDS = {
     ),
     "show": SubCommand(
         form="show FILE...",
-        does="print a saved report; several: list them",
+        does="print a saved report, or list several",
         run=_show,
         table=(
             option("files", metavar="FILE", nargs="+", help="reports saved as JSON"),

@@ -141,7 +141,7 @@ def _falling_offset(offsets: Tensor, bags: int, count: int, key: str) -> Violati
         f"is outside {before} … {count}: from the offset before it to the number of {{related}}",
         argument="offsets",
         explanation="A bag runs from its offset to the next one, the last to the end of the "
-        "indices; the kernel stops at a bag that ends before it starts.",
+        "indices. The kernel asserts on a bag that ends before it starts.",
         bounds=Bounds(min=0, max=count, text=f"non-decreasing, 0 … {count}"),
         is_index=False,
         related="indices",

@@ -190,8 +190,8 @@ class _LeftGradients:
 
     def __init__(self, owner: Tensor, error: BaseException) -> None:
         message = (
-            f"{str(error).partition(chr(10))[0]}: the gradients of that step are still there; call "
-            "zero_grad() where the error is caught"
+            f"{str(error).partition(chr(10))[0]}: the gradients of that step are still there. Call "
+            "zero_grad() where the error is caught."
         )
         self.error: Any = partial(type(error), message, getattr(error, "report", None))
         self._watch(owner)

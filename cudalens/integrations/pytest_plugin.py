@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "cudacheck(fast=False, nan=False, deferred=False): run the test under cudalens.check with "
-        "these options; cudacheck(False) leaves it out",
+        "these options, cudacheck(False) without it",
     )
 
 

@@ -320,7 +320,7 @@ def test_gradients_of_a_caught_finding(how: str, where: str, is_first: bool) -> 
     told = found_by(partial(step, 2, 2))
     moved = (table.weight.detach().cpu() - before).flatten().tolist()
     if how == "not":
-        assert "the gradients of that step are still there; call zero_grad()" in told[0]
+        assert "the gradients of that step are still there. Call zero_grad()" in told[0]
         assert moved == [0, 0, 0, 0]
         assert len(found_by(partial(step, 2))) == 1
         optimizer.zero_grad(set_to_none=is_first)
