@@ -145,7 +145,7 @@ class CheckSession:
     # --- life ------------------------------------------------------------------------------------
 
     def open(self) -> CheckSession:
-        """Install everything; what was installed is removed again when a part of it fails."""
+        """Install the check; if a part fails, remove what was installed."""
         self._begin()
         try:
             with Uninterrupted():
@@ -215,7 +215,7 @@ class CheckSession:
         return self._limits.attempt(what, lambda: stack.enter_context(make()))
 
     def close(self, error: BaseException | None = None) -> BaseException | None:
-        """Remove everything, and make the report when something is wrong.
+        """Uninstall the check, and make the report if something is wrong.
 
         Args:
             error: the exception that left the block, if one did; it is never swallowed.
@@ -270,7 +270,7 @@ class CheckSession:
         process.note_check(self.checked_ops, self.recorded_ops, self.report)
 
     def remove(self) -> None:
-        """Remove everything, without a report; harmless once it is removed."""
+        """Uninstall the check without a report.  Does nothing if it is not installed."""
         for line in self.recorder.limits if self.recorder is not None else ():
             self.internal_error(line)
         with Uninterrupted():
@@ -297,7 +297,7 @@ class CheckSession:
     # --- listening -------------------------------------------------------------------------------
 
     def add_finding(self, report: Report) -> None:
-        """Take note of a finding; called by the guards, from any thread."""
+        """Record a finding.  The guards call this from any thread."""
         if report.kind != "silent" and not self.findings:
             self._is_of_thread = threading.get_ident() != self._thread
         self._findings.add(report)
@@ -310,11 +310,11 @@ class CheckSession:
                 limits.attempt("early report", lambda: self._on_device_end(error))
 
     def internal_error(self, line: str) -> None:
-        """Take note of a failure of our own, once."""
+        """Record a failure of the check itself, once."""
         self._limits.add(line)
 
     def note_shown(self, error: BaseException) -> None:
-        """Take note that the shell has shown an exception, which therefore goes no further."""
+        """Record that the shell has shown an exception and does not pass it on."""
         first = next(iter(self.findings), None)
         if first is not None and getattr(error, "report", None) is first:
             self._was_shown = True
@@ -442,7 +442,7 @@ class CheckSession:
         return self._limits.attempt("device", self._wait)
 
     def _wait(self) -> BaseException | None:
-        """Return the device's error; what else fails while waiting is no fault of the block."""
+        """Return the device's error.  Other failures of the wait are not the block's."""
         try:
             self.recorder.synchronize()
         except Exception as error:
