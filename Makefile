@@ -162,7 +162,7 @@ libraries: $(STAMP) ## right programs of the libraries that people train with, e
 bench: $(VENV)/.bench ## measure the costs; writes benchmarks/results.json, docs/performance.md and the README's table
 	$(BIN)/python -m benchmarks
 
-test-cuda-host: $(STAMP) ## torch's CUDA build without a GPU, on the stand-in of tests/standin: TORCH=2.13.0 or all, a gigabyte each
+test-cuda-host: $(STAMP) ## torch's CUDA build without a GPU, on the stand-in of tests/standin: 2.11.0 and 2.13.0, one of your own by TORCH=, or all, a gigabyte each
 	$(BIN)/python -m tests.cuda_host $(TORCH)
 
 # The environment of `make setup` where its torch finds a device, else the python at hand.

@@ -26,8 +26,9 @@ HEADERS = {
 RELEASES = ("2.10.0", "2.11.0", "2.13.0", "2.15.0")
 """What people have, and the newest; ``make compat`` runs them all.  ``values.py`` asks torch for
 the kernel of an op, which torch 2.8 does not give."""
-IN_CI = ("2.13.0",)
-"""Older releases use other words in some texts, which the tests do not all know yet."""
+IN_CI = ("2.11.0", "2.13.0")
+"""The newest that the project is developed with, and the older one that Colab has: its allocator
+has no setting that catches what is freed after a fault, and it uses other words."""
 NOT_RUN = 3
 """The exit status where the lane could not be run."""
 
