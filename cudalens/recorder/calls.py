@@ -6,7 +6,7 @@ them are made, and almost all are thrown away unread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 from weakref import ref
@@ -291,6 +291,13 @@ class Recorded(NamedTuple):
     def outputs(self) -> tuple[Ref, ...]:
         """References to the tensors that the call gave back."""
         return self.output if isinstance(self.output, tuple) else (self.output,)
+
+    @property
+    def results(self) -> Iterator[Ref]:
+        """Yield the tensors that the call gave back or wrote to."""
+        yield from self.outputs
+        for write in self.written:
+            yield from {write.tensor, write.target} if write.base else (write.tensor,)
 
     @property
     def metas(self) -> tuple[tuple[Any, Any], ...]:

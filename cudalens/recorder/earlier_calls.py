@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from torch import Tensor
 from cudalens.recorder._torch import is_of_inference, version_of
 from cudalens.recorder.calls import Recorded, names
 from cudalens.recorder.dataloader import Batch
+from cudalens.recorder.sites import entries_of
 from cudalens.recorder.tensor_refs import Ref
 
 SHARING = names(
@@ -39,6 +41,15 @@ class UnseenChange(NamedTuple):
     last: int
 
 
+class LastVersion(NamedTuple):
+    """The version that a tensor had when a block ended."""
+
+    tensor: Ref
+    whole: Ref
+    """The tensor that it is a view of, or itself."""
+    version: int
+
+
 @dataclass
 class EarlierCalls:
     """The calls of earlier blocks, all numbered below those of the next one, from 0 downwards."""
@@ -48,17 +59,30 @@ class EarlierCalls:
     batches: list[Batch] = field(default_factory=list)
     changes: dict[int, UnseenChange] = field(default_factory=dict)
     """By the ``id`` of the tensor's reference."""
-    versions: list[tuple[Ref, int]] = field(default_factory=list)
-    """The versions of the tensors that were alive when the last of these blocks ended."""
+    versions: list[LastVersion] = field(default_factory=list)
+    """Of the tensors that were alive when the last of these blocks ended."""
     shared: dict[int, Ref] = field(default_factory=dict)
     """Tensors whose memory others can write to."""
 
+    files: dict[str, tuple[int, int] | None] = field(default_factory=dict)
+    """The files that the calls were made in, each with its size and the time of its change."""
+
     def note_changes(self) -> None:
         """Note which tensors were written to since the last block; called where one begins."""
-        for tensor, version in self.versions:
+        self.note_edits(self.changes)
+        for tensor, whole, version in self.versions:
             living = tensor()
             if living is not None and version_or_none(living) != version:
                 note_change(self.changes, tensor, 0)
+                note_change(self.changes, whole, 0)
+
+    def note_edits(self, changes: dict[int, UnseenChange]) -> None:
+        """Hide the calls of files that were edited: their lines are not known any more."""
+        edited = {name for name, state in self.files.items() if state_of(name) != state}
+        for call in self.calls if edited else ():
+            if not edited.isdisjoint(files_of(call)):
+                for item in call.results:
+                    note_change(changes, item, 0)
 
     def changes_before(self, ring: Sequence[Recorded], hides: bool) -> dict[int, UnseenChange]:
         """Return all changes, where the first calls of the running block have left the ring.
@@ -73,11 +97,12 @@ class EarlierCalls:
         for write in chain.from_iterable(call.written for call in ring):
             for item in {id(write.tensor), id(write.target)}:
                 written.setdefault(item, write.before)
-        for tensor, version in self.versions:
+        for tensor, whole, version in self.versions:
             living = tensor()
             now = None if living is None else written.get(id(tensor), version_or_none(living))
             if hides or now != version:
                 note_change(changes, tensor, ring[0].seq - 1)
+                note_change(changes, whole, ring[0].seq - 1)
         return changes
 
 
@@ -87,9 +112,28 @@ def note_change(changes: dict[int, UnseenChange], tensor: Ref, seq: int) -> None
     changes[id(tensor)] = UnseenChange(tensor, min(old.first, seq), max(old.last, seq))
 
 
+def files_of(call: Recorded) -> set[str]:
+    """Return the files that led to a call."""
+    return {entry.code.co_filename for entry in entries_of(call.site)}
+
+
+def state_of(filename: str) -> tuple[int, int] | None:
+    """Return what is another after a file was edited; ``None`` if it is none, such as a cell."""
+    try:
+        stat = Path(filename).stat()
+    except (OSError, ValueError):
+        return None
+    return stat.st_size, stat.st_mtime_ns
+
+
 def hides_changes(stems: Iterable[str]) -> bool:
     """Return whether one of these functions lets a tensor change without a trace in its version."""
     return not _HIDING.isdisjoint(stems)
+
+
+def shares_memory(stems: Iterable[str]) -> bool:
+    """Return whether one of these functions gives memory to others, or has it from them."""
+    return not SHARING.isdisjoint(stems)
 
 
 def version_or_none(tensor: Tensor) -> int | None:

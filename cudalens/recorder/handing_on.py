@@ -11,8 +11,11 @@ from cudalens.recorder.calls import Recorded
 from cudalens.recorder.earlier_calls import (
     SHARING,
     EarlierCalls,
+    LastVersion,
     UnseenChange,
+    files_of,
     note_change,
+    state_of,
     version_or_none,
 )
 from cudalens.recorder.history import Snapshot
@@ -22,17 +25,20 @@ MAX_CALLS = 4096
 """So many calls of earlier blocks are kept, the newest: as many as the ring has by default."""
 
 
-def handed_on(snapshot: Snapshot, ended: int) -> EarlierCalls:
+def handed_on(snapshot: Snapshot, ended: int, is_sharing_lost: bool = False) -> EarlierCalls:
     """Return what a block that has ended hands on to the next.
 
     Args:
         ended: number of the last call.
+        is_sharing_lost: True if a call that has left the ring may have shared memory with others.
     """
     calls = [*snapshot.earlier.calls, *snapshot.calls]
     changes = dict(snapshot.changes)
+    snapshot.earlier.note_edits(changes)
     kept, needed = _kept(calls, snapshot, changes)
     shared = dict(snapshot.earlier.shared)
-    shared.update((id(item), item) for item in _shared_by(snapshot.calls))
+    others = chain(_shared_by(snapshot), _of_unknown_memory(kept, snapshot, is_sharing_lost))
+    shared.update((id(item), item) for item in others)
     shared = {key: item for key, item in shared.items() if item() is not None}
     for item in shared.values():
         note_change(changes, item, ended)
@@ -44,7 +50,7 @@ def handed_on(snapshot: Snapshot, ended: int) -> EarlierCalls:
             if (version := version_or_none(living)) is None:
                 note_change(changes, item, ended)
             else:
-                versions.append((item, version))
+                versions.append(LastVersion(item, snapshot.whole(item), version))
     return EarlierCalls(
         calls=[call._replace(seq=call.seq - ended) for call in kept],
         batches=[replace(it, seq=it.seq - ended) for it in batches],
@@ -55,6 +61,7 @@ def handed_on(snapshot: Snapshot, ended: int) -> EarlierCalls:
         },
         versions=versions,
         shared=shared,
+        files={name: state_of(name) for name in set().union(*map(files_of, kept))},
     )
 
 
@@ -70,13 +77,13 @@ def _kept(
     needed = {
         id(whole)
         for call in calls
-        for item in _results_of(call)
+        for item in call.results
         if item() is not None
         for whole in (item, wholes(item))
     }
     kept: list[Recorded] = []
     for call in reversed(calls):
-        results = [*_results_of(call)]
+        results = [*call.results]
         if not any(id(item) in needed or id(wholes(item)) in needed for item in results):
             continue
         is_by_side = not call.api.is_in_place and not any(id(it) in needed for it in call.outputs)
@@ -91,21 +98,30 @@ def _kept(
     return kept[::-1], needed
 
 
-def _results_of(call: Recorded) -> Iterator[Ref]:
-    """Yield the tensors that a call gave back or wrote to."""
-    yield from call.outputs
-    for write in call.written:
-        yield from {write.tensor, write.target} if write.base else (write.tensor,)
-
-
 def _tensors_of(call: Recorded) -> Iterator[Ref]:
     yield from call.inputs
-    yield from _results_of(call)
+    yield from call.results
 
 
-def _shared_by(calls: Iterable[Recorded]) -> Iterator[Ref]:
+def _shared_by(snapshot: Snapshot) -> Iterator[Ref]:
     """Yield the living tensors whose memory calls gave to others, or have from them."""
-    for call in calls:
+    for call in snapshot.calls:
         for item in (*call.inputs, *call.outputs) if call.api.stem in SHARING else ():
-            if (living := item()) is not None and on_host(living):
-                yield item
+            for whole in (item, snapshot.whole(item)):  # a view may be gone already
+                if (living := whole()) is not None and on_host(living):
+                    yield whole
+
+
+def _of_unknown_memory(
+    calls: Iterable[Recorded], snapshot: Snapshot, is_sharing_lost: bool
+) -> Iterator[Ref]:
+    """Yield the living tensors on the host that may have had their memory from others.
+
+    No known call has made them, or one of the calls that are not known any more has shared memory.
+    """
+    for item in {id(it): it for call in calls for it in _tensors_of(call)}.values():
+        living = item()
+        if living is None or not on_host(living):
+            continue
+        if is_sharing_lost or (snapshot.whole(item) is item and not snapshot.is_made(item)):
+            yield item

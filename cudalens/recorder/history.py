@@ -15,7 +15,12 @@ from cudalens.core.call import ApiCall
 from cudalens.core.report_types import HistoryEntry
 from cudalens.recorder.calls import Recorded, Write, meta_of
 from cudalens.recorder.dataloader import Batches
-from cudalens.recorder.earlier_calls import EarlierCalls, UnseenChange
+from cudalens.recorder.earlier_calls import (
+    EarlierCalls,
+    UnseenChange,
+    note_change,
+    version_or_none,
+)
 from cudalens.recorder.sites import SiteReader, phase_of, shared_site
 from cudalens.recorder.tensor_refs import Ref
 
@@ -163,6 +168,30 @@ class Snapshot:
     def _changes_of(self, tensor: Ref) -> list[UnseenChange]:
         keys = {id(tensor), id(self.whole(tensor))}
         return [self.changes[key] for key in keys if key in self.changes]
+
+    def is_made(self, tensor: Ref) -> bool:
+        """Return whether a known call has made a tensor, and not only written to it."""
+        return any(not call.api.is_in_place for call in self._index.made.get(id(tensor), ()))
+
+    def note_unseen_writes(self) -> None:
+        """Note what changed with no call that wrote to it.
+
+        ``x.data = other`` gives a tensor other memory.  What has another version than the last
+        block and the calls of this one have left was written to by another thread.
+        """
+        for call in self.calls:
+            if call.api.stem == "data" and not call.outputs and call.inputs:
+                for item in (call.inputs[0], self.whole(call.inputs[0])):
+                    note_change(self.changes, item, call.seq)
+        for tensor, whole, version in self.earlier.versions:
+            if (living := tensor()) is None:
+                continue
+            now = version_or_none(living)
+            writes = (write.after for call, write in self.writes_to(tensor) if call.seq > 0)
+            if now is None or now > max(writes, default=version):
+                for item in (tensor, whole):
+                    note_change(self.changes, item, 0)
+                    note_change(self.changes, item, self.calls[-1].seq if self.calls else 0)
 
     def writes_to(self, tensor: Ref) -> list[tuple[Recorded, Write]]:
         """Return the writes to a tensor, to its base and to views of it, oldest first."""

@@ -10,7 +10,7 @@ from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.report_types import HistoryEntry
 from cudalens.recorder import _torch
 from cudalens.recorder.calls import Recorded
-from cudalens.recorder.earlier_calls import EarlierCalls, hides_changes
+from cudalens.recorder.earlier_calls import EarlierCalls, hides_changes, shares_memory
 from cudalens.recorder.handing_on import handed_on
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.mode import RecordingMode
@@ -37,7 +37,9 @@ class Recorder(RecordingMode):
     def handed_on(self) -> EarlierCalls:
         """Return what the next block may know of the tensors that live on."""
         with no_dispatch_modes(), plain_torch():
-            return handed_on(self.snapshot(), self.recorded_ops)
+            stems = (api.stem for api in self._apis.values())
+            is_lost = self.recorded_ops > len(self._ring) and shares_memory(stems)
+            return handed_on(self.snapshot(), self.recorded_ops, is_lost)
 
     def let_go(self) -> None:
         """Forget all tensors."""
@@ -84,10 +86,12 @@ class Recorder(RecordingMode):
         if snapshot is None or number != self.recorded_ops:
             number = self.recorded_ops
             calls = [Recorded._make(item) for item in self._ring.copy()]
-            earlier, changes = self._earlier, self._earlier.changes
+            earlier, changes = self._earlier, dict(self._earlier.changes)
             if earlier.versions and calls and calls[0].seq > 1:  # the first have left the ring
                 stems = (api.stem for api in self._apis.values())
                 changes = earlier.changes_before(calls, hides_changes(stems))
             snapshot = Snapshot(calls, self._batches, earlier, changes)
+            with no_dispatch_modes(), plain_torch():
+                snapshot.note_unseen_writes()
             self._last_snapshot = (number, snapshot)
         return snapshot

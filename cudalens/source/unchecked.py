@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from cudalens.source.running_node import parsed_source
 
@@ -24,6 +25,8 @@ _METHODS_THAT_READ = frozenset(
         *("keys", "values", "items", "format"),
     )
 )
+_VIEWS = frozenset(("T", "mT", "H", "mH", "real", "imag", "grad"))
+"""Attributes of a tensor that have its memory, or another tensor's that the recorder knows."""
 _WRITING = (ast.AugAssign, ast.Await, ast.Yield, ast.YieldFrom)
 _ITERATING = (ast.For, ast.AsyncFor, ast.comprehension)
 """Statements that run the code of an iterator."""
@@ -43,23 +46,45 @@ def is_next_checked(statements: Sequence[ast.stmt]) -> bool | None:
     return None
 
 
-def _is_block(statement: ast.stmt) -> bool:
-    """Return whether a statement is ``with cudalens.check(...):``."""
-    if not isinstance(statement, ast.With):
-        return False
+def _is_check(statement: ast.With) -> bool:
+    """Return whether a statement is ``with cudalens.check(...):``, with any arguments."""
     call = statement.items[0].context_expr
-    if not isinstance(call, ast.Call) or ast.unparse(call.func) not in ("cudalens.check", "check"):
+    return isinstance(call, ast.Call) and ast.unparse(call.func) == "cudalens.check"
+
+
+def _is_block(statement: ast.stmt) -> bool:
+    """Return whether a statement is ``with cudalens.check(...):``, and its arguments do nothing."""
+    if not isinstance(statement, ast.With) or not _is_check(statement):
         return False
+    call: Any = statement.items[0].context_expr
     given = (*call.args, *(it.value for it in call.keywords))
     return all(isinstance(it, ast.Constant) for it in given)
 
 
 def _only_reads(statement: ast.stmt) -> bool:
-    return not any(map(_may_write, _executed(statement)))
+    is_kept = not isinstance(statement, ast.Expr)
+    return not any(
+        _may_write(node) or (is_kept and _may_be_view(node)) for node in _executed(statement)
+    )
+
+
+def _may_be_view(node: ast.AST) -> bool:
+    """Return whether a node may give a view, through which a later block writes.
+
+    The recorder cannot tell what such a view is of.
+    """
+    match node:
+        case ast.Subscript(slice=ast.Constant(str())):
+            return False  # of a dictionary
+        case ast.Attribute(attr=name):
+            return name in _VIEWS
+    return isinstance(node, ast.Subscript)
 
 
 def _may_write(node: ast.AST) -> bool:
     match node:
+        case ast.Attribute(attr="data") | ast.NamedExpr() | ast.keyword(arg="out" | None):
+            return True
         case ast.Call(func=ast.Name(name)):
             return name not in _FUNCTIONS_THAT_READ
         case ast.Call(func=ast.Attribute(attr=name)):
@@ -81,7 +106,9 @@ def _executed(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def statements_after(filename: str, line: int) -> tuple[Sequence[ast.stmt], bool] | None:
-    """Return the statements that run after the block of a ``with`` statement.
+    """Return the statements that run after the block of a ``with`` statement of ours.
+
+    Nothing but the block may be in it: another context manager ends later, and may hide an error.
 
     Args:
         line: that the statement begins in.
@@ -97,5 +124,6 @@ def statements_after(filename: str, line: int) -> tuple[Sequence[ast.stmt], bool
             items: list[ast.stmt] = block if isinstance(block, list) else []
             for at, item in enumerate(items):
                 if isinstance(item, ast.With) and item.lineno == line:
-                    return items[at + 1 :], node is tree
+                    is_alone = len(item.items) == 1 and _is_check(item)
+                    return (items[at + 1 :], node is tree) if is_alone else None
     return None

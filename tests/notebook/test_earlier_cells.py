@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -299,3 +300,129 @@ def test_blocks_of_a_function_in_a_script() -> None:
     y.sum()
     with cudalens.check() as third:
         assert not third.recorder.snapshot().earlier.calls
+
+
+ALIAS = DATA + "alias = y.data\n"
+LABELS = """%%cudacheck
+y = torch.arange(32) % 10 + 1
+logits = torch.zeros(32, 10, device="cuda")
+"""
+CLONED = "%%cudacheck\nF.cross_entropy(logits, y.clone().to('cuda'))"
+CROWD = "\nfor _ in range(20):\n    h = torch.zeros(2) + 1\n"
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ("alias = y.data", "%%cudacheck\nalias.fill_(10)"),
+        ("part = y[2:]", "%%cudacheck\npart.data.fill_(10)\ndel part"),
+        ("part = y[2:]", "%%cudacheck\narray = part.numpy()", "%%cudacheck\narray[:] = 10"),
+        ("part = y.real", "%%cudacheck\npart.data.fill_(10)"),
+        ("[part := y[2:]]", "%%cudacheck\npart.data.fill_(10)"),
+        ("torch.sum(torch.full((2, 32), 5), 0, out=y)",),
+    ],
+)
+def test_an_unchecked_view_ends_it(notebook: Notebook, cells: tuple[str, ...]) -> None:
+    """The recorder does not know what it is a view of, when a checked cell writes through it."""
+    assert MADE_ON_HOST in marks(report_of(notebook, LABELS, "y[2:]", "n = sizes['a']", CLONED))
+    assert not any("arange" in line for line in marks(report_of(notebook, LABELS, *cells, CLONED)))
+
+
+MADE_ON_HOST = "y = torch.arange(32) % 10 + 1  ◂ 10 is made here"
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        (LABELS + "array = y[1:].numpy()", "%%cudacheck\narray[:] = 10"),
+        (
+            LABELS.replace("check", "check --max-ops 8")
+            + f"y = torch.from_numpy(labels){CROWD}good = torch.arange(32) % 10 + 1\ny.copy_(good)",
+            "%%cudacheck\nlabels[:] = 10",
+        ),
+        (
+            LABELS,
+            "y = torch.from_numpy(labels)",
+            "%%cudacheck\ny %= 10\ny += 1",
+            "%%cudacheck\nlabels[:] = 10",
+        ),
+    ],
+    ids=["view", "overrun", "before"],
+)
+def test_memory_that_others_have_proves_nothing(notebook: Notebook, cells: Any) -> None:
+    """Through a view that is gone, by a call that has left the ring, and in unchecked code."""
+    notebook.run("import numpy as np; labels = np.arange(32)")
+    report = report_of(notebook, *cells, CLONED)
+    assert not [line for line in marks(report) if "10 is made here" in line]
+
+
+def test_a_write_to_an_alias_is_one_to_the_tensor(notebook: Notebook) -> None:
+    """An alias by ``.data`` has a version of its own."""
+    assert MADE in marks(report_of(notebook, ALIAS, MODEL, LOSS))
+    write = f"%%cudacheck --max-ops 8\nalias.fill_(10){CROWD}"
+    assert MADE not in marks(report_of(notebook, ALIAS, write, LOSS))
+    notebook.run(ALIAS)
+    notebook.names["alias"].fill_(10)
+    assert MADE not in marks(report_of(notebook, LOSS))
+
+
+THREAD = """%%cudacheck
+import threading
+thread = threading.Thread(target=y.fill_, args=(10,))
+thread.start()
+thread.join()
+"""
+
+
+def test_a_write_by_a_thread_in_a_checked_cell_ends_it(notebook: Notebook) -> None:
+    """In a cell in between, and in the one that fails."""
+    assert MADE_ON_HOST in marks(report_of(notebook, LABELS, CLONED))
+    between = report_of(notebook, LABELS, THREAD, CLONED)
+    same = report_of(notebook, LABELS, THREAD + CLONED.partition("\n")[2])
+    assert MADE_ON_HOST not in (*marks(between), *marks(same))
+
+
+def test_other_memory_ends_it(notebook: Notebook) -> None:
+    """``y.data = other`` is no write, and no version tells of it."""
+    other = "%%cudacheck\ny.data = torch.full((32,), 10)"
+    assert MADE_ON_HOST not in marks(report_of(notebook, LABELS, other, CLONED))
+    one = LABELS + other.partition("\n")[2] + "\n" + CLONED.partition("\n")[2]
+    assert MADE_ON_HOST not in marks(report_of(notebook, one))
+
+
+@pytest.mark.parametrize("check", ["", "%%cudacheck\n"])
+def test_a_line_of_an_edited_file_is_not_shown(
+    notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str
+) -> None:
+    """The file has another line there now; it was edited by a cell, or in an editor."""
+    file = tmp_path / "labels_for_cells.py"
+    file.write_text(f"import torch\n{LABELS.splitlines()[1]}\n")
+    monkeypatch.chdir(tmp_path)
+    logits = f"%%cudacheck\n{LABELS.splitlines()[2]}"
+    run = f"%%cudacheck\n%run {file.name}"
+    assert MADE_ON_HOST in marks(report_of(notebook, run, logits, CLONED))
+    notebook.run(run)
+    if check:
+        notebook.run(f"{check}open({file.name!r}, 'w').write('import torch\\nprint(1)\\n')")
+    else:
+        file.write_text("import torch\nprint(1)\n")
+    assert not any("made here" in line for line in marks(report_of(notebook, logits, CLONED)))
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        f"from contextlib import suppress\nwith suppress(IndexError), cudalens.check():\n    {Y}"
+        "    torch.zeros(3)[7]\ny.data.fill_(10)",
+        f"@contextmanager\ndef writing():\n    yield\n    y.data.fill_(10)\n"
+        f"with writing(), cudalens.check():\n    {Y}",
+        f"from contextlib import nullcontext as check\n{BLOCK}{Y}with check():\n"
+        "    y.data.fill_(10)\nwith cudalens.check():\n    pass",
+    ],
+    ids=["suppress", "manager", "other check"],
+)
+def test_a_with_statement_of_others_ends_it(notebook: Notebook, cell: str) -> None:
+    """Another context manager ends after the block, or hides its error; or it is none of ours."""
+    notebook.run("import cudalens; from contextlib import contextmanager")
+    fail = f"%%cudacheck\n{FAIL.replace('y)', 'y.clone())')}"
+    assert not marks(report_of(notebook, cell, fail))
