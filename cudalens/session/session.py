@@ -468,9 +468,11 @@ class CheckedBlock(CheckSession):
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Close the session; the exception goes on."""
-        is_followed = partial(SUCCESSION.is_followed, sys._getframe(1), error)
-        self.is_followed = self._limits.attempt("earlier blocks", is_followed, bool)
-        super().__exit__(kind, error, traceback)
+        try:
+            is_followed = partial(SUCCESSION.is_followed, sys._getframe(1), error)
+            self.is_followed = self._limits.attempt("earlier blocks", is_followed, bool)
+        finally:  # an interrupt may come while the question is asked
+            super().__exit__(kind, error, traceback)
         report = self.report
         if error is None and report is not None and report.kind == "silent":
             text = Limits().attempt(
