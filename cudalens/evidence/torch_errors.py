@@ -128,6 +128,11 @@ def is_torch_error(error: BaseException, raised: ApiCall | None = None) -> bool:
     return uses_torch(innermost.tb_frame) or is_known_message(text)
 
 
+def is_of_torchscript(error: BaseException) -> bool:
+    """Return whether TorchScript's interpreter raised an error, in place of one raised inside."""
+    return type(error) is RuntimeError and "TorchScript interpreter" in _text_of(error)
+
+
 def _is_raised_in_ours(entry: TracebackType) -> bool:
     """Return whether the next entry is a function of ours that ran in place of one of torch's."""
     if entry.tb_next is None:
@@ -143,7 +148,8 @@ def _is_raised_below(error: BaseException, entry: TracebackType, call: ApiCall |
     if call is not None and (call.code, call.lasti) == (entry.tb_frame.f_code, entry.tb_lasti):
         return True  # the recorder saw the call of this very instruction raise
     is_mixed = isinstance(error, TypeError) and _lacks_tensor(entry)
-    return is_mixed or runs_torch(entry) or is_known_message(_text_of(error))
+    is_told = is_of_torchscript(error) or is_known_message(_text_of(error))
+    return is_mixed or runs_torch(entry) or is_told
 
 
 def _lacks_tensor(entry: TracebackType) -> bool:

@@ -23,7 +23,7 @@ from cudalens.diagnosis.diagnose import bare_report_of_error, diagnose, format_m
 from cudalens.evidence import exception, lost_context
 from cudalens.evidence.call_stack import locate, trim, with_callers
 from cudalens.evidence.collect import error_facts
-from cudalens.evidence.torch_errors import is_torch_error
+from cudalens.evidence.torch_errors import is_of_torchscript, is_torch_error
 from cudalens.source.files import is_own_file
 from cudalens.source.locate import CallSite
 from cudalens.source.shown_frames import shown_frames, with_causes
@@ -137,8 +137,7 @@ def _raises(entry: TracebackType) -> bool:
 
 def note_finding(error: BaseException, finding: Report) -> None:
     """Note on an exception which finding it stands for; the user's own exceptions stay as is."""
-    is_of_torch = is_torch_error(error) or is_retold(finding, error)
-    if is_of_torch and report_beside(error) is None:
+    if is_torch_error(error) and report_beside(error) is None:
         attached(error, finding, note_line(finding, Limits()))
 
 
@@ -147,7 +146,7 @@ def is_retold(finding: Report, error: BaseException | None) -> bool:
 
     It raises an error of its own, which holds the text of the one that was raised inside.
     """
-    if type(error) is not RuntimeError or "TorchScript interpreter" not in str(error):
+    if error is None or not is_of_torchscript(error):
         return False
     return any(text in str(error) for text in (finding.headline, finding.headline_schema) if text)
 
