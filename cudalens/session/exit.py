@@ -38,6 +38,7 @@ def explained(
     *,
     was_lost: bool = False,
     early: Report | None = None,
+    is_refused: bool = False,
 ) -> Report | None:
     """Explain an exception of torch's, and note in one line on it what the report says.
 
@@ -47,13 +48,14 @@ def explained(
         limits: of the block.
         was_lost: whether the device could not be used before the block began.
         early: the report that was made where the exception came up, if one was.
+        is_refused: whether a guard has seen the op raise it.
 
     Returns:
         ``None`` when the exception is none of torch's business.  When an earlier failure ended the
         device's context, the report of that one.
     """
     raised = None if recorder is None else recorder.call_of(error)
-    if not isinstance(error, Exception) or not is_torch_error(error, raised):
+    if not isinstance(error, Exception) or not (is_refused or is_torch_error(error, raised)):
         return None
     own_report = report_beside(error)
     if own_report is not None:

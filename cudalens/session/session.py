@@ -122,6 +122,8 @@ class CheckSession:
         """True if the loss of the device has been reported."""
         self._early: Report | None = None
         """The report of that loss."""
+        self._refused: tuple[int, type, tuple[str, ...]] | None = None
+        """The last exception of a guarded op, where no recorder keeps its call."""
         self._early_error: ref[BaseException] | None = None
         """The exception that it is of, where a weak reference to it can be had."""
         self._ranks: Ranks | None = None
@@ -304,7 +306,12 @@ class CheckSession:
 
     def call_failed(self, error: BaseException) -> None:
         """Report the loss of the device, where no recorder does and a guarded call sees it."""
-        if self.recorder is None and not self._is_lost:
+        if self.recorder is not None:
+            return
+        trace = error.__traceback__
+        if trace is not None and trace.tb_next is None:  # by the op, not by code that it called
+            self._refused = _identity(error)
+        if not self._is_lost:
             limits = self._limits
             if limits.attempt("device", lambda: lost_context.is_fatal(error), bool):
                 limits.attempt("early report", lambda: self._on_device_end(error))
@@ -384,7 +391,13 @@ class CheckSession:
         early = self._early if is_early else None
         recorded = (self.recorder, self.device_text)
         return explained(
-            error, *recorded, started, self._limits, was_lost=self._was_lost, early=early
+            error,
+            *recorded,
+            started,
+            self._limits,
+            was_lost=self._was_lost,
+            early=early,
+            is_refused=self._refused is not None and self._refused == _identity(error),
         )
 
     def _explained_late(self, error: BaseException | None, started: float) -> Report | None:
@@ -450,6 +463,12 @@ class CheckSession:
                 raise
             return error
         return None
+
+
+def _identity(error: BaseException) -> tuple[int, type, tuple[str, ...]]:
+    """Return what tells an exception from others without keeping it, and what it refers to."""
+    # An address is used again, for an exception of another kind or with other words.
+    return id(error), type(error), tuple(item for item in error.args if type(item) is str)
 
 
 def _require_positive(max_ops: object) -> None:

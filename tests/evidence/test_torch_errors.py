@@ -182,7 +182,7 @@ def test_what_torch_raises_is_reported(code: str, line: str, fast: bool) -> None
     ("line", "device", "fast", "is_seen"),
     [
         ("given(x).kthvalue(9)", "cpu", False, True),  # by the recorder
-        ("given(x).gather(1, y)", "cpu", True, False),  # by a guard, which leaves no frame
+        ("given(x).gather(1, y)", "cpu", True, True),  # by a guard
         ("given(x).kthvalue(9)", "cuda", True, True),  # by a kernel of the simulation
         ("given(x).topk(9)", "cuda", True, True),  # by one that is registered for this op
         ("given(x).kthvalue(9)", "cpu", True, False),  # by nobody
