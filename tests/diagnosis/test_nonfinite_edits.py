@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import linecache
 import textwrap
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-import cudalens
 from cudalens.core.report import Report
+from tests.nan_programs import checked
 
 pytestmark = pytest.mark.usefixtures("sim")
-
-
-def checked(code: str, *, nan: Any = True) -> tuple[Report | None, dict[str, Any]]:
-    """Run a program under the check; return the report, if it is stopped, and its variables."""
-    name = f"program_{abs(hash(code))}.py"
-    linecache.cache[name] = (len(code), None, code.splitlines(True), name)
-    space: dict[str, Any] = {"torch": torch, "nn": nn}
-    session = cudalens.check(nan=nan)
-    try:
-        with session:
-            exec(compile(code, name, "exec"), space)
-    except cudalens.NonFiniteError as error:
-        assert error.report is session.report
-    assert session.internal_errors == []
-    return session.report, space
 
 
 def followed(code: str, report: Report) -> str:

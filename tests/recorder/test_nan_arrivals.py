@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
-import textwrap
 import weakref
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch import nn
 
 import cudalens
 from cudalens.core.report import Report
+from tests import nan_programs
 
 pytestmark = pytest.mark.usefixtures("sim")
 
@@ -22,18 +21,7 @@ INF, NAN = float("inf"), float("nan")
 
 def checked(code: str, *, nan: Any = True, **variables: Any) -> Report | None:
     """Run the lines of a program under the check; return the report, if it is stopped."""
-    text = textwrap.dedent(code).strip() + "\n"
-    name = f"program_{abs(hash(text))}.py"
-    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-    space = {"torch": torch, "nn": nn, "F": F, "INF": INF, "NAN": NAN, **variables}
-    session = cudalens.check(nan=nan)
-    try:
-        with session:
-            exec(compile(text, name, "exec"), space)
-    except cudalens.NonFiniteError as error:
-        assert error.report is session.report
-    assert session.internal_errors == []
-    return session.report
+    return nan_programs.checked(code, nan=nan, INF=INF, NAN=NAN, **variables)[0]
 
 
 def older(**options: Any) -> dict[str, Any]:
