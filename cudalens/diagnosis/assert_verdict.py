@@ -42,16 +42,14 @@ _ELSEWHERE = (
     "another thread did, or a kernel that was launched past torch's ops, as Triton and CuPy do."
 )
 _WAIT = "Next step: {rerun} without --no-sync: the op at fault is then named."
-_UNCHECKED = (
-    "CUDA reports asserts late, so the real cause may be an earlier line. Next step: restart the "
-    "kernel, run `%load_ext cudalens` and `%cudacheck on`, then run the cells again: the bad value "
-    "is then found before its launch, or the op at fault is named."
+_CHECK_NEXT = (
+    "Next step: restart the kernel, run `%load_ext cudalens` and `%cudacheck on`, then run the "
+    "cells again: the bad value is then found before its launch, or the op at fault is named."
 )
+_LATE = "CUDA reports asserts late, so the real cause may be an earlier line."
 _BLOCKING = (
     "CUDA_LAUNCH_BLOCKING=1 is set. If that was so before Python started, the line shown is the "
-    "one that launched the kernel; otherwise the real cause may be an earlier line. Next step: "
-    "restart the kernel, run `%load_ext cudalens` and `%cudacheck on`, then run the cells again: "
-    "the bad value is then found before its launch, or the op at fault is named."
+    "one that launched the kernel; otherwise the real cause may be an earlier line."
 )
 _REPORTED_LATE = "might be asynchronously reported"
 """Torch says so in each error of CUDA's, unless it finds that launches block."""
@@ -93,7 +91,7 @@ def explain_assert(evidence: Evidence) -> Verdict:
 def _unchecked(evidence: Evidence) -> str:
     message = evidence.error.message if evidence.error is not None else ""
     is_blocking = message.startswith("CUDA error") and _REPORTED_LATE not in message
-    return _BLOCKING if is_blocking else _UNCHECKED
+    return f"{_BLOCKING if is_blocking else _LATE} {_CHECK_NEXT}"
 
 
 def _conclusion(

@@ -423,10 +423,15 @@ def format_message(report: Report) -> str:
         done = "the op ran with values in bounds" if report.deferred else "nothing was launched"
         lines.append(f"  CUDA   is fine: {done}")
     # What to do comes last, where a traceback is read first.
-    hint = next((it for it in report.hints if it.fix), next(iter(report.hints), None))
+    hint = _first_hint(report)
     if hint is not None:
         lines.append(f"  try    {hint.fix}  {hint.text}" if hint.fix else f"  hint   {hint.text}")
     return "\n".join(lines)
+
+
+def _first_hint(report: Report) -> Hint | None:
+    """Return the edit, if there is one, before a reading."""
+    return next((it for it in report.hints if it.fix), next(iter(report.hints), None))
 
 
 def format_place(report: Report, *, forward: bool = False) -> str | None:
@@ -438,8 +443,7 @@ def format_place(report: Report, *, forward: bool = False) -> str | None:
 def format_note(report: Report) -> str:
     """Return the one line that is added to an exception which torch raised itself."""
     place = format_place(report)
-    # The edit, if there is one, before a reading.
-    hint = next((it for it in report.hints if it.fix), next(iter(report.hints), None))
+    hint = _first_hint(report)
     advice = None if hint is None else f"try {hint.fix}" if hint.fix else hint.text
     parts = [report.headline, f"at {place}" if place else None, advice]
     return " · ".join(["cudalens: " + (parts[0] or "see the report"), *filter(None, parts[1:])])

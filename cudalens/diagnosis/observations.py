@@ -401,7 +401,7 @@ def _verb(code: str, *, is_set: bool = True) -> str:
 
 
 def _shows(code: str, number: int | None) -> bool:
-    """Return whether a number stands in an expression."""
+    """Return whether an expression contains a number."""
     nodes = ast.walk(syntax(code) or ast.Pass())
     return any(isinstance(it, ast.Constant) and it.value == number for it in nodes)
 

@@ -347,7 +347,7 @@ def _nan_holder(
 ) -> NanHolder | None:
     """Return the tensor of the user's that a NaN came from, if it has a name.
 
-    Where the way of a NaN is not known: the first parameter that holds one.
+    If the NaN cannot be traced: the first parameter that contains one.
     """
     name = None if origin is None else held_name(origin, frames)
     if origin is not None and name is not None:

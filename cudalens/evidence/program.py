@@ -128,8 +128,8 @@ class Program:
 
         Args:
             number: the expression that has the number.
-            shown: the call or the assignment that the expression stands in; returned as one that
-                only reads the number where the way to its choice is lost.
+            shown: the call or the assignment around the expression.  Returned as one that only
+                reads the number if its origin cannot be traced.
         """
         node, file = number.node, number.file
         match node:

@@ -90,7 +90,7 @@ def _flow(drawn: Strip | None) -> str:
 
 
 def _end(report: Report) -> str:
-    """Return what is said beside the failing line."""
+    """Return the comment on the failing line."""
     if report.kind == "silent":
         return "the result is wrong here"
     if report.kind == "nonfinite" and any(it.kind == "maker" for it in report.observations):

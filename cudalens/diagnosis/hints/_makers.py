@@ -142,13 +142,9 @@ def _listed(node: ast.expr) -> list[object]:
 
 def _shifts(step: ProvenanceStep) -> bool:
     """Return whether the one sum or difference of a line is with a number other than 0."""
-    try:
-        tree = parse(step.source.text.strip()) if step.source and step.source.text else None
-    except (SyntaxError, ValueError):
-        return False
     sums = [
         item
-        for item in (ast.walk(tree) if tree is not None else ())
+        for item in _nodes_of(step)
         if isinstance(item, ast.BinOp | ast.AugAssign) and isinstance(item.op, ast.Add | ast.Sub)
     ]
     if len(sums) != 1:
@@ -160,8 +156,13 @@ def _shifts(step: ProvenanceStep) -> bool:
 
 def calls_on_line(step: ProvenanceStep) -> list[ast.Call]:
     """Return the calls on the line of a step, none where it is one line of several."""
+    return [item for item in _nodes_of(step) if isinstance(item, ast.Call)]
+
+
+def _nodes_of(step: ProvenanceStep) -> list[ast.AST]:
+    """Return the syntax nodes of the line of a step, none where it is one line of several."""
+    text = step.source.text if step.source is not None else None
     try:
-        tree = parse(step.source.text.strip()) if step.source and step.source.text else None
+        return list(ast.walk(parse(text.strip()))) if text else []
     except (SyntaxError, ValueError):
         return []
-    return [item for item in ast.walk(tree) if isinstance(item, ast.Call)] if tree else []
