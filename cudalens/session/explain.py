@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import FunctionType, SimpleNamespace
@@ -38,7 +38,7 @@ from cudalens.evidence.torch_errors import is_torch_error
 from cudalens.guards.process import PROCESS
 from cudalens.source.files import cell_number, is_user_file, source_lines, title_of
 from cudalens.source.safe_eval import SafeEvaluator, value_or
-from cudalens.source.stack import places_of
+from cudalens.source.stack import Place, places_of
 
 
 def explain(
@@ -105,8 +105,9 @@ def _made(
 
 def _with_suspect(report: Report, call: FittingCall, error: BaseException) -> Report:
     """Mark the line of the one call that fits: the report's own line is where CUDA was asked."""
-    first = next(filter(is_user_file, _files(error)))
-    cell = cell_number(first)
+    place = _first_user_place(error)
+    assert place is not None  # the call was found in its file
+    first, cell = place.filename, cell_number(place.filename)
     lines = source_lines(first)[call.line - 1 : call.line]
     suspect = MarkedLine(
         line=call.line,
@@ -120,9 +121,10 @@ def _with_suspect(report: Report, call: FittingCall, error: BaseException) -> Re
     return replace(report, observations=(*report.observations, found))
 
 
-def _files(error: BaseException) -> Iterator[str]:
-    """Yield the files of the frames that an exception left, outermost first."""
-    return (place.filename for place in places_of(entries_from_traceback(error.__traceback__)))
+def _first_user_place(error: BaseException) -> Place | None:
+    """Return the outermost place in the user's code that an exception left."""
+    places = places_of(entries_from_traceback(error.__traceback__))
+    return next((place for place in places if place.is_user), None)
 
 
 def _assertions(message: str, printed: str) -> str:
@@ -137,9 +139,7 @@ def _assertions(message: str, printed: str) -> str:
 
 def _tree_of_cell(error: BaseException) -> ast.Module:
     """Return the code of the cell, or the file, which failed, up to the statement that did."""
-    places = places_of(entries_from_traceback(error.__traceback__))
-    users = (place for place in places if is_user_file(place.filename))
-    first = next(users, None)
+    first = _first_user_place(error)
     if first is None:
         return ast.Module([], [])
     tree = parse("\n".join(source_lines(first.filename)))

@@ -37,10 +37,19 @@ class _Series:
         if len(self.first) < MAX_FINDINGS:
             self.first = (*self.first, report)
 
+    @property
+    def kept(self) -> tuple[Report, ...]:
+        """Those that are kept whole, the last one first."""
+        last = () if self.last is None else (self.last,)
+        return (*last, *reversed(self.first))
+
+    def has(self, report: Report) -> bool:
+        """Return whether this very report is kept."""
+        return any(item is report for item in self.kept)
+
     def besides(self, shown: Report) -> tuple[int, Counter[_Entry]]:
         """Return how many there are but ``shown``, and how often each headline."""
-        kept = [id(item) for item in (*self.first, self.last)]
-        if id(shown) not in kept:
+        if not self.has(shown):
             return self.count, self.entries
         return self.count - 1, self.entries - Counter([_entry(shown)])
 
@@ -65,13 +74,7 @@ class Findings:
 
     def has(self, report: Report) -> bool:
         """Return whether this report object was recorded: one that is kept, or the last."""
-        reports = (*self.raised.first, self.raised.last)
-        return id(report) in [id(item) for item in reports]
-
-    def kept(self) -> tuple[Report, ...]:
-        """Return the findings that were raised and are kept whole, the last one first."""
-        last = () if self.raised.last is None else (self.raised.last,)
-        return (*last, *reversed(self.raised.first))
+        return self.raised.has(report)
 
     def fired(self) -> str:
         """Return how many calls were stopped, as words."""

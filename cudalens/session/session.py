@@ -333,7 +333,7 @@ class CheckSession:
         own = self._own(error)
         left = None if own is None else own.report
         if left is None and error is not None:
-            left = next((it for it in self._findings.kept() if has_become(it, error)), None)
+            left = next((it for it in self._findings.raised.kept if has_become(it, error)), None)
         other = None
         if left is None:
             other = self._of_ranks(error)
