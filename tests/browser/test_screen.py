@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser import cells
 from tests.browser.labpage import (
@@ -226,16 +226,26 @@ def test_a_foreign_notebook_shows_the_whole_report(
     page.close()
 
 
+def choose(choice: Locator, label: re.Pattern[str]) -> None:
+    """Choose the first option with such a label.
+
+    JupyterLab draws a cell anew when it comes into view again, and the options of a drop-down list
+    come after the list, so the option is waited for.
+    """
+    option = choice.locator("option").filter(has_text=label).first
+    expect(option).to_be_attached()
+    choice.select_option(option.inner_text())
+
+
 def test_the_live_row_answers(book: Book, pictures: Path) -> None:
     """A tensor, a walk through the graph, the slices of a mask, and a search among the calls."""
     page = book.reader.page
     row = page.locator(ROW).first
     row.scroll_into_view_if_needed()
     choice = row.locator("select")
-    labels = choice.locator("option").all_inner_texts()
-    choice.select_option(next(label for label in labels if label.startswith("tensor")))
+    choose(choice, re.compile("^tensor"))
     expect(row.locator("dl")).to_contain_text("how often")
-    choice.select_option(next(label for label in labels if "F.cross_entropy" in label))
+    choose(choice, re.compile("F.cross_entropy"))
     row.get_by_role("button", name="log_softmax").first.click()
     expect(row.locator("dl")).to_contain_text("LogSoftmaxBackward0")
     page.screenshot(path=pictures / "walk.png")
