@@ -365,8 +365,8 @@ def _show(args: Namespace) -> int:
 
 
 def _explain(args: Namespace) -> int:
-    from cudalens.diagnosis.crash_log import read_log
-    from cudalens.diagnosis.log_verdict import explain_log, last_exception
+    from cudalens.logs.crash_log import read_log
+    from cudalens.logs.log_verdict import explain_log, last_exception
     from cudalens.source.files import source_lines
 
     names = args.files or ["-"]

@@ -18,13 +18,14 @@ MAY_IMPORT = {
     "diagnosis": "core",
     "render": "core",
     "guards": "core",
+    "logs": "core diagnosis",
     "simulate": "core guards",
     "recorder": "core source",
     "evidence": "core source diagnosis guards recorder",
-    "session": "core source diagnosis guards recorder evidence simulate",
+    "session": "core source diagnosis logs guards recorder evidence simulate",
     "notebook": "core source render session",
     "integrations": "core render session source",
-    "__main__": "core source diagnosis render guards simulate recorder evidence session "
+    "__main__": "core source diagnosis logs render guards simulate recorder evidence session "
     "integrations",
     "__init__": "core guards simulate session notebook",
 }
@@ -134,7 +135,7 @@ def test_the_centre_knows_no_torch() -> None:
     """The report, the diagnosis and the renderers work without torch."""
     for name, tree in TREES.items():
         is_core = unit(name) == "core" and name not in TORCH_IN_CORE
-        if is_core or unit(name) in ("diagnosis", "render"):
+        if is_core or unit(name) in ("diagnosis", "logs", "render"):
             assert "torch" not in external_imports(tree), name
 
 

@@ -28,7 +28,6 @@ from cudalens.core.report_types import (
 from cudalens.core.reported import report_beside
 from cudalens.diagnosis.assert_meanings import meaning_of
 from cudalens.diagnosis.diagnose import diagnose
-from cudalens.diagnosis.fitting_call import Objects, fitting_calls
 from cudalens.evidence import lost_context
 from cudalens.evidence.collect import error_facts
 from cudalens.evidence.context import rehearsed_fault
@@ -36,6 +35,7 @@ from cudalens.evidence.exception import evidence_of_error, report_of_another
 from cudalens.evidence.tensors import of_meta
 from cudalens.evidence.torch_errors import is_torch_error
 from cudalens.guards.process import PROCESS
+from cudalens.logs.fitting_call import Objects, fitting_calls
 from cudalens.source.files import cell_number, is_user_file, source_lines, title_of
 from cudalens.source.safe_eval import SafeEvaluator, value_or
 from cudalens.source.stack import Place, places_of

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from cudalens.core.report import Report
-from cudalens.diagnosis.crash_log import MAX_FAILURES, read_log
-from cudalens.diagnosis.log_verdict import explain_log, last_exception
+from cudalens.logs.crash_log import MAX_FAILURES, read_log
+from cudalens.logs.log_verdict import explain_log, last_exception
 
 FILE = Path(__file__).parents[1] / "data" / "crash_logs.txt"
 

@@ -20,11 +20,11 @@ from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import Environment, Frame, Hint, OpName, Phase, SourceSpan
 from cudalens.diagnosis.assert_meanings import Meaning, known_texts, meaning_of
 from cudalens.diagnosis.assert_verdict import headline_of, joined
-from cudalens.diagnosis.crash_log import CrashLog, Failure
 from cudalens.diagnosis.diagnose import diagnose, is_device_assert
-from cudalens.diagnosis.fitting_call import fitting_calls
 from cudalens.diagnosis.host_errors import is_known_message, is_sticky, is_without_gpu
 from cudalens.diagnosis.user_code import list_of
+from cudalens.logs.crash_log import CrashLog, Failure
+from cudalens.logs.fitting_call import fitting_calls
 
 __all__ = ["explain_log", "last_exception"]
 

@@ -1,0 +1,1 @@
+"""Reads what a crashed job printed and concludes from it: there are no values, only text."""
