@@ -1,9 +1,7 @@
-"""The catalogue of guards, keyed by op overload and gathered from the files of this folder."""
+"""The table of guards by op overload, filled from the files of ``catalogue/``."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +11,7 @@ from cudalens.core.report_types import Violation
 from cudalens.guards import _base
 from cudalens.guards._base import Guard, UserCheck, full_name, resolve
 from cudalens.guards._ranges import lies_within, out_of_range
+from cudalens.guards.catalogue import CATALOGUE
 
 __all__ = [
     "GUARDS",
@@ -28,14 +27,6 @@ __all__ = [
     "remove",
 ]
 
-_NO_GUARDS = frozenset(
-    {"compiled", "deferred", "engine", "host_waits", "interceptor"}
-    | {"past_calls", "pending", "plans", "process", "refused_calls"}
-)
-for _module in pkgutil.iter_modules(__path__):
-    if not _module.name.startswith("_") and _module.name not in _NO_GUARDS:
-        importlib.import_module(f"{__name__}.{_module.name}")
-
 _table: dict[Any, tuple[Guard, ...]] = {}
 GUARDS: Mapping[Any, tuple[Guard, ...]] = MappingProxyType(_table)
 """Op overload to the guards that look at its calls (read-only view)."""
@@ -46,7 +37,7 @@ def _enter(entry: Guard) -> None:
         _table[op] = (*_table.get(op, ()), _base.of_overload(entry, op))
 
 
-for _entry in _base._registered:
+for _entry in CATALOGUE:
     _enter(_entry)
 
 

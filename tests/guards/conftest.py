@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cudalens.guards import _ranges, engine, sampling
+from cudalens.guards import _ranges, engine
+from cudalens.guards.catalogue import sampling
 from tests.cpu_guards import Collector, guarded
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, tensor
 
 from cudalens.core.report_types import Violation
-from cudalens.guards import GUARDS, _ranges, engine, sampling
+from cudalens.guards import GUARDS, _ranges, engine
+from cudalens.guards.catalogue import sampling
 from tests.calls import CASES as AT_BOUND
 from tests.calls import UNCHECKED, op_of
 from tests.guards.parity import (

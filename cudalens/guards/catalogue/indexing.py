@@ -12,8 +12,8 @@ from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation, format_count
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
-from cudalens.guards._dims import NEGATIVES_WRAP, broadcast, copies_whole_rows
 from cudalens.guards._ranges import unexpanded
+from cudalens.guards.catalogue._dims import NEGATIVES_WRAP, broadcast, copies_whole_rows
 from cudalens.guards.engine import INDEX_DTYPES, Asserts, Condition, Need, Within
 
 Indices = Sequence[Tensor | None]

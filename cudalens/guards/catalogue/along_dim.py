@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from cudalens.guards._base import RELEASE, guard
-from cudalens.guards._dims import (
+from cudalens.guards._ranges import lies_within
+from cudalens.guards.catalogue._dims import (
     broadcast,
     compares_32_bits,
     counts_in_32_bits,
@@ -20,7 +21,6 @@ from cudalens.guards._dims import (
     lookup_key,
     rows_key,
 )
-from cudalens.guards._ranges import lies_within
 from cudalens.guards.engine import Asserts, Need, Within
 
 _GATHERS_ROWS = partial(rows_key, "gather_rows_fast")

@@ -11,7 +11,6 @@ from cudalens.core.call import THREAD
 from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation, format_count
 from cudalens.guards._base import guard
-from cudalens.guards._dims import broadcast
 from cudalens.guards._ranges import (
     FEW,
     FLOATS,
@@ -21,6 +20,7 @@ from cudalens.guards._ranges import (
     exact_offenders,
     format_position,
 )
+from cudalens.guards.catalogue._dims import broadcast
 from cudalens.guards.engine import Between, Condition, Need
 
 _UNIT = Bounds(min=0.0, max=1.0, text="0 … 1")

@@ -12,8 +12,8 @@ from torch import Tensor
 from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.guards._base import guard
-from cudalens.guards._dims import compares_32_bits, lookup_key
 from cudalens.guards._ranges import violation_at
+from cudalens.guards.catalogue._dims import compares_32_bits, lookup_key
 from cudalens.guards.engine import INDEX_DTYPES, Condition, Need, Within
 
 _MODE_MAX = 2
