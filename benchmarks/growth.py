@@ -20,7 +20,7 @@ import cudalens
 from benchmarks.measure import compare
 from benchmarks.tools import FULL, GUARDS, TOOLS
 from cudalens.guards.process import PROCESS
-from cudalens.source.files import register_cell
+from cudalens.source.files import CELLS
 
 ROWS, CLASSES, BAD = 32, 10, 17
 
@@ -134,7 +134,7 @@ def among_names(count: int) -> Prepare:
     names: dict[str, Any] = {f"value_{number}": torch.zeros(1) for number in range(count)}
     names.update(F=F, scores=logits(), bad=labels(), __name__="__main__")
     text = "F.cross_entropy(scores, bad)"
-    register_cell("<cell 1>", 1, [text])
+    CELLS.register("<cell 1>", 1, [text])
     code = compile(text, "<cell 1>", "exec")
     return lambda: lambda: exec(code, names)
 

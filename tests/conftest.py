@@ -179,10 +179,10 @@ def no_callback_of_the_collector() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_cells_of_other_tests() -> Iterator[None]:
     """Forget the cells of a test: the origin of a size is looked for in all cells of a kernel."""
-    before = set(files.user_cells())
+    before = set(files.CELLS.names())
     yield
-    for name in set(files.user_cells()) - before:
-        files.forget_cell(name)
+    for name in set(files.CELLS.names()) - before:
+        files.CELLS.forget(name)
 
 
 @pytest.fixture(autouse=True)

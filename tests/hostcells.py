@@ -19,7 +19,7 @@ from cudalens import simulate
 from cudalens.core.report import Report
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.user_code import parsed
-from cudalens.source.files import forget_cell, register_cell
+from cudalens.source.files import CELLS
 from tests.releases import unexpected
 
 _numbers = itertools.count(1)
@@ -70,7 +70,7 @@ def run_cell(
     text = textwrap.dedent(code).strip() + "\n"
     number = next(_numbers)
     filename = f"<cell {number}>"
-    register_cell(filename, number, text.splitlines(keepends=True))
+    CELLS.register(filename, number, text.splitlines(keepends=True))
     space = {} if names is None else names
     caught: BaseException | None = None
     session = cudalens.check(**{"fast": True, **options})
@@ -81,7 +81,7 @@ def run_cell(
     except Exception as error:
         caught = error
     finally:
-        forget_cell(filename)
+        CELLS.forget(filename)
     report = session.report
     assert unexpected(session.internal_errors) == [*says], session.internal_errors
     if caught is not None:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cudalens.core._torch import same_tensor as same
-from cudalens.source.files import forget_cell, register_cell
+from cudalens.source.files import CELLS
 from cudalens.source.locate import CallSite, locate
 from cudalens.source.stack import stack_of
 
@@ -108,11 +108,11 @@ def run_cell(text: str, names: dict[str, Any], number: int = 7) -> None:
 def cell(text: str, number: int = 7) -> Iterator[Any]:
     """Compile text as a registered cell and forget it afterwards."""
     filename = f"<cell {next(_numbers)}>"
-    register_cell(filename, number, text.splitlines())
+    CELLS.register(filename, number, text.splitlines())
     try:
         yield compile(text, filename, "exec")
     finally:
-        forget_cell(filename)
+        CELLS.forget(filename)
 
 
 def site_of(text: str, op: str, **names: Any) -> CallSite:

@@ -20,7 +20,7 @@ import torch
 
 import cudalens
 from cudalens import simulate
-from cudalens.source.files import register_cell
+from cudalens.source.files import CELLS
 
 FOLDER = Path(__file__).parent.parent / "docs" / "errors"
 INDEX = FOLDER / "README.md"
@@ -81,7 +81,7 @@ def report_of(code: str, names: dict[str, object], *, cell: int) -> str | None:
     It runs in a thread of its own, so that no frame of this file is among the callers.
     """
     file = f"<page cell {cell}>"
-    register_cell(file, cell, code.splitlines())
+    CELLS.register(file, cell, code.splitlines())
     block = compile(code, file, "exec")
     scope: dict[str, Any] = {"check": cudalens.check, "block": block, "names": names}
     with ThreadPoolExecutor(max_workers=1) as thread:

@@ -12,7 +12,7 @@ from functools import cache
 from typing import NamedTuple, cast
 
 from cudalens.diagnosis.user_code import last_name
-from cudalens.source.files import cell_number, source_lines, user_cells
+from cudalens.source.files import CELLS, cell_number, source_lines
 from cudalens.source.running_node import parsed_source
 
 _MAX_FILES = 64
@@ -87,7 +87,7 @@ class Program:
     """
 
     def __init__(self, files: Iterable[str]) -> None:
-        names = list(dict.fromkeys((*files, *user_cells())))[:_MAX_FILES]
+        names = list(dict.fromkeys((*files, *CELLS.names())))[:_MAX_FILES]
         parsed = {name: parsed_source(name) for name in names}
         self.trees = {name: tree for name, tree in parsed.items() if tree is not None}
         self._parents = cache(self._parents_of)

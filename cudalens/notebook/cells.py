@@ -37,14 +37,7 @@ from cudalens.source.cell_text import (
     split_lines,
     typed_lines,
 )
-from cudalens.source.files import (
-    forget_cell,
-    forget_noted,
-    note_cell,
-    note_running,
-    note_typed,
-    register_cell,
-)
+from cudalens.source.files import CELLS
 from cudalens.source.shown_frames import (
     hide_own_frames,
     is_reported,
@@ -129,7 +122,7 @@ class CellWatch:
 
     def attach(self) -> None:
         """Register with the shell."""
-        note_running(self.shell)
+        CELLS.note_running(self.shell)
         SUCCESSION.sees_cells = True
         for event, function in self._events():
             self.shell.events.register(event, function)
@@ -150,7 +143,7 @@ class CellWatch:
         self.always = None
         while self._cells:
             self._end(None)
-        forget_noted()
+        CELLS.numbers_of_shell.clear()
         SUCCESSION.sees_cells = False
         SUCCESSION.forget()
         while self._undo:
@@ -254,7 +247,7 @@ class CellWatch:
         if whole is None:
             return place_in_cell(self.shell, self._text.rstrip())
         typed = typed_lines(whole.typed, self._text)
-        register_cell(whole.name, whole.number, split_lines(self._text), typed)
+        CELLS.register(whole.name, whole.number, split_lines(self._text), typed)
         return CellPlace(whole.name)
 
     # --- life -------------------------------------------------------------------------------------
@@ -371,13 +364,13 @@ class CellWatch:
         text = getattr(info, "transformed_cell", None) or self._text  # before IPython 9.4
         name = self.shell.compile.get_code_name(info.raw_cell, text, number)
         typed = typed_lines(cell.typed, text)
-        forget_cell(name)
+        CELLS.forget(name)
         cell.name, outermost = name, self._cells[0]
         if outermost is cell or info.store_history:
             cell.number = number
             if not hasattr(self.shell.compile, "_filename_map"):
-                note_cell(name, number)
-            note_typed(name, typed)
+                CELLS.numbers_of_shell[name] = number
+            CELLS.typed[name] = tuple(typed)
             return
         outermost.ran += 1
         title = ""
@@ -387,7 +380,7 @@ class CellWatch:
             script = innermost(lambda frame: frame.f_code.co_name == "safe_execfile_ipy")
             source = script and f" from {Path(str(script.f_locals.get('fname'))).name}"
             title = f"<cell {outermost.ran} run by In [{outermost.number or 0}]{source or ''}>"
-        register_cell(name, cell.number, split_lines(text), typed, title)
+        CELLS.register(name, cell.number, split_lines(text), typed, title)
 
     def _close(self, cell: _Cell, error: BaseException | None) -> BaseException | None:
         """Close the session of a cell, and show its report; return a finding that came so late."""

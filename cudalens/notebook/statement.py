@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cudalens.core._python import innermost
 from cudalens.source.cell_text import split_lines
-from cudalens.source.files import cell_number, cells_of, note_cell, register_cell, typed_of
+from cudalens.source.files import CELLS, cell_number
 
 
 class CellPlace(NamedTuple):
@@ -75,7 +75,7 @@ def give_line(shell: Any, error: BaseException) -> None:
     source = getattr(getattr(error, "report", None), "source", None)
     if source is None or error.__traceback__ is not None:
         return
-    names = [name for name, number in cells_of(shell).items() if number == source.cell]
+    names = [name for name, number in CELLS.of_shell(shell).items() if number == source.cell]
     if source.cell is not None and names:
         with suppress(BaseException):
             exec(raising(error, names[-1], source.line), shell.user_ns)
@@ -90,23 +90,23 @@ def place_in_cell(shell: Any, text: str) -> CellPlace | None:
     """
     magic = innermost(lambda frame: frame.f_code.co_name == "run_line_magic")
     frame = None if magic is None else magic.f_back
-    if frame is None or "\n" in text or frame.f_code.co_filename not in cells_of(shell):
+    if frame is None or "\n" in text or frame.f_code.co_filename not in CELLS.of_shell(shell):
         return None
     filename, line = frame.f_code.co_filename, frame.f_lineno
     lines = [line.rstrip("\n") for line in linecache.getlines(filename)]
     column = list(frame.f_code.co_positions())[frame.f_lasti // 2][2] or 0
     before = lines[line - 1].encode()[:column].decode()
     lines[line - 1] = before + text
-    register_cell(filename, cell_number(filename), lines, typed_of(filename))
+    CELLS.register(filename, cell_number(filename), lines, CELLS.typed.get(filename, ()))
     return CellPlace(filename, line - 1, before)
 
 
 def _place_of_its_own(shell: Any, text: str) -> CellPlace:
-    names = cells_of(shell)
+    names = CELLS.of_shell(shell)
     cell = innermost(lambda frame: frame.f_code.co_filename in names)
     number = shell.execution_count if cell is None else names[cell.f_code.co_filename]
     filename = str(shell.compile.cache(text, number))
     if filename not in names:
-        note_cell(filename, number)
-    register_cell(filename, number, split_lines(text))
+        CELLS.numbers_of_shell[filename] = number
+    CELLS.register(filename, number, split_lines(text))
     return CellPlace(filename)

@@ -30,12 +30,12 @@ def run(page: Path) -> Report:
     import torch
 
     import cudalens
-    from cudalens.source.files import register_cell
+    from cudalens.source.files import CELLS
 
     cudalens.ensure_cuda()
     torch.manual_seed(0)
     name = "<cudalens-demo>"
-    register_cell(name, 1, CELL.splitlines())
+    CELLS.register(name, 1, CELL.splitlines())
     names = {"torch": torch, "F": torch.nn.functional}
     page.parent.mkdir(parents=True, exist_ok=True)
     session = cudalens.check(html=str(page))

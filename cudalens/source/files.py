@@ -1,8 +1,8 @@
 """Owner of a file: notebook cells by number, the user's files, and everyone else's.
 
 A cell has one of three kinds of file name: ``/tmp/ipykernel_PID/HASH.py`` (ipykernel),
-``<ipython-input-N-hash>`` (IPython), or a name that a front end told us with
-:func:`register_cell`.  Nothing here imports IPython or torch: what is not loaded is not in use.
+``<ipython-input-N-hash>`` (IPython), or a name that a front end has registered in
+:data:`CELLS`.  Nothing here imports IPython or torch: what is not loaded is not in use.
 """
 
 from __future__ import annotations
@@ -22,12 +22,6 @@ from typing import Any, cast
 
 from cudalens.core._python import innermost
 
-_numbers: dict[str, int | None] = {}
-_typed: dict[str, tuple[str, ...]] = {}
-_titles: dict[str, str] = {}
-_noted: dict[str, int] = {}
-_sources: dict[str, Source] = {}
-"""The files that were read last; the newest is last."""
 _MAX_SOURCES = 16
 _IPYTHON_NAME = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
 _MARIMO_NAME = re.compile(r"[/\\]marimo_\d+[/\\]__marimo__cell_(.+)_\.py$")
@@ -39,90 +33,91 @@ _TYPED = ("<stdin>", "<python-input-", "<doctest ")
 _MACHINERY = ("IPython", "ipykernel")
 
 
-def register_cell(
-    filename: str,
-    number: int | None,
-    lines: Sequence[str],
-    typed: Sequence[str] = (),
-    title: str = "",
-) -> None:
-    """Register code compiled as ``filename`` as cell ``number`` with these lines.
+class CellRegistry:
+    """Facts on cells that the shell does not keep, by the file name of a cell's code."""
 
-    Args:
-        filename: the file name in the code.
-        number: ``None`` for a text of the user's that is no cell of its own.
-        lines: the lines as Python.
-        typed: its first lines, or all, as the user typed them: some may be no Python.
-        title: the name that a report shows in place of the file name.
-    """
-    _numbers[filename] = number
-    if title:
-        _titles[filename] = title
-    note_typed(filename, typed)
-    text = [line if line.endswith("\n") else line + "\n" for line in lines]
-    # A modification time of None keeps linecache.checkcache from dropping the entry.
-    entry = (sum(map(len, text)), None, text, filename)
-    for cache in _line_caches():
-        cache[filename] = entry
+    def __init__(self) -> None:
+        self.numbers: dict[str, int | None] = {}
+        """Those of registered texts; ``None`` for a text that is no cell of its own."""
+        self.titles: dict[str, str] = {}
+        """The name that a report shows in place of the file name."""
+        self.typed: dict[str, tuple[str, ...]] = {}
+        """The first lines of a cell as the user typed them."""
+        self.numbers_of_shell: dict[str, int] = {}
+        """Those of the shell's own cells, where IPython keeps no map of file names."""
+        self.sources: dict[str, Source] = {}
+        """The files that were read last; the newest is last."""
 
+    def register(
+        self,
+        filename: str,
+        number: int | None,
+        lines: Sequence[str],
+        typed: Sequence[str] = (),
+        title: str = "",
+    ) -> None:
+        """Register code compiled as ``filename`` as cell ``number`` with these lines.
 
-def note_typed(filename: str, typed: Sequence[str]) -> None:
-    """Tell how the user typed the first lines of a cell that the shell knows already."""
-    _typed[filename] = tuple(typed)
-
-
-def forget_cell(filename: str) -> None:
-    """Undo :func:`register_cell`; a name that was never registered is fine."""
-    _typed.pop(filename, None)
-    _titles.pop(filename, None)
-    if filename in _numbers:
-        del _numbers[filename]
+        Args:
+            filename: the file name in the code.
+            number: ``None`` for a text of the user's that is no cell of its own.
+            lines: the lines as Python.
+            typed: its first lines, or all, as the user typed them: some may be no Python.
+            title: the name that a report shows in place of the file name.
+        """
+        self.numbers[filename] = number
+        if title:
+            self.titles[filename] = title
+        self.typed[filename] = tuple(typed)
+        text = [line if line.endswith("\n") else line + "\n" for line in lines]
+        # A modification time of None keeps linecache.checkcache from dropping the entry.
+        entry = (sum(map(len, text)), None, text, filename)
         for cache in _line_caches():
-            cache.pop(filename, None)
+            cache[filename] = entry
+
+    def forget(self, filename: str) -> None:
+        """Undo :meth:`register`; a name that was never registered is fine."""
+        self.typed.pop(filename, None)
+        self.titles.pop(filename, None)
+        if filename in self.numbers:
+            del self.numbers[filename]
+            for cache in _line_caches():
+                cache.pop(filename, None)
+
+    def of_shell(self, shell: Any) -> Mapping[str, int]:
+        """Return the numbers of a shell's cells by file name."""
+        names = getattr(shell.compile, "_filename_map", None)  # since IPython 8.0
+        return names if isinstance(names, dict) else self.numbers_of_shell
+
+    def note_running(self, shell: Any) -> None:
+        """Record the running cell's number, for a shell without a map of file names."""
+        frame = innermost(lambda frame: frame.f_code.co_name.startswith(_CELL_NAME))
+        if frame is not None:
+            self.numbers_of_shell[frame.f_code.co_filename] = shell.execution_count
+
+    def names(self) -> list[str]:
+        """Return the file names of the cells that are known, the newest first."""
+        shell = running_shell()
+        numbers = {**({} if shell is None else self.of_shell(shell)), **self.numbers}
+        return sorted(numbers, key=lambda name: numbers[name] or 0, reverse=True)
 
 
-def note_cell(filename: str, number: int) -> None:
-    """Record the number of a cell, for a shell without a map of file names."""
-    _noted[filename] = number
-
-
-def note_running(shell: Any) -> None:
-    """Record the running cell's number, for a shell without a map of file names."""
-    frame = innermost(lambda frame: frame.f_code.co_name.startswith(_CELL_NAME))
-    if frame is not None:
-        note_cell(frame.f_code.co_filename, shell.execution_count)
-
-
-def forget_noted() -> None:
-    """Undo every :func:`note_cell`."""
-    _noted.clear()
-
-
-def cells_of(shell: Any) -> Mapping[str, int]:
-    """Return a shell's map from the file names of its cells to their numbers."""
-    names = getattr(shell.compile, "_filename_map", None)  # since IPython 8.0
-    return names if isinstance(names, dict) else _noted
-
-
-def user_cells() -> list[str]:
-    """Return the file names of the cells that are known, the newest first."""
-    shell = running_shell()
-    names = {**({} if shell is None else cells_of(shell)), **_numbers}
-    return sorted(names, key=lambda name: names[name] or 0, reverse=True)
+CELLS = CellRegistry()
+"""The cells of this process."""
 
 
 def title_of(filename: str) -> str:
     """Return the name of a file that a report shows: marimo gives its cells a name each."""
     cell = _MARIMO_NAME.search(filename)
-    return f"marimo cell {cell[1]}" if cell else _titles.get(filename, filename)
+    return f"marimo cell {cell[1]}" if cell else CELLS.titles.get(filename, filename)
 
 
 def cell_number(filename: str) -> int | None:
     """Return the number of the cell that was compiled as ``filename``, ``None`` for other code."""
-    if filename in _numbers:
-        return _numbers[filename]
+    if filename in CELLS.numbers:
+        return CELLS.numbers[filename]
     shell = running_shell()
-    names = {} if shell is None else cells_of(shell)
+    names = {} if shell is None else CELLS.of_shell(shell)
     # A shell that keeps a map knows its cells: what it runs for %run is not the next of them.
     if not names and (match := _IPYTHON_NAME.fullmatch(filename)):
         return int(match[1])
@@ -150,12 +145,13 @@ def source(filename: str) -> Source:
         # The entry described something that is no file: checkcache was wrong to drop it.
         linecache.cache[filename] = entry
         lines = linecache.getlines(filename)
-    cached = _sources.pop(filename, None)
+    sources = CELLS.sources
+    cached = sources.pop(filename, None)
     if cached is None or cached.cached is not lines:
         cached = Source(lines)
-    _sources[filename] = cached
-    while len(_sources) > _MAX_SOURCES:
-        _sources.pop(next(iter(_sources)), None)
+    sources[filename] = cached
+    while len(sources) > _MAX_SOURCES:
+        sources.pop(next(iter(sources)), None)
     return cached
 
 
@@ -164,14 +160,9 @@ def source_lines(filename: str) -> list[str]:
     return source(filename).lines
 
 
-def typed_of(filename: str) -> tuple[str, ...]:
-    """Return the first lines of a cell as the user typed them, none where nobody told."""
-    return _typed.get(filename, ())
-
-
 def typed_line(filename: str, lines: Sequence[str], number: int) -> str:
     """Return line ``number`` of ``lines`` as the user typed it."""
-    typed = _typed.get(filename, ())
+    typed = CELLS.typed.get(filename, ())
     return typed[number - 1] if number <= len(typed) else lines[number - 1]
 
 
@@ -189,7 +180,7 @@ def is_user_file(filename: str) -> bool:
         return True
     if filename.startswith("<"):
         is_typed = filename.startswith(_TYPED) or _IPYTHON_NAME.fullmatch(filename) is not None
-        return is_typed or filename in _numbers
+        return is_typed or filename in CELLS.numbers
     written_by_torch = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # set where inductor is at work
     if written_by_torch is not None and _is_below(filename, written_by_torch):
         return False

@@ -180,12 +180,12 @@ def run_fault(name: str) -> dict[str, Any]:
     """Run a fault under a full check and give its report."""
     name_a_toolkit()
     import cudalens
-    from cudalens.source.files import register_cell
+    from cudalens.source.files import CELLS
 
     fault = next(item for item in FAULTS if item.name == name)
     if reason := unavailable(fault):
         return {"unavailable": reason}
-    register_cell("<fault>", 1, fault.code.splitlines())
+    CELLS.register("<fault>", 1, fault.code.splitlines())
     session = cudalens.check(**dict(fault.options))
     error = None
     try:

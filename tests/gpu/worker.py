@@ -23,11 +23,11 @@ def run_case(record: str, *, guarded: bool, device: str = "cuda") -> dict[str, A
     import torch
     from cases import CASES, namespace
 
-    from cudalens.source.files import register_cell
+    from cudalens.source.files import CELLS
 
     case = next(item for item in CASES if item.record == record)
     names = namespace()
-    register_cell("<case>", 1, case.code.splitlines())  # so that the report knows its text
+    CELLS.register("<case>", 1, case.code.splitlines())  # so that the report knows its text
     code = compile(case.code, "<case>", "exec")
     if not guarded:
         found = _outcome(lambda: _execute(code, names, device))

@@ -437,10 +437,10 @@ found = model(**features)
 def judged(mistake: Mistake) -> str | None:
     """Run the cell checked; return what its report says wrongly, ``None`` if nothing."""
     import cudalens
-    from cudalens.source.files import register_cell
+    from cudalens.source.files import CELLS
 
     cell = mistake.cell.strip("\n")
-    register_cell("<a mistake>", 1, cell.splitlines())
+    CELLS.register("<a mistake>", 1, cell.splitlines())
     try:
         with cudalens.check() as session:
             exec(compile(cell, "<a mistake>", "exec"), {"__name__": "__main__"})

@@ -68,24 +68,24 @@ def test_code_that_the_compiler_wrote_is_not_the_users(monkeypatch: pytest.Monke
 def test_a_registered_cell_has_its_number_and_text_until_it_is_forgotten() -> None:
     name = "<checked cell>"
     assert not files.is_user_file(name)
-    files.register_cell(name, 4, ["# %%cudacheck", "x = 1"])
+    files.CELLS.register(name, 4, ["# %%cudacheck", "x = 1"])
     try:
         assert files.is_user_file(name)
         assert files.cell_number(name) == 4
         assert files.source_lines(name) == ["# %%cudacheck", "x = 1"]
     finally:
-        files.forget_cell(name)
+        files.CELLS.forget(name)
     assert files.cell_number(name) is None
     assert name not in linecache.cache
 
 
 def test_the_text_of_a_cell_survives_a_check_of_the_line_cache() -> None:
-    files.register_cell("/tmp/ipykernel_1/2.py", 1, ["x = 1"])
+    files.CELLS.register("/tmp/ipykernel_1/2.py", 1, ["x = 1"])
     try:
         linecache.checkcache()
         assert files.source_lines("/tmp/ipykernel_1/2.py") == ["x = 1"]
     finally:
-        files.forget_cell("/tmp/ipykernel_1/2.py")
+        files.CELLS.forget("/tmp/ipykernel_1/2.py")
 
 
 def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:

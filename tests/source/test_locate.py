@@ -16,7 +16,7 @@ from torch import nn
 
 from cudalens.core._python import entries_from_traceback
 from cudalens.core.report_types import CodeLine
-from cudalens.source.files import forget_cell, register_cell
+from cudalens.source.files import CELLS
 from cudalens.source.locate import locate, locate_entries
 from cudalens.source.stack import StackEntry, stack_of
 from tests.probes import Probe, Untouchable, cell, named, run_cell, same, site_of
@@ -139,12 +139,12 @@ def test_a_cell_compiled_with_moved_lines_shows_the_registered_text(probe: Probe
     """The magic's own line is a comment of the text that the body's lines count from."""
     body = "F.nll_loss(x, y)"
     name = "<moved cell>"
-    register_cell(name, 5, ["# %%cudacheck --fast", body])
+    CELLS.register(name, 5, ["# %%cudacheck --fast", body])
     try:
         with probe:
             exec(compile("\n" + body, name, "exec"), dict(NAMES))
     finally:
-        forget_cell(name)
+        CELLS.forget(name)
     assert (probe.site.source.line, probe.site.source.text) == (2, body)
 
 

@@ -98,7 +98,7 @@ def test_a_source_that_changed_gives_the_line_and_no_expression() -> None:
         exec(code, {"look": look})
         place = SEEN[-1].place
         assert SEEN[-1].call.text == "look()"
-        files.register_cell(place.filename, 7, ["def f(): show()", "f()"])
+        files.CELLS.register(place.filename, 7, ["def f(): show()", "f()"])
         changed = running(place)
         assert changed.call is None
         assert changed.text == "def f(): show()"
