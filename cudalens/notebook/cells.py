@@ -14,18 +14,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cudalens.core._python import (
     add_note,
-    innermost,
     is_of_user,
     own_notes,
     replace_attribute,
 )
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.core.limits import failure_line
+from cudalens.notebook import _ipython
 from cudalens.notebook.display import Shown, action_line, finish, new_session
 from cudalens.notebook.statement import CellPlace, give_line, place_in_cell, raising
 from cudalens.notebook.timed import place_timed
@@ -237,8 +236,7 @@ class CellWatch:
     def _made(self, lines: list[str]) -> list[str]:
         """Take note of the text that the shell has made of what it has read."""
         self._text = "".join(lines)
-        reader = innermost(lambda frame: frame.f_code.co_name == "transform_cell")
-        if self._cells and reader and reader.f_back and reader.f_back.f_code.co_name == "time":
+        if self._cells and _ipython.is_read_by_time():
             self._timed[self._text] = self._timed_place()
         return lines
 
@@ -273,10 +271,8 @@ class CellWatch:
         self._cells.append(cell)
         try:
             if len(self._cells) > 1:
-                # Of a silent cell, such as those of a notebook under %run, the shell tells nothing;
-                # the function that runs it knows the text.
-                frame = innermost(lambda frame: frame.f_code.co_name == "run_cell_async")
-                info = None if frame is None else frame.f_locals.get("info")
+                # Of a silent cell, such as those of a notebook under %run, the shell tells nothing.
+                info = _ipython.info_of_running_cell()
                 if info is not None and info.silent:
                     self._note_name(cell, info, int(self.shell.execution_count))
         except BaseException as error:
@@ -287,7 +283,7 @@ class CellWatch:
         cell.is_silent = False
         try:
             # Since 9.8 a cell that goes into the history has raised the count for the next one.
-            is_raised = info.store_history and _version() >= (9, 8)
+            is_raised = info.store_history and _ipython.version() >= (9, 8)
             self._note_name(cell, info, int(self.shell.execution_count) - bool(is_raised))
         except BaseException as error:
             cell.failure = error
@@ -368,7 +364,7 @@ class CellWatch:
         cell.name, outermost = name, self._cells[0]
         if outermost is cell or info.store_history:
             cell.number = number
-            if not hasattr(self.shell.compile, "_filename_map"):
+            if not _ipython.keeps_cell_names(self.shell):
                 CELLS.numbers_of_shell[name] = number
             CELLS.typed[name] = tuple(typed)
             return
@@ -377,9 +373,9 @@ class CellWatch:
         if (cell.part_of or cell.is_by_hand) and outermost.number is not None:
             cell.number = outermost.number
         else:
-            script = innermost(lambda frame: frame.f_code.co_name == "safe_execfile_ipy")
-            source = script and f" from {Path(str(script.f_locals.get('fname'))).name}"
-            title = f"<cell {outermost.ran} run by In [{outermost.number or 0}]{source or ''}>"
+            script = _ipython.running_script()
+            source = "" if script is None else f" from {script}"
+            title = f"<cell {outermost.ran} run by In [{outermost.number or 0}]{source}>"
         CELLS.register(name, cell.number, split_lines(text), typed, title)
 
     def _close(self, cell: _Cell, error: BaseException | None) -> BaseException | None:
@@ -432,7 +428,7 @@ class CellWatch:
             self.shell.showtraceback((type(late), late, late.__traceback__))
             if result is not None and result.success:
                 result.error_in_exec = error = late
-        if error is not None and _version() < (8, 14):
+        if error is not None and _ipython.version() < (8, 14):
             # It shows no notes of an exception.
             is_beside = is_reported(error, Shown.report)
             action = action_line(Shown.report) if is_beside else ""
@@ -474,7 +470,7 @@ class CellWatch:
                 for outer in self._cells[-2:-1]:
                     outer.explained = error
                 return
-        elif self._cells and sys._getframe(1).f_code.co_name == "time":
+        elif self._cells and _ipython.is_shown_by_time(sys._getframe()):
             self._cells[-1].shown_by_time = error
         guards = sys.modules.get("cudalens.guards.process")
         for listener in () if guards is None else guards.PROCESS.listeners:
@@ -531,8 +527,3 @@ def _is_way_out(typed: list[str]) -> bool:
     """Return whether a cell only turns checks off, as it must where they cannot be opened."""
     lines = [line.strip() for line in typed if line.strip()]
     return lines in ([f"%{MAGIC} off"], ["%unload_ext cudalens"])
-
-
-def _version() -> tuple[int, ...]:
-    version: tuple[int, ...] = sys.modules["IPython"].version_info[:2]
-    return version

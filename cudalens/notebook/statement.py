@@ -12,6 +12,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from cudalens.core._python import innermost
+from cudalens.notebook import _ipython
 from cudalens.source.cell_text import split_lines
 from cudalens.source.files import CELLS, cell_number
 
@@ -88,8 +89,7 @@ def place_in_cell(shell: Any, text: str) -> CellPlace | None:
 
     ``None`` where no cell calls the magic, or the text has more lines than one.
     """
-    magic = innermost(lambda frame: frame.f_code.co_name == "run_line_magic")
-    frame = None if magic is None else magic.f_back
+    frame = _ipython.caller_of_line_magic()
     if frame is None or "\n" in text or frame.f_code.co_filename not in CELLS.of_shell(shell):
         return None
     filename, line = frame.f_code.co_filename, frame.f_lineno

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cudalens.notebook import _ipython
 from cudalens.notebook.statement import CellPlace
 
 
@@ -28,7 +29,7 @@ def place_timed(compiler: Any, places: Mapping[str, CellPlace | None]) -> Callab
 
     def compiled(compiler: Any, source: Any, filename: str, *args: Any, **options: Any) -> Any:
         if filename.startswith("<timed "):
-            place = places.get(sys._getframe(1).f_locals.get("expr", ""))
+            place = places.get(_ipython.text_of_time(sys._getframe()))
             if place is not None:
                 place.move(source)
                 filename = place.filename

@@ -22,7 +22,7 @@ from IPython.core.interactiveshell import ExecutionResult
 import cudalens
 from cudalens import simulate
 from cudalens.guards.process import PROCESS
-from cudalens.notebook import cells, magics
+from cudalens.notebook import _ipython, cells, magics
 from cudalens.session.options import Options
 from cudalens.source.cell_text import counted_lines, typed_lines
 from tests.processes import python
@@ -559,7 +559,7 @@ def test_notes_are_printed_where_the_shell_shows_none(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Below the traceback, as in IPython before 8.14; those of the user are the user's."""
-    monkeypatch.setattr(cells, "_version", lambda: (8, 13))
+    monkeypatch.setattr(_ipython, "version", lambda: (8, 13))
     monkeypatch.setattr(cells, "is_reported", lambda error, report: False)
     result = notebook.run("%%cudacheck\ntorch.ones(2, 3) @ torch.ones(4, 5)")
     assert result.error_in_exec.__notes__[0] in notebook.err

@@ -1,0 +1,83 @@
+"""What IPython's public interface does not tell: read from its running frames and its internals.
+
+Each function names the releases or the code of IPython that it relies on.  Where another release
+does it differently, it returns what "unknown" means to its caller.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from cudalens.core._python import innermost
+
+
+def version() -> tuple[int, ...]:
+    """Return the release of the running IPython, as ``(9, 4)``."""
+    release: tuple[int, ...] = sys.modules["IPython"].version_info[:2]
+    return release
+
+
+def keeps_cell_names(shell: Any) -> bool:
+    """Return whether the shell maps the file names of its cells to their numbers, as since 8.0."""
+    return hasattr(shell.compile, "_filename_map")
+
+
+def is_read_by_time() -> bool:
+    """Return whether the text that the shell transforms is that of ``%time``.
+
+    ``ExecutionMagics.time`` calls ``transform_cell`` itself.
+    """
+    frame = _running("transform_cell")
+    return frame is not None and _is_time(frame.f_back)
+
+
+def is_shown_by_time(shower: FrameType) -> bool:
+    """Return whether ``%time`` has called a function that shows a traceback.
+
+    Before 9.4 it catches the exception of its statement, shows it and keeps it.
+    """
+    return _is_time(shower.f_back)
+
+
+def text_of_time(compiler: FrameType) -> str:
+    """Return the text that ``%time`` compiles, empty where something else calls the compiler.
+
+    ``ExecutionMagics.time`` has it in its variable ``expr``.
+    """
+    caller = compiler.f_back
+    return "" if caller is None else str(caller.f_locals.get("expr", ""))
+
+
+def info_of_running_cell() -> Any:
+    """Return the ``ExecutionInfo`` of the innermost running cell, ``None`` where it is unknown.
+
+    The shell's events do not tell of a silent cell; ``run_cell_async`` has it in ``info``.
+    """
+    frame = _running("run_cell_async")
+    return None if frame is None else frame.f_locals.get("info")
+
+
+def running_script() -> str | None:
+    """Return the name of the notebook or ``.ipy`` file that ``%run`` is running cell by cell."""
+    frame = _running("safe_execfile_ipy")
+    return None if frame is None else Path(str(frame.f_locals.get("fname"))).name
+
+
+def caller_of_line_magic() -> FrameType | None:
+    """Return the frame whose line is the running line magic, ``None`` without one.
+
+    The shell turns ``%name rest`` into a call of ``run_line_magic``.
+    """
+    frame = _running("run_line_magic")
+    return None if frame is None else frame.f_back
+
+
+def _running(name: str) -> FrameType | None:
+    return innermost(lambda frame: frame.f_code.co_name == name)
+
+
+def _is_time(frame: FrameType | None) -> bool:
+    return frame is not None and frame.f_code.co_name == "time"
