@@ -296,8 +296,10 @@ class Recorded(NamedTuple):
     def results(self) -> Iterator[Ref]:
         """Yield the tensors that the call gave back or wrote to."""
         yield from self.outputs
-        for write in self.written:
-            yield from {write.tensor, write.target} if write.base else (write.tensor,)
+        for write in self.written:  # in no set: a reference to what is gone has no hash
+            yield write.tensor
+            if write.base is not None:
+                yield write.base
 
     @property
     def metas(self) -> tuple[tuple[Any, Any], ...]:

@@ -187,6 +187,14 @@ xb, yb = batches[1]
 """
 
 
+def test_a_view_that_is_gone_hides_nothing(notebook: Notebook) -> None:
+    """The cell writes to a view that lives no longer than its line, and makes the value too."""
+    made = f"{DATA}memory = torch.zeros(4, device='cuda')\nmemory[:2].add_(1)\nmemory[:1] /= 2\n"
+    report = report_of(notebook, made, MODEL, LOSS)
+    assert MADE in marks(report)
+    assert report.limits == ()
+
+
 def test_a_batch_of_an_earlier_cell_is_named(notebook: Notebook) -> None:
     """Which item of the data set is bad is known as in one cell."""
     loss = "%%cudacheck\nF.cross_entropy(torch.zeros(4, 10, device='cuda'), yb.to('cuda'))"
