@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -121,6 +122,22 @@ def site_of(text: str, op: str, **names: Any) -> CallSite:
     with probe:
         run_cell(text, {"torch": torch, "F": torch.nn.functional, "nn": torch.nn, **names})
     return probe.site
+
+
+def asked(text: str, ask: Callable[[list[FrameType]], Any], **names: Any) -> list[Any]:
+    """Run text as a cell, and return what was asked of its frames in each call of ``here``."""
+    answers: list[Any] = []
+
+    def here(*args: object, **kwargs: object) -> None:
+        answers.append(ask(cell_frames()))
+
+    run_cell(text, {"torch": torch, "nn": torch.nn, "here": here, **names})
+    return answers
+
+
+def cell_frames() -> list[FrameType]:
+    """Return the running frames of cells, outermost first."""
+    return [item for item in stack_of(sys._getframe()) if item.f_code.co_filename[:5] == "<cell"]
 
 
 def named(site: CallSite) -> dict[str, str]:

@@ -1,0 +1,211 @@
+"""Which edit of a refused call is shown: the cheapest that succeeds, if it is the only one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import Hint, OpName, SourceSpan
+from cudalens.diagnosis import candidates
+from cudalens.diagnosis.candidates import Trial, TrialResult, search, verify_fixes
+from cudalens.diagnosis.moves import Called
+from cudalens.diagnosis.user_code import Change, Fix, syntax_of
+from tests.builders import fact, spelled
+
+
+class Taking(Trial):
+    """A trial in which the edits with these texts succeed."""
+
+    def __init__(self, *fixes: str, operands: Any = (), **answers: Any) -> None:
+        self.fixes, self.tried = fixes, list[str | None]()
+        self.operands = operands
+        self.reason: str | None = answers.pop("reason", None)
+        self.result: Callable[[], TrialResult] = lambda: TrialResult(succeeds=True)
+        self.is_chance = answers.pop("is_chance", False)
+        self.__dict__.update(answers)
+
+    def __call__(self, fix: Fix | None) -> TrialResult:
+        self.tried.append(fix)
+        if fix in self.fixes:
+            return self.result()
+        return TrialResult(succeeds=False, error=self.reason)
+
+    def survives(self, fix: Fix, dims: int) -> bool:
+        return not self.is_chance
+
+
+def evidence(call: str, api: str, **more: Any) -> Evidence:
+    return Evidence(
+        call=syntax_of(call), op=OpName(api=api), source=SourceSpan(line=1, text=call), **more
+    )
+
+
+X, W = fact(None, "float32[2,3]", "x"), fact(None, "float32[4,3]", "w")
+MM = evidence("torch.mm(x, w)", "torch.mm")
+
+
+def fixes(trial: Trial, given: Evidence = MM) -> list[str | None]:
+    return [item.fix for item in search(given, trial)]
+
+
+def test_the_one_edit_that_succeeds_is_shown() -> None:
+    (hint,) = search(MM, Taking("torch.mm(x, w.T)", operands=(X, W)))
+    assert (hint.fix, hint.rule, hint.tried) == ("torch.mm(x, w.T)", "transposed_operand", True)
+    assert fixes(Taking(operands=(X, W))) == []
+
+
+def test_of_two_that_cost_the_same_none_is_shown() -> None:
+    both = Taking("torch.mm(x, w.T)", "torch.mm(x.T, w)", operands=(X, W))
+    assert fixes(both) == []
+
+
+def test_the_cheaper_one_goes_first() -> None:
+    x = fact(None, "float64[2,3]", "x")
+    trial = Taking("torch.mm(x.float(), w)", "torch.mm(x, w.T)", operands=(x, W))
+    assert fixes(trial) == ["torch.mm(x.float(), w)"]
+
+
+def test_sizes_that_fit_by_chance_are_not_shown() -> None:
+    assert fixes(Taking("torch.mm(x, w.T)", operands=(X, W), is_chance=True)) == []
+
+
+def test_a_cast_is_tried_only_where_the_refusal_speaks_of_a_type() -> None:
+    x = fact(None, "float64[2,3]", "x")
+    wanted = "torch.mm(x.float(), w)"
+    for reason, shown in (
+        ("E: expected Float", [wanted]),
+        ("E: sizes differ", []),
+        (None, [wanted]),
+    ):
+        assert fixes(Taking(wanted, operands=(x, W), reason=reason)) == shown
+
+
+def test_an_outer_product_is_no_fix() -> None:
+    add = evidence("x + y", "torch.Tensor.__add__")
+    rows, columns = fact(None, "float32[32]", "x"), fact(None, "float32[10]", "y")
+
+    def step(item: Any) -> Any:
+        changes = ((item, "{x}.unsqueeze(1)"),)
+        return candidates._Step(rule="missing_dimension", words="", cost=1, changes=changes)
+
+    def holds(*shape: int, given: Evidence = add) -> bool:
+        outcome = TrialResult(succeeds=True, shape=shape)
+        return candidates._holds(given, step(rows), outcome, (rows, columns))
+
+    assert (holds(32, 10), holds(32, 1), holds(32, 10, given=MM)) == (False, True, True)
+    assert candidates._is_broadcast(add, step(rows))
+    assert not candidates._is_broadcast(MM, step(rows))
+    assert not candidates._is_broadcast(add, step(fact(None, "bool[32]", "mask")))
+
+
+def test_a_view_becomes_a_reshape() -> None:
+    view = evidence("x.view(2, 12)", "torch.Tensor.view")
+    x = fact(None, "float32[2,3,4]", "x")
+
+    def said(new: tuple[int, ...], given: Evidence = view) -> list[str | None]:
+        trial = Taking("x.reshape(2, 12)", operands=(x,))
+        trial.result = lambda: TrialResult(succeeds=True, shape=new)
+        return fixes(trial, given)
+
+    assert said((2, 12)) == ["x.reshape(2, 12)"]
+    assert said((4, 6)) == []  # other elements would stand in a row
+    line = SourceSpan(line=1, text="x.view(2, 12)[0] = 1")
+    written = Evidence(call=view.call, op=view.op, source=line)
+    assert said((2, 12), written) == []  # a copy would take what is written
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_it"),
+    [
+        ((2, 3, 4), (2, 12), True),
+        ((2, 12), (2, 3, 4), True),
+        ((2, 3, 4), (6, 4), True),
+        ((2, 3, 4), (3, 8), False),
+        ((2, 3), (3, 2), False),
+    ],
+)
+def test_dimensions_are_joined_or_split(old: Any, new: Any, is_it: bool) -> None:
+    assert candidates._joins_or_splits(old, new) is is_it
+
+
+@pytest.mark.parametrize(
+    ("line", "is_it"),
+    [
+        ("x.view(6)[0] = 1", True),
+        ("x.view(6)[0] += 1", True),
+        ("x.view(6).zero_()", True),
+        ("x.view(6).sum()", False),
+        ("y = x.view(6)[0]", False),
+        ("x[0] = x.view(6)", False),
+        ("def (", False),
+    ],
+)
+def test_lines_that_write_to_the_result(line: str, is_it: bool) -> None:
+    given = Evidence(call=syntax_of("x.view(6)"), source=SourceSpan(line=1, text=line))
+    assert candidates._is_written_to(given) is is_it
+
+
+def test_a_whole_division() -> None:
+    given = evidence("torch.zeros(n / 2)", "torch.zeros")
+    (hint,) = search(given, Taking("torch.zeros(n // 2)"))
+    assert (hint.rule, hint.fix) == ("true_division", "torch.zeros(n // 2)")
+    two = evidence("torch.zeros(n / 2, m / 2)", "torch.zeros")
+    assert fixes(Taking("torch.zeros(n // 2, m / 2)"), two) == []
+
+
+def test_a_choice_of_parts_is_said_in_words() -> None:
+    given = evidence("f(pair)", "torch.f")
+    kinds = ((spelled("pair"), "tuple", ("0", "1")),)
+    (hint,) = search(given, Taking("f(pair[0])", "f(pair[1])", others=kinds))
+    assert (hint.rule, hint.fix) == ("choose_one", None)
+    assert hint.text.endswith("(f(pair[0]) or f(pair[1]))")
+    assert fixes(Taking("f(pair[1])", others=kinds), given) == ["f(pair[1])"]
+
+
+def test_a_model_moves_to_where_its_input_is() -> None:
+    given = evidence("net(x)", "torch.nn.functional.linear")
+    x = fact(None, "float32[2,3]", "x", device="cuda:0")
+    moved = 'net.to("cuda:0")(x)'
+    here = Called(device="cpu")
+    (hint,) = search(given, Taking(moved, operands=(x,), called=here))
+    assert (hint.rule, hint.fix) == ("move_model", moved)
+    listed = Taking(moved, operands=(x,), called=here, unregistered=("self.parts", "dict"))
+    (hint,) = search(given, listed)
+    assert (hint.rule, hint.fix) == ("not_registered", None)
+    assert "nn.ModuleDict" in hint.text
+    for text, words in (("self.net(x)", "contains self.net"), ("nn.Linear(3, 2)(x)", "made anew")):
+        head = text.removesuffix("(x)")
+        one = Taking(f'{head}.to("cuda:0")(x)', operands=(x,), called=here)
+        (hint,) = search(evidence(text, "torch.nn.functional.linear"), one)
+        assert (hint.fix, words in hint.text) == (None, True)
+    on_device = Called(device="cuda:0")
+    assert fixes(Taking(moved, operands=(x,), called=on_device), given) == []
+
+
+def test_all_tensors_that_need_the_same_are_changed_together() -> None:
+    given = evidence("f(a, b, c)", "torch.f")
+    facts = [fact(None, "float64[2]", name) for name in "ab"]
+    known = (*facts, fact(None, "float32[2]", "c"))
+    assert fixes(Taking("f(a.float(), b.float(), c)", operands=known), given) == [
+        "f(a.float(), b.float(), c)"
+    ]
+
+
+def test_hints_whose_fixes_fail_are_dropped() -> None:
+    def hint(text: str, tried: bool | None = None) -> Hint:
+        return Hint(rule="r", text=text, fix=Fix(text, [Change("x", text)]), tried=tried)
+
+    class Some(Trial):
+        def __call__(self, fix: Fix | None) -> TrialResult:
+            return TrialResult(succeeds={"good": True, "bad": False}.get(fix or ""))
+
+    found = verify_fixes(map(hint, ("good", "bad", "unknown")), Some())
+    assert [(item.text, item.fix, item.tried) for item in found] == [
+        ("good", "good", True),
+        ("unknown", None, None),
+    ]
+    (kept,) = verify_fixes([hint("bad", True)], Some())
+    assert kept.fix == "bad"

@@ -1,0 +1,290 @@
+"""Where a fix acts: at the failing call, at the line that made the values, or nowhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cudalens.core.evidence_types import Binding, LostDimension, RefusedCall
+from cudalens.core.graph_types import AutogradNeighbourhood
+from cudalens.core.report import ErrorFacts, Evidence
+from cudalens.core.report_types import Hint, LineRef, OpName, SourceSpan, Violation
+from cudalens.diagnosis.candidates import Trial, TrialResult
+from cudalens.diagnosis.moves import Called
+from cudalens.diagnosis.origins import (
+    at_origin,
+    batch_second,
+    bounding,
+    lost_dimension,
+    true_division,
+)
+from cudalens.diagnosis.user_code import Change, Fix, syntax_of
+from tests.builders import chain, fact, node, spelled
+
+HERE = SourceSpan(cell=1, line=9, end_line=9, text="f(y)")
+
+
+def made(value: str | None, line: int = 2, **more: Any) -> Binding:
+    text = None if value is None else spelled(value)
+    return Binding(at=SourceSpan(cell=1, line=line, end_line=line), value=text, **more)
+
+
+class Said(Trial):
+    """A trial that answers as it is told, and in which every fix succeeds."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.bindings: dict[str, Binding] = answers.pop("bindings", {})
+        self.held: dict[str, tuple[str, str]] = answers.pop("held", {})
+        self.readers: tuple[list[int], list[int]] = answers.pop("readers", ([], []))
+        self.layers: dict[str, Binding] = answers.pop("layers", {})
+        self.refused: tuple[str, ...] = answers.pop("refused", ())
+        self.__dict__.update(answers)
+
+    def __call__(self, fix: Fix | None) -> TrialResult:
+        return TrialResult(succeeds=fix not in self.refused)
+
+    def binding(self, expression: str, *, of_shape: bool = False) -> Binding | None:
+        return self.bindings.get(expression)
+
+    def held_in(self, expression: str) -> tuple[str, str] | None:
+        return self.held.get(expression)
+
+    def other_readers(self, expression: str) -> tuple[list[int], list[int]]:
+        return self.readers
+
+    def layer(self, path: str, shape: tuple[int, ...] | None = None) -> Binding | None:
+        return self.layers.get(path)
+
+
+def placed(rule: str, template: str, trial: Trial, text: str = "y", **more: Any) -> Hint:
+    fix = Fix(f"f({template.replace('{x}', text)})", [Change(spelled(text) or "", template)])
+    hint = Hint(rule=rule, text="words", fix=fix, tried=True)
+    (found,) = at_origin([hint], Evidence(source=HERE, **more), trial)
+    return found
+
+
+def test_a_fix_at_the_call_stays_where_nothing_else_reads() -> None:
+    hint = placed("relabel", "{x} - 1", Said())
+    assert (hint.text, hint.fix, hint.at) == ("words", "f(y - 1)", None)
+
+
+def test_values_that_are_read_again_are_changed_behind_the_line_that_made_them() -> None:
+    trial = Said(bindings={"y": made("load()", is_read_again=True)})
+    hint = placed("relabel", "{x} - 1", trial)
+    assert (hint.fix, hint.at and hint.at.line) == ("y = y - 1", 2)
+    assert hint.text == "words; y is used more than once: change it behind line 2"
+    hint = placed("relabel", "{x} - 1", Said(bindings={"y": made("load()")}))
+    assert (hint.fix, hint.at) == ("f(y - 1)", None)
+    trial.refused = ("y = y - 1",)
+    assert placed("relabel", "{x} - 1", trial).fix == "f(y - 1)"
+
+
+def test_readers_that_need_the_numbers_as_they_are_are_named() -> None:
+    trial = Said(bindings={"y": made("load()", is_read_again=True)}, readers=([12], [12, 14]))
+    hint = placed("relabel", "{x} - 1", trial)
+    assert hint.text.endswith(", and adapt line 12, 14, which needs its numbers as they are")
+    assert hint.fix is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([12], "line 12 reads y too: change it where it is made"),
+        ([12, 13], "lines 12, 13 read y too: change it where it is made"),
+        ([9], "y is read again here: change it where it is made"),
+    ],
+)
+def test_without_its_origin_no_code_for_what_is_read_elsewhere(
+    lines: list[int], words: str
+) -> None:
+    hint = placed("relabel", "{x} - 1", Said(readers=(lines, [])))
+    assert (hint.text, hint.fix, hint.tried) == (f"words; {words}", None, None)
+
+
+def test_a_cast_acts_at_the_call_and_names_other_readers() -> None:
+    hint = placed("cast_needed", "{x}.long()", Said(readers=([12], [])))
+    assert (hint.text, hint.fix) == ("words; line 12 reads y too", "f(y.long())")
+
+
+def test_what_a_loop_chooses_is_not_changed_at_one_turn() -> None:
+    trial = Said(loop_names=frozenset({"n"}))
+    assert placed("relabel", "{x} - 1", trial, "y[n]").fix is None
+    assert placed("relabel", "{x} - 1", trial, "n[0]").fix == "f(n[0] - 1)"
+    assert placed("relabel", "{x} - 1", Said(is_of_loop=True)).text.endswith(
+        "the loop calls other functions here too: change what is given to it"
+    )
+
+
+def test_a_call_that_was_another_function_before() -> None:
+    refused = RefusedCall(other_functions=("torch.nn.functional.mse_loss",))
+    hint = placed("cast_needed", "{x}.long()", Said(), refused_call=refused)
+    assert hint.text == "words; this call was mse_loss before, which took it as it is"
+    assert hint.fix is None
+
+
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        (("Net", "module"), "words: .to() of the Net that registers it does that"),
+        (("y", "attribute"), "it is a plain attribute; .to() of the module moves what is"),
+        (("self.parts", "list"), "it is in self.parts, a plain list; .to() of the module"),
+    ],
+)
+def test_what_a_module_holds_is_registered(held: tuple[str, str], words: str) -> None:
+    hint = placed("move_tensor", "{x}.cuda()", Said(held={"y": held}))
+    assert words in hint.text
+    assert hint.fix is None
+
+
+@pytest.mark.parametrize(
+    ("requires_grad", "kind", "words"),
+    [
+        (False, "attribute", "a buffer with register_buffer"),
+        (True, "attribute", "an nn.Parameter"),
+        (True, "dict", "one of an nn.ParameterDict"),
+        (True, "list", "one of an nn.ParameterList"),
+    ],
+)
+def test_a_parameter_becomes_a_parameter(requires_grad: bool, kind: str, words: str) -> None:
+    known = (fact(None, "float32[3]", "y", requires_grad=requires_grad),)
+    trial = Said(held={"y": ("self.y", kind)})
+    assert placed("move_tensor", "{x}.cuda()", trial, tensors=known).text.endswith(words)
+
+
+def test_a_result_that_was_thrown_away_is_kept() -> None:
+    dropped = ("y.cuda()", SourceSpan(cell=1, line=5))
+    trial = Said(bindings={"y": made("load()", dropped=dropped)})
+    hint = placed("move_tensor", "{x}.cuda()", trial)
+    assert (hint.fix, hint.at and hint.at.line) == ("y = y.cuda()", 5)
+    assert "line 5: y.cuda() gives a new tensor, its result is not kept" in hint.text
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("x[0]", "; line 2 took one away: y = x[0]"),
+        ("x[i]", "; line 2 took one away: y = x[i]"),
+        ("x[0:1]", ""),
+        ("items[0]", ""),
+        ("x.squeeze()", "; line 2 takes away what has size 1: y = x.squeeze()"),
+        ("x.sum()", ""),
+    ],
+)
+def test_where_a_dimension_was_dropped(value: str, words: str) -> None:
+    trial = Said(bindings={"y": made(value), "x": made("load()", 1)})
+    assert placed("missing_dimension", "{x}.unsqueeze(0)", trial).text == f"words{words}"
+
+
+# --- what set the bound ---------------------------------------------------------------------------
+
+
+def bound_of(trial: Trial, **more: Any) -> tuple[str | None, str | None]:
+    size = more.pop("size", 5)
+    violation = Violation(headline="", argument="indices", size=size)
+    evidence = Evidence(violation=violation, source=HERE, **more)
+    return tuple(item and item.name for item in bounding(evidence, trial))  # type: ignore[return-value]
+
+
+LOOKUP = {"op": OpName(name="aten::embedding"), "call": syntax_of("emb(i)")}
+
+
+def test_the_table_that_was_read() -> None:
+    layer = made("nn.Embedding(5, 2)", called="torch.nn.Embedding", name="net.emb")
+    assert bound_of(Said(layers={"emb": layer}), **LOOKUP, module_path="emb") == ("net.emb", None)
+    other = replace(layer, value=spelled("nn.Embedding(6, 2)"))
+    assert bound_of(Said(layers={"emb": other}), **LOOKUP, module_path="emb") == (None, None)
+    assert bound_of(Said(bindings={"emb": layer}), **LOOKUP) == ("emb", None)
+
+
+def test_the_number_that_sized_it_was_set_before() -> None:
+    layer = made("nn.Embedding(n, 2)", 4, called="torch.nn.Embedding")
+    bindings = {"emb": layer, "n": made("5", 3)}
+    assert bound_of(Said(bindings=bindings), **LOOKUP) == ("emb", "n")
+    bindings["n"] = made("5", 4)
+    assert bound_of(Said(bindings=bindings), **LOOKUP) == ("emb", None)
+
+
+def test_the_classes_of_a_one_hot_code() -> None:
+    more = {"op": OpName(api="torch.nn.functional.one_hot"), "call": syntax_of("F.one_hot(y, n)")}
+    assert bound_of(Said(bindings={"n": made("5")}), **more) == ("n", None)
+    more["call"] = syntax_of("F.one_hot(y, 5)")
+    assert bound_of(Said(bindings={"n": made("5")}), **more) == (None, None)
+
+
+def test_the_indexed_tensor_by_its_name() -> None:
+    trial, op = Said(bindings={"x": made("load()")}), OpName(name="aten::index")
+    known = (fact("self", "float32[5]", "x"),)
+    assert bound_of(trial, op=op, tensors=known) == ("x", None)
+    result = (fact("self", "float32[5]", "x", grad_fn="MulBackward0"),)
+    assert bound_of(trial, op=op, tensors=result) == (None, None)
+    assert bound_of(trial, op=op, tensors=known, size=None) == (None, None)
+
+
+def test_the_layer_that_made_the_scores() -> None:
+    near = node("p", "", "parameter", name="w", shape=(5, 3), module_path="head")
+    graph = AutogradNeighbourhood(nodes=(near,), edges=())
+    layers = {"head": made("nn.Linear(3, 5)", called="torch.nn.Linear", name="net.head")}
+    op = OpName(name="aten::nll_loss_forward")
+    assert bound_of(Said(layers=layers), op=op, graph=graph) == ("net.head", None)
+    assert bound_of(Said(layers=layers), op=op, graph=graph, size=4) == (None, None)
+
+
+def test_a_layer_of_its_own_by_the_line_that_calls_it() -> None:
+    line = LineRef(line=3, text="z = lin(h)", cell=1)
+    nodes = (
+        node("p", "", "parameter", name="w", shape=(5, 3)),
+        node("a", "aten::addmm", source=line),
+    )
+    graph = AutogradNeighbourhood(nodes=nodes, edges=chain("p", "a"))
+    op = OpName(name="aten::nll_loss_forward")
+    bindings = {"lin": made("nn.Linear(3, 5)", called="torch.nn.Linear")}
+    assert bound_of(Said(bindings=bindings), op=op, graph=graph) == ("lin", None)
+    bindings = {"lin": made("nn.NLLLoss()", called="torch.nn.NLLLoss")}
+    assert bound_of(Said(bindings=bindings), op=op, graph=graph) == (None, None)
+
+
+# --- other sentences ------------------------------------------------------------------------------
+
+
+def test_a_division_that_made_a_float_of_a_size() -> None:
+    refused = ErrorFacts(type_name="TypeError", message="must be tuple of ints, not float")
+    trial = Said(bindings={"n": made("m"), "m": made("a / 2", 3)})
+
+    def texts(message: ErrorFacts = refused, **bindings: Binding) -> list[str]:
+        trial.bindings |= bindings
+        evidence = Evidence(error=message, call=syntax_of("torch.zeros(n)"), source=HERE)
+        return [item.text for item in true_division(evidence, trial)]
+
+    assert texts() == ["m is made in line 3: a / 2; / gives floats, // whole numbers"]
+    assert texts(ErrorFacts(type_name="TypeError", message="bad shape")) == []
+    assert texts(m=made("a // 2", 3)) == []
+
+
+def test_a_layer_that_takes_dimension_1_for_the_batch() -> None:
+    facts = (fact(None, "float32[4,7,3]", "x"), fact(None, "float32[1,4,8]", "h"))
+
+    def said(operands: Any = facts, **called: Any) -> Hint | None:
+        kind = Called(**{"is_batch_second": True, **called})
+        trial = Said(operands=operands, called=kind)
+        evidence = Evidence(call=syntax_of("rnn(x, h)"), source=HERE, module_type="GRU")
+        return batch_second(evidence, trial)
+
+    hint = said()
+    assert hint is not None
+    assert "fits h (1, 4, 8) with a batch of 4 in dimension 0" in hint.text
+    assert said(is_batch_second=False) is None
+    assert said(is_model=True) is None
+    assert said((facts[0], fact(None, "float32[1,7,8]", "h"))) is None
+    assert said((fact(None, "float32[4,4,3]", "x"), facts[1])) is None
+
+
+def test_a_squeeze_that_took_the_batch_away() -> None:
+    line = LineRef(line=3, text="z = x.squeeze()", cell=1)
+    lost = LostDimension(line=line, before=(1, 5, 1), after=(5,), earlier=((4, 5, 1), (4, 5)))
+    text = lost_dimension(Evidence(source=HERE), lost).text
+    assert text.startswith("line 3 took the batch dimension away: z = x.squeeze(); it made (5,)")
+    assert text.endswith("give squeeze the dimension 2")
+    two = replace(lost, earlier=((4, 1, 1), (4,)))
+    assert lost_dimension(Evidence(source=HERE), two).text.endswith("the dimensions (1, 2)")

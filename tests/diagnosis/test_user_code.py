@@ -1,0 +1,213 @@
+"""Fixes written as the user's call with one expression replaced, found by its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import Frame, LineRef, OpName, SourceSpan, TensorFact
+from cudalens.diagnosis import user_code
+from cudalens.diagnosis.user_code import (
+    Change,
+    Fix,
+    called_name,
+    in_library,
+    is_failing_line,
+    is_name,
+    list_items,
+    list_of,
+    place,
+    renamed,
+    renamed_keyword,
+    rewritten,
+    syntax_of,
+    with_changes,
+    with_keyword,
+    written,
+)
+from tests.builders import spelled
+
+
+def evidence(call: str, **more: Any) -> Evidence:
+    return Evidence(call=syntax_of(call), **more)
+
+
+def fact(text: str, span: tuple[int, int, int] | None = None) -> TensorFact:
+    return TensorFact(argument=None, expression=spelled(text), span=span)
+
+
+@pytest.mark.parametrize(
+    ("call", "text", "template", "wanted"),
+    [
+        ("f(x, y)", "y", "{x} - 1", "f(x, y - 1)"),
+        ("f(x, xx)", "x", "{x}.T", "f(x.T, xx)"),
+        ("f(2 * x)", "2 * x", "{x} - 1", "f((2 * x) - 1)"),
+        ("x + y", "y", "{x} - 1", "x + (y - 1)"),
+        ("f(é, x)", "x", "{x}.T", "f(é, x.T)"),
+        ("x[i]", "i", "{x} - 1", "x[i - 1]"),
+        ("f(x=y)", "y", "{x} - 1", "f(x=y - 1)"),
+        ("f(**b)", 'b["y"]', "{x} - 1", 'b["y"] = b["y"] - 1'),
+        ("f(**b)", "g()", "{x} - 1", None),
+        ("f(x(y), y)", "y", "{x} - 1", "f(x(y), y - 1)"),
+    ],
+)
+def test_an_expression_is_replaced_by_its_place(
+    call: str, text: str, template: str, wanted: str | None
+) -> None:
+    assert rewritten(evidence(call), fact(text), template) == wanted
+
+
+def test_of_two_alike_the_span_tells_which() -> None:
+    both = evidence("f(g(x), h(x))")
+    assert with_changes(both, [(fact("x"), "{x}.T")]) is None
+    assert with_changes(both, [(fact("x", (1, 4, 5)), "{x}.T")]) == "f(g(x.T), h(x))"
+    assert with_changes(both, [(fact("x", (1, 10, 11)), "{x}.T")]) == "f(g(x), h(x.T))"
+
+
+def test_without_an_expression_there_is_no_fix() -> None:
+    assert rewritten(evidence("f(x)"), None, "{x}") is None
+    assert rewritten(evidence("f(x)"), TensorFact(argument="x", expression=None), "{x}") is None
+
+
+def test_parts_are_said_as_they_were_typed() -> None:
+    call = evidence("f( 'é',  1e9 )")
+    node = user_code.call_node(call)
+    assert written(call, node.args[1]) == "1e9"  # type: ignore[union-attr]
+    assert syntax_of("f(") is None
+
+
+@pytest.mark.parametrize(
+    ("call", "position", "wanted"),
+    [
+        ("F.loss(z, y)", None, "F.loss(z, y, index=-1)"),
+        ("F.loss(z, y,)", None, "F.loss(z, y, index=-1)"),
+        ("loss()", None, "loss(index=-1)"),
+        ("loss(z, index=3)", None, "loss(z, index=-1)"),
+        ("loss(z, 7)", 1, "loss(z, -1)"),
+        ("loss(z)", 1, "loss(z, index=-1)"),
+        ("loss(z, **more)", None, None),
+        ("other(z)", None, None),
+    ],
+)
+def test_a_keyword_is_added_or_replaced(call: str, position: int | None, wanted: str) -> None:
+    assert with_keyword(evidence(call), ["loss"], "index", "-1", position) == wanted
+
+
+def test_what_a_keyword_does_to_the_call() -> None:
+    fix = with_keyword(evidence("loss(z, 7)"), ["loss"], "index", "-1", 1)
+    assert fix is not None
+    assert fix.rearrange is not None
+    assert fix.rearrange("f", ["z", 7], {}) == ("f", ["z", -1], {})
+    assert fix.rearrange("f", ["z"], {}) == ("f", ["z"], {"index": -1})
+    inner = with_keyword(evidence("Loss()(z, y)"), ["Loss"], "index", "-1")
+    assert (inner, inner and inner.rearrange is not None) == ("Loss(index=-1)(z, y)", True)
+    of_operand = with_keyword(evidence("f(Loss(z), y)"), ["Loss"], "index", "-1")
+    assert of_operand is not None
+    assert of_operand.changes == (Change("Loss(z)", "Loss(z, index=-1)"),)
+
+
+def test_another_function_with_the_same_arguments() -> None:
+    fix = renamed(evidence("x.view(6)"), "view", "reshape")
+    assert (fix, fix and fix.rearrange and fix.rearrange(0, [1], {})) == (
+        "x.reshape(6)",
+        ("reshape", [1], {}),
+    )
+    fix = renamed(evidence("x.view(6)"), "view", "contiguous().view")
+    assert (fix, fix and fix.changes) == (
+        "x.contiguous().view(6)",
+        (Change("", "{x}.contiguous()"),),
+    )
+    assert renamed(evidence("x.view(6)"), "reshape", "view") is None
+
+
+@pytest.mark.parametrize(
+    ("call", "value", "wanted", "after"),
+    [
+        ("C(probs=p)", None, "C(logits=p)", ([], {"logits": 1})),
+        ("C(p)", "p", "C(logits=p)", ([], {"logits": 0})),
+        ("C(p)", "q", None, None),
+        ("C(probs=p, logits=q)", None, None, None),
+        ("C(logits=p)", None, None, None),
+    ],
+)
+def test_a_keyword_of_another_name(
+    call: str, value: str | None, wanted: str | None, after: object
+) -> None:
+    fix = renamed_keyword(evidence(call), "probs", "logits", value)
+    assert fix == wanted
+    if fix is not None and fix.rearrange is not None:
+        args, kwargs = ([0], {}) if value else ([], {"probs": 1})
+        assert fix.rearrange("C", args, kwargs)[1:] == after
+
+
+@pytest.mark.parametrize(
+    ("fix", "wanted"),
+    [
+        (Fix("", [Change("x", "{x}.T")]), ("x", "x.T")),
+        (Fix("", [Change("self.x", "{x} - 1")]), ("self.x", "self.x - 1")),
+        (Fix("", [Change("x[0]", "{x}.T")]), None),
+        (Fix("", [Change("x", "y")]), None),
+        (Fix("", [Change("x", "{x}"), Change("y", "{x}")]), None),
+        (Fix("", [Change("x", "{x}.T")], device="cpu"), None),
+    ],
+)
+def test_the_one_name_that_a_fix_changes(fix: Fix, wanted: object) -> None:
+    assert fix.of_name() == wanted
+
+
+@pytest.mark.parametrize(
+    ("values", "first", "wanted"),
+    [
+        ([3, 1, 2], (), "1, 2, 3"),
+        ([4, 3, 2, 1], (), "1, 2, 3, 4"),
+        ([5, 4, 3, 2, 1], (), "1, 2, 3, 4 and 1 more"),
+        ([5, 4, 3, 2, 1], (5,), "5, 1, 2, 3 and 1 more"),
+    ],
+)
+def test_a_few_numbers_for_reading(values: list[int], first: tuple[int, ...], wanted: str) -> None:
+    assert list_of(values, first=first) == wanted
+
+
+def test_names_and_calls() -> None:
+    texts = ("x", "a.b[0]", "x" * 40, "x" * 41, "f(x)", "x + 1", None)
+    assert [is_name(spelled(it)) for it in texts] == [True, True, True, False, False, False, False]
+    assert called_name(evidence("self.net(x)")) == "self.net"
+    assert called_name(evidence("nets[0](x)")) is None
+    assert called_name(evidence("x + 1")) is None
+
+
+def test_the_list_of_tensors_that_a_call_joins() -> None:
+    here = (Frame(file="a.py", line=1, function="f", is_user=True),)
+    below = (*here, Frame(file="torch/f.py", line=1, function="f"))
+    op = OpName(api="torch.cat")
+
+    def items(call: str, frames: Any = here) -> tuple[str, ...]:
+        return list_items(evidence(call, frames=frames, op=op))
+
+    assert items("torch.cat([x, y + 1], 1)") == ("x", "y + 1")
+    assert items("torch.cat(tensors=(x, y))") == ("x", "y")
+    assert items("torch.cat([x, *rest])") == ()
+    assert items("torch.cat(parts)") == ()
+    assert items("torch.stack([x])") == ()
+    assert items("torch.cat([x])", below) == ()
+
+
+def test_through_a_library_below_the_users_line() -> None:
+    user = Frame(file="/site-packages/transformers/x.py", line=1, function="f", is_user=True)
+    below = Frame(file="C:\\site-packages\\transformers\\y.py", line=1, function="g")
+    assert not in_library(Evidence(frames=(user,)), "transformers")
+    assert in_library(Evidence(frames=(user, below)), "transformers")
+    assert not in_library(Evidence(frames=(below, user)), "transformers")
+
+
+def test_places_are_said_from_the_failing_line() -> None:
+    here = Evidence(source=SourceSpan(cell=3, line=4, end_line=6))
+    assert place(LineRef(line=2, cell=3), here) == "line 2"
+    assert "3" not in place(LineRef(line=2, cell=5), here)
+    assert "5" in place(LineRef(line=2, cell=5), here)
+    lines = [is_failing_line(LineRef(line=at, cell=3), here) for at in (3, 4, 6, 7)]
+    assert lines == [False, True, True, False]
+    assert not is_failing_line(LineRef(line=4, cell=5), here)
+    assert not is_failing_line(LineRef(line=4), Evidence())

@@ -1,0 +1,266 @@
+"""One call on copies: what takes an operand's place, what is refused, what cannot be tried."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cudalens.core.call import ApiCall, Operand
+from cudalens.diagnosis.user_code import Change, Fix, function_named
+from cudalens.evidence import attempt as module
+from cudalens.evidence.attempt import (
+    Attempt,
+    CannotTryError,
+    RefusedError,
+    Resize,
+    TooLargeError,
+    is_torchs,
+    tensors_in,
+)
+
+X, Y = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
+
+
+def operands(**values: Any) -> list[Operand]:
+    nodes = {name: ast.parse(name, mode="eval").body for name in values}
+    return [Operand(text=key, node=nodes[key], value=item) for key, item in values.items()]
+
+
+def attempt(on_meta: bool = False, resize: Resize | None = None, **values: Any) -> Attempt:
+    return Attempt(operands(**values), None, None, on_meta=on_meta, resize=resize)
+
+
+def run(func: Any, *args: Any, fix: Fix | None = None, **options: Any) -> Any:
+    """Call a function of torch's on copies of ``x`` and ``y``, as an attempt has it."""
+    names = dict(zip("xyz", args, strict=False))
+    return attempt(**options, **names).run(ApiCall(func=func, args=args), fix)
+
+
+def change(template: str, text: str = "x", **more: Any) -> Fix:
+    return Fix("…", [Change(text, template)], **more)
+
+
+def test_a_call_is_made_on_copies() -> None:
+    made = run(Tensor.add_, X, Y)
+    assert torch.equal(made, X + Y)
+    assert torch.equal(X, torch.arange(6.0).reshape(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("template", "shape"), [("{x}.T", (3, 3)), ("{x}[None]", None), ("torch.cat([{x}])", None)]
+)
+def test_an_operand_is_replaced_by_what_its_template_makes(template: str, shape: Any) -> None:
+    if shape is None:
+        with pytest.raises((RuntimeError, CannotTryError)):
+            run(torch.mm, X, X, fix=change(template, "x"))
+    else:
+        assert run(torch.mm, X, Y, fix=change(template)).shape == shape
+
+
+def test_a_change_that_does_not_reach_the_call_is_not_tried() -> None:
+    with pytest.raises(CannotTryError):
+        run(torch.mm, X, Y, fix=change("{x}.T", "other"))
+    two = attempt(x=X, unused=torch.ones(3))
+    with pytest.raises(CannotTryError):
+        two.run(ApiCall(func=torch.sum, args=(X,)), change("{x} + 1", "unused"))
+
+
+def test_the_receiver_and_another_function() -> None:
+    fix = Fix("…", [Change("", "{x}.T")])
+    assert run(Tensor.contiguous, X, fix=fix).shape == (3, 2)
+    turned = X.T
+    with pytest.raises(RuntimeError):
+        attempt(x=turned).run(ApiCall(func=Tensor.view, args=(turned, 6)), None)
+    fix = Fix("…", rearrange=function_named("reshape"))
+    made = attempt(x=turned).run(ApiCall(func=Tensor.view, args=(turned, 6)), fix)
+    assert made.tolist() == [0, 3, 1, 4, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("value", "template", "is_refused"),
+    [
+        (torch.tensor([1.0, 2.0]), "{x}.long()", False),
+        (torch.tensor([1.0, 2.5]), "{x}.long()", True),
+        (torch.tensor([0, 1]), "{x}.bool()", False),
+        (torch.tensor([0, 2]), "{x}.bool()", True),
+        (torch.tensor([1.5]), "{x}.half()", False),
+        (torch.tensor([300]), "{x}.to(torch.uint8)", True),
+        (torch.tensor([[0, 1], [1, 0]]), "{x}.argmax(1)", False),
+        (torch.tensor([[1, 1], [1, 0]]), "{x}.argmax(1)", True),
+        (torch.tensor([[0.2, 0.8]]), "{x}.argmax(1)", False),
+    ],
+)
+def test_a_cast_may_lose_no_value(value: Tensor, template: str, is_refused: bool) -> None:
+    tried = Attempt(operands(x=value), Names(), None, on_meta=False)
+    call = ApiCall(func=torch.clone, args=(value,))
+    if is_refused:
+        with pytest.raises(RefusedError):
+            tried.run(call, change(template))
+    else:
+        tried.run(call, change(template))
+
+
+class Names:
+    """Stands for the reader of a line: it knows ``torch`` alone."""
+
+    def __getitem__(self, node: Any) -> Any:
+        raise KeyError(node)
+
+
+@pytest.fixture(autouse=True)
+def names_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template's names are torch, and nothing else."""
+    known = {"torch": torch}
+    read = module.value_or
+    monkeypatch.setattr(
+        module,
+        "value_or",
+        lambda evaluator, node, default: (
+            known.get(node.id, default)
+            if not evaluator or isinstance(evaluator, Names)
+            else read(evaluator, node, default)
+        ),
+    )
+
+
+@pytest.mark.usefixtures("sim")
+@pytest.mark.parametrize(
+    ("func", "fix", "outcome"),
+    [
+        (torch.add, None, "refused"),
+        (torch.add, change('{x}.to("cuda:0")'), None),
+        (torch.add, change("{x}.cuda()"), None),
+        (torch.add, change("{x}.cpu()"), "refused"),
+        (torch.add, change("{x}.cpu()", "y"), None),
+        (operator.getitem, None, "refused"),
+    ],
+)
+def test_devices_are_labels_of_copies(func: Any, fix: Fix | None, outcome: str | None) -> None:
+    here, there = torch.ones(3), torch.ones(3, device="cuda")
+    if func is operator.getitem:
+        there = torch.zeros(3, dtype=torch.long, device="cuda")
+    if outcome:
+        with pytest.raises(RefusedError):
+            run(func, here, there, fix=fix)
+    else:
+        run(func, here, there, fix=fix)
+
+
+@pytest.mark.usefixtures("sim")
+def test_the_parameters_of_the_called_module_move_alone() -> None:
+    there, layer = torch.ones(2, 3, device="cuda"), nn.Linear(3, 2)
+    with pytest.raises(RefusedError):
+        run(layer, there)
+    assert run(layer, there, fix=Fix("…", device="cuda")).shape == (2, 2)
+    with pytest.raises(RefusedError):
+        run(layer, torch.ones(2, 3), fix=Fix("…", device="cuda"))
+
+
+@pytest.mark.usefixtures("sim")
+def test_a_number_of_the_host_goes_with_each_device() -> None:
+    run(torch.add, torch.tensor(1.0), torch.ones(3, device="cuda"))
+
+
+def test_a_guard_refuses_values_that_the_kernel_does_not_check() -> None:
+    table = torch.zeros(3, 2)
+    run(F.embedding, torch.tensor([2]), table)
+    with pytest.raises(RefusedError) as caught:
+        run(F.embedding, torch.tensor([3]), table)
+    assert caught.value.violation is not None
+    assert caught.value.violation.op == "aten::embedding"
+
+
+def test_on_meta_shapes_alone_decide() -> None:
+    assert run(torch.mm, X, Y.T, on_meta=True).device.type == "meta"
+    with pytest.raises(CannotTryError):  # its kernels compare no dtypes
+        run(torch.add, X, Y.double(), on_meta=True)
+
+
+def test_what_is_too_large_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_VALUES", 12)
+    run(torch.add, X, Y)
+    monkeypatch.setattr(module, "MAX_VALUES", 11)
+    with pytest.raises(TooLargeError):
+        run(torch.add, X, Y)
+
+
+@pytest.mark.parametrize("value", [object(), torch.ones(2, 2).to_sparse(), lambda: 1])
+def test_what_cannot_be_copied_is_not_tried(value: object) -> None:
+    with pytest.raises(CannotTryError):
+        run(torch.clone, value)
+
+
+def test_containers_are_copied_with_what_is_in_them() -> None:
+    parts = [X, (Y, {"a": X})]
+    copies = attempt()
+    made = copies._copy(parts)
+    assert made[0] is made[1][1]["a"] is not X
+    assert [item.shape for item in tensors_in([made])] == [(2, 3)] * 3
+    assert copies.copied()
+
+
+def test_a_module_is_copied_unless_it_has_hooks_or_is_the_users() -> None:
+    layer = nn.Linear(3, 2)
+    assert run(layer, X).shape == (2, 2)
+    layer.register_forward_hook(lambda *_: None)
+    with pytest.raises(CannotTryError):
+        run(layer, X)
+
+    class Own(nn.Module):
+        pass
+
+    with pytest.raises(CannotTryError):
+        run(Own(), X)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "size", "wanted"),
+    [
+        ((2, 3), 0, 2, (6, 3)),
+        ((4, 3), 0, 2, (12, 3)),
+        ((3, 2), 0, 2, (3, 2)),
+        ((5, 2), 0, 2, (5, 2)),
+        ((4, 3), 1, 3, (4, 9)),
+        ((3, 4), 1, 3, (9, 4)),
+        ((3,), 0, 1, (3,)),
+    ],
+)
+def test_another_size_of_a_dimension(
+    shape: tuple[int, ...], dim: int, size: int, wanted: tuple[int, ...]
+) -> None:
+    assert Resize(dim, size, lambda _: True).shape_of(torch.ones(shape)) == wanted
+    assert Resize(dim, size, lambda _: False).shape_of(torch.ones(shape)) == shape
+
+
+def test_another_size_everywhere() -> None:
+    assert Resize(0, 2, lambda _: True, True).shape_of(torch.ones(3, 2, 2)) == (3, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("value", "is_it"),
+    [
+        (torch, True),
+        (torch.nn.functional, True),
+        (ast, False),
+        (torch.add, True),
+        (F.linear, True),
+        (Tensor.add, True),
+        (operator.add, True),
+        (nn.Linear(1, 1), True),
+        (nn.Linear(1, 1).forward, True),
+        (torch.ops.aten.add.Tensor, True),
+        (nn.Linear, True),
+        (dict, False),
+        (lambda: 1, False),
+        (len, False),
+        (object(), False),
+    ],
+)
+def test_what_is_torchs_own(value: object, is_it: bool) -> None:
+    assert bool(is_torchs(value)) is is_it

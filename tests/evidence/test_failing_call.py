@@ -1,0 +1,181 @@
+"""The call that failed, read from frames: function, arguments, operands, what is odd of them."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cudalens.core.call import ApiCall, Operand
+from cudalens.evidence import failing_call
+from cudalens.evidence.failing_call import (
+    api_call_of_stack,
+    arguments_of,
+    call_of,
+    is_known,
+    refused_call,
+    text_of,
+    value_of,
+)
+from cudalens.evidence.variables import line_of
+from cudalens.source.running_call import ABSENT
+from tests.probes import asked, cell
+
+X = torch.arange(6.0).reshape(2, 3)
+ROW = torch.ones(4)
+
+
+@contextmanager
+def failed(text: str, **names: Any) -> Iterator[list[Any]]:
+    """Run a cell that fails, and give the traceback's entries from the cell on."""
+    with cell(text) as code:
+        space = {"torch": torch, "nn": nn, "F": F, "x": X, "row": ROW, **names}
+        with pytest.raises(Exception) as caught:
+            exec(code, space)
+        entries, entry = [], caught.value.__traceback__
+        while entry is not None:
+            entries.append(entry)
+            entry = entry.tb_next
+        yield entries[1:]
+
+
+@pytest.mark.parametrize(
+    ("text", "func", "arguments"),
+    [
+        ("x @ row", operator.matmul, {"self": X, "other": ROW}),
+        ("x.matmul(row)", Tensor.matmul, {"other": ROW}),
+        ("torch.mm(x, mat2=row)", torch.mm, {"mat2": ROW}),
+        ("F.linear(x, row[None])", F.linear, {"input": X}),
+        ("x[9]", operator.getitem, {"self": X, "indices": 9}),
+        ("x[0, 9]", operator.getitem, {"self": X, "indices[0]": 0, "indices[1]": 9}),
+        ("x[0] = row", operator.setitem, {"self": X, "indices": 0, "values": ROW}),
+        ("torch.mm(x, **more)", torch.mm, {"mat2": ROW}),
+        ("F.cross_entropy(x, row)", F.cross_entropy, {"input": X, "target": ROW}),
+    ],
+)
+def test_function_and_arguments_of_a_refused_call(
+    text: str, func: Any, arguments: dict[str, Any]
+) -> None:
+    with failed(text, more={"mat2": ROW}) as entries:
+        api = api_call_of_stack(entries)
+    assert api is not None
+    assert api.func is func or api.func == func
+    found = arguments_of(api)
+    assert {key: value for key, value in found.items() if key in arguments}.keys() == (
+        arguments.keys()
+    )
+    assert all(found[key] is value or found[key] == value for key, value in arguments.items())
+
+
+@pytest.mark.parametrize("text", ["torch.mm(*pair)", "missing(x)", "raise ValueError"])
+def test_what_cannot_be_read_is_no_call(text: str) -> None:
+    with failed(text, pair=(X, ROW)) as entries:
+        api = api_call_of_stack(entries)
+    assert arguments_of(api) == {}
+    assert api_call_of_stack([]) is None
+
+
+def test_the_module_of_a_library_is_part_of_the_call() -> None:
+    layer = nn.Linear(4, 2)
+    with failed("layer(x)", layer=layer) as entries:
+        line = line_of(entries)
+        assert line is not None
+        call = call_of(entries, line)
+    assert [item.func for item in call.enclosing][:1] == [layer]
+    assert [item.text for item in call.operands] == ["x", "layer(x)"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("x", X),
+        ("(x, 1)", (X, 1)),
+        ("[1, missing]", [1, ABSENT]),
+        ("2 * 3", 6),
+        ("n * 0", ABSENT),
+        ("n / 2", 1.5),
+        ("x.shape", X.shape),
+        ("x.grad", None),
+        ("x.unknown", ABSENT),
+        ("missing", ABSENT),
+        ("f(x)", ABSENT),
+        ("x.size(1)", 3),
+        ("x[missing]", ABSENT),
+    ],
+)
+def test_the_value_of_an_expression(text: str, value: object) -> None:
+    def ask(frames: Any) -> Any:
+        line = line_of(frames)
+        assert line is not None
+        function: Any = line.running.node  # the body of its argument has not run
+        return value_of(line.call, function.args[0].body)
+
+    (found,) = asked(f"here(lambda: {text})", ask, x=X, n=3)
+    assert found is value or found == value
+
+
+@pytest.mark.parametrize(
+    ("value", "is_it"), [(1, True), (ABSENT, False), ([1, (2, ABSENT)], False), ([[], ()], True)]
+)
+def test_known_values(value: object, is_it: bool) -> None:
+    assert is_known(value) is is_it
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, "None"),
+        ([1, 2], "a list of 2"),
+        (X.numpy(), "a numpy.ndarray of float32 (2, 3)"),
+        (X.sum, "a method that was not called"),
+        ({}, "a dict"),
+        (1, "an int"),
+        (nn.Linear(1, 1), "a Linear"),
+    ],
+)
+def test_the_kind_of_an_odd_argument_in_words(value: object, words: str) -> None:
+    assert failing_call._odd("it", value).words == words
+
+
+def test_constants_and_tensors_are_not_odd() -> None:
+    node = ast.parse("5", mode="eval").body
+    operands = [Operand(text="5", node=node, value=5)]
+    with failed("nn.Linear(3, 2)(x, 5)") as entries:
+        found = refused_call(entries, {"five": 5, "x": X, "more": [1]}, operands)
+    assert [item.name for item in found.odd_arguments] == ["more"]
+    assert found.parameters == ("input",)
+    assert refused_call([], {"more": [1]}).odd_arguments == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "func", "args", "texts"),
+    [
+        ("x + row", Tensor.__add__, (X, ROW), ["x", "row"]),
+        ("2 * x", Tensor.__mul__, (X, 2), ["x", "2"]),
+        ("2 / x", Tensor.__rtruediv__, (X, 2), ["x", "2"]),
+        ("x / 2", Tensor.__truediv__, (X, 2), ["x", "2"]),
+    ],
+)
+def test_operands_in_the_order_of_the_arguments(
+    text: str, func: Any, args: tuple[Any, ...], texts: list[str]
+) -> None:
+    found = failing_call._in_order(reader(text), ApiCall(func=func, args=args))
+    assert [text_of(item) for item in found] == texts
+
+
+def reader(text: str) -> Any:
+    """Return a reader of an expression with the cell's names."""
+    node = ast.parse(text, mode="eval").body
+    assert isinstance(node, ast.BinOp)
+    values = {"x": X, "row": ROW, "2": 2}
+    return SimpleNamespace(
+        operands=[node.left, node.right], value=lambda item: values[ast.unparse(item)]
+    )

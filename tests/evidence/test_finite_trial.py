@@ -1,0 +1,100 @@
+"""Edits that keep values finite: tried on copies, in forward and in backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from cudalens.core.call import ApiCall, Call
+from cudalens.diagnosis.user_code import Change, Fix
+from cudalens.evidence import finite_trial
+from cudalens.evidence.failing_call import call_of
+from cudalens.evidence.finite_trial import FiniteTrial, RunningNode
+from cudalens.evidence.variables import line_of
+from tests.probes import asked
+
+
+def makes_finite(func: Any, template: str, x: torch.Tensor, node: RunningNode | None = None) -> Any:
+    fix = Fix("…", [Change("x", template)])
+
+    def ask(frames: Any) -> bool:
+        line = line_of(frames)
+        assert line is not None
+        operands = call_of(frames, line).operands
+        call = Call(api=ApiCall(func=func, args=(x,)), operands=operands)
+        return FiniteTrial(call, line, node).makes_finite(fix)
+
+    return asked("here(x)", ask, x=x)[-1]
+
+
+ZERO, LEAF = torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0], requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("func", "template", "x", "is_finite"),
+    [
+        (torch.log, "{x} + 1", ZERO, True),
+        (torch.log, "{x} - 1", ZERO, False),
+        (torch.log, "{x} * 1", ZERO, False),
+        # Finite without the edit: it says nothing.
+        (torch.exp, "{x} + 1", ZERO, False),
+        # The value is finite, the gradient is not.
+        (torch.log, "({x} * {x} + 1).sqrt()", LEAF, True),
+        (torch.log, "{x}.sqrt() + 1", LEAF, False),
+    ],
+)
+def test_values_and_gradients_have_to_be_finite(
+    func: Any, template: str, x: torch.Tensor, is_finite: bool
+) -> None:
+    assert makes_finite(func, template, x) is is_finite
+
+
+def test_what_is_not_torchs_is_not_run() -> None:
+    def mine(x: Any) -> Any:
+        raise AssertionError("it was run")
+
+    assert makes_finite(mine, "{x} + 1", ZERO) is False
+
+
+def test_no_edit_is_tried_after_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finite_trial, "MAX_SECONDS", -1.0)
+    assert makes_finite(torch.log, "{x} + 1", ZERO) is False
+
+
+@pytest.mark.parametrize(
+    ("make", "template", "is_finite"),
+    [
+        (torch.sqrt, "{x}.clamp(min=1e-3)", True),
+        (torch.sqrt, "{x} * 1", False),
+        (torch.log, "{x}.clamp(min=1e-3)", True),
+        (torch.reciprocal, "{x}.clamp(min=1e-3)", True),
+        (lambda x: torch.ones(2) / x, "{x}.clamp(min=1e-3)", True),
+        (lambda x: x**0.5, "{x}.clamp(min=1e-3)", True),
+        (torch.sin, "{x}.clamp(min=1e-3)", False),
+    ],
+)
+def test_a_node_of_backward_is_made_again_of_what_it_saved(
+    make: Any, template: str, is_finite: bool
+) -> None:
+    leaf = torch.tensor([0.0, 1.0], requires_grad=True)
+    node = make(leaf).grad_fn
+    running = RunningNode(node, torch.ones(2), None)
+    assert makes_finite(torch.sin, template, leaf, running) is is_finite
+
+
+def test_the_condition_of_where_is_at_hand() -> None:
+    leaf = torch.tensor([0.0, 1.0], requires_grad=True)
+    node, condition = torch.sqrt(leaf).grad_fn, torch.tensor([False, True])
+    running = RunningNode(node, torch.ones(2), condition)
+    template = "torch.where(condition, {x}, 1.0)"
+    assert makes_finite(torch.sin, template, leaf, running) is True
+
+
+def test_large_tensors_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finite_trial, "MAX_VALUES", 2)
+    assert finite_trial._copy(ZERO) is not ZERO
+    monkeypatch.setattr(finite_trial, "MAX_VALUES", 1)
+    with pytest.raises(MemoryError):
+        finite_trial._copy(ZERO)

@@ -1,0 +1,117 @@
+"""What is said of tensors: those of the op, those of the line, and where the bad value is."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cudalens.core.report_types import Offender, Offenders, Violation
+from cudalens.evidence import tensors as module
+from cudalens.evidence.tensors import (
+    bad_key,
+    facts_of,
+    same_spot,
+    scalars_of,
+    tensor_facts,
+    tensors_of_output,
+)
+from cudalens.guards.process import PROCESS
+from cudalens.source.locate import CallSite
+from tests.probes import site_of
+
+X, IDS = torch.ones(2, 3), torch.tensor([[0, 7, 1]])
+
+
+def violation(position: int | None = None, overwritten: tuple[str, ...] = ()) -> Violation:
+    return Violation(
+        headline="",
+        argument="target",
+        list_position=position,
+        overwritten=overwritten,
+        offenders=Offenders(count=1, total=3, first=(Offender(position=(1,), value=7),)),
+    )
+
+
+def test_the_key_of_the_tensor_at_fault() -> None:
+    assert bad_key(violation()) == "target"
+    assert bad_key(violation(0)) == "target[0]"
+
+
+def test_scalars_are_plain_values() -> None:
+    values = {"a": 1, "b": None, "c": "mean", "d": True, "e": X, "f": [1], "g": 0.5}
+    wanted = (("a", "1"), ("b", "None"), ("c", "mean"), ("d", "True"), ("g", "0.5"))
+    assert scalars_of(values) == wanted
+
+
+@pytest.mark.parametrize(
+    ("tensor", "operand", "position", "wanted"),
+    [
+        (torch.arange(6).view(2, 3), torch.arange(6), (4,), (1, 1)),
+        (torch.arange(6), torch.arange(6).view(2, 3), (1, 2), (5,)),
+        (torch.arange(6).view(2, 3), torch.arange(1, 7), (4,), None),
+        (torch.arange(6), torch.arange(6), (4,), None),
+        (torch.arange(6).view(2, 3), torch.arange(6).int(), (4,), None),
+        (torch.arange(5), torch.arange(6), (4,), None),
+    ],
+)
+def test_the_same_value_in_another_shape(
+    tensor: Tensor, operand: Tensor, position: tuple[int, ...], wanted: Any
+) -> None:
+    assert same_spot(tensor, operand, position) == wanted
+
+
+def test_what_the_line_shows_goes_before_what_a_library_made() -> None:
+    site = site_of("torch.mm(x, y.T + 0)", "mm", x=X, y=X)
+    values = {"self": X, "mat2": torch.zeros(3, 2)}
+    facts = tensor_facts(values, site, "mat2")
+    assert [item.argument for item in facts][:2] == ["self", "mat2"]
+    facts = tensor_facts(values, site, "self")
+    assert "mat2" not in [item.argument for item in facts]
+    assert [item.argument for item in tensor_facts(values, CallSite(), None)] == ["self", "mat2"]
+
+
+def test_the_bad_value_on_the_line_has_its_place() -> None:
+    site = site_of("torch.relu(y.view(-1) * 1)", "relu", y=IDS)
+    flat = IDS.view(-1)
+    facts = tensor_facts({"target": flat}, site, "target", api=[("labels", IDS)], first_bad=(1,))
+    told = {item.expression: item for item in facts}
+    assert (told["y"].bad_at, told["y"].argument) == ((0, 1), "labels")
+    unread = tensor_facts({"target": flat}, site, "target", first_bad=(1,), read=False)
+    assert [(item.bad_at, item.summary.max) for item in unread] == [(None, None)] * len(unread)
+
+
+def test_nothing_is_known_of_values_that_were_overwritten() -> None:
+    site = CallSite()
+    (fact,) = facts_of(violation(), {"target": IDS}, site, ())
+    assert fact.summary.max == 7
+    (fact,) = facts_of(violation(overwritten=("target",)), {"target": IDS}, site, ())
+    assert (fact.summary.max, fact.shape) == (None, (1, 3))
+    (fact,) = facts_of(violation(overwritten=("other",)), {"target": IDS}, site, ())
+    assert fact.summary.max == 7
+
+
+def test_what_cannot_be_read_leaves_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(tensor: Tensor) -> None:
+        raise RuntimeError("no values")
+
+    lines: list[str] = []
+    monkeypatch.setattr(module, "summarise", refuses)
+    monkeypatch.setattr(type(PROCESS), "internal_error", lambda self, line: lines.append(line))
+    (fact,) = tensor_facts({"self": X}, CallSite(), None)
+    assert fact.summary.max is None
+    assert lines[0].startswith("values of self unavailable: RuntimeError")
+
+
+def test_the_tensors_of_a_models_output() -> None:
+    class Output:
+        def __init__(self) -> None:
+            self.logits, self.size = X, 3
+
+    assert tensors_of_output(Output()) == {}
+    Output.__module__ = "transformers.modeling_outputs"
+    assert tensors_of_output(Output()) == {"logits": X}
+    assert ast.literal_eval("{}") == tensors_of_output({"logits": X})

@@ -1,0 +1,126 @@
+"""The refused call made again with changes: what succeeds here, and with another batch too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from cudalens.core.call import ApiCall, Call
+from cudalens.diagnosis.candidates import TrialResult
+from cudalens.diagnosis.user_code import Change, Fix
+from cudalens.evidence import trial as module
+from cudalens.evidence.failing_call import call_of
+from cudalens.evidence.trial import ApiTrial, quiet_torch, trial_of_error
+from cudalens.evidence.variables import line_of
+from tests.probes import asked
+
+X, W = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
+
+
+def tried(func: Any, of: Any, text: str = "here(x, w)", **names: Any) -> Any:
+    """Return what ``of`` gives for the trial of ``func`` with the arguments of a line."""
+    names = {"x": X, "w": W, **names}
+
+    def ask(frames: Any) -> Any:
+        line = line_of(frames)
+        assert line is not None
+        read = call_of(frames, line)
+        args = tuple(item.value for item in read.operands if isinstance(item.value, torch.Tensor))
+        api = ApiCall(func=func, args=args)
+        call = Call(api=api, operands=read.operands)
+        return of(ApiTrial(call, line, has_autograd=True))
+
+    return asked(text, ask, **names)[-1]
+
+
+def change(template: str, text: str = "w") -> Fix:
+    return Fix("…", [Change(text, template)])
+
+
+def test_the_unchanged_call_fails_for_its_reason_without_numbers() -> None:
+    result = tried(torch.mm, lambda it: it(None))
+    assert result.succeeds is False
+    assert result.error == ("RuntimeError: mat# and mat# shapes cannot be multiplied (#x# and #x#)")
+
+
+def test_a_change_succeeds_with_its_shape_or_fails() -> None:
+    assert tried(torch.mm, lambda it: it(change("{x}.T"))) == TrialResult(
+        succeeds=True, shape=(2, 2)
+    )
+    assert tried(torch.mm, lambda it: it(change("{x} + 1"))).succeeds is False
+
+
+def test_a_success_says_nothing_where_the_unchanged_call_succeeds_too() -> None:
+    assert tried(torch.add, lambda it: it(change("{x} + 1"))) == TrialResult()
+
+
+def test_code_of_the_users_is_not_run() -> None:
+    def mine(*args: Any) -> Any:
+        raise AssertionError("it was run")
+
+    assert tried(mine, lambda it: it(None)) == TrialResult()
+
+
+def test_not_under_autocast() -> None:
+    def of(trial: ApiTrial) -> TrialResult:
+        trial.is_possible = False
+        return trial(change("{x}.T"))
+
+    assert tried(torch.mm, of) == TrialResult()
+
+
+def test_no_change_is_tried_after_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tried(torch.mm, lambda it: [it(None), it(change("{x}.T"))][1]).succeeds
+    monkeypatch.setattr(module, "MAX_SECONDS", -1.0)
+    assert tried(torch.mm, lambda it: [it(None), it(change("{x}.T"))][1]) == TrialResult()
+
+
+def survives(func: Any, fix: Fix, dims: int = 1, **names: Any) -> bool:
+    def of(trial: ApiTrial) -> bool:
+        assert trial(fix).succeeds
+        return trial.survives(fix, dims)
+
+    return bool(tried(func, of, **names))
+
+
+def test_a_fix_that_fits_this_batch_by_chance_does_not_survive() -> None:
+    # Rows of as many features as there are samples.
+    assert survives(F.linear, change("{x}.T", "w"), x=torch.ones(5, 4), w=_weight())
+    assert not survives(torch.mm, change("{x}.reshape(3, 2)"), x=X, w=W)
+
+
+def _weight() -> nn.Parameter:
+    return nn.Parameter(torch.ones(4, 2))
+
+
+def test_nothing_survives_that_did_not_succeed() -> None:
+    assert tried(torch.mm, lambda it: it.survives(change("{x}.T"), 1)) is False
+
+
+def test_parameters_and_buffers_are_no_data() -> None:
+    layer = nn.BatchNorm1d(3)
+
+    def of(trial: ApiTrial) -> list[bool]:
+        parts = [X, layer.running_mean, layer.weight, layer.running_mean[:2]]  # type: ignore[index]
+        return [trial._is_data(item) for item in parts]  # type: ignore[arg-type]
+
+    assert tried(torch.add, of, layer=layer) == [True, False, False, False]
+
+
+def test_torch_runs_unseen() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with torch.no_grad(), quiet_torch(has_autograd=True):
+        torch.rand(3)
+        assert torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), before)
+    with quiet_torch(has_autograd=False):
+        assert not torch.is_grad_enabled()
+
+
+def test_no_trial_without_a_line() -> None:
+    assert trial_of_error(RuntimeError(), [], None) is None

@@ -1,0 +1,195 @@
+"""The user's variables around a call: operands, kinds, loops, modules, where they were made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from cudalens.evidence.failing_call import call_of
+from cudalens.evidence.variables import Variables, line_of, parameters_of
+from tests.probes import asked, cell_frames, run_cell
+
+X = torch.ones(2, 3)
+
+
+def variables(text: str, of: Any, **names: Any) -> Any:
+    """Return what ``of`` says of the variables around the last call of ``here``."""
+
+    def ask(frames: Any) -> Any:
+        line = line_of(frames)
+        assert line is not None
+        return of(Variables(call_of(frames, line), line))
+
+    return asked(text, ask, **{"x": X, "y": X, **names})[-1]
+
+
+def test_no_line_without_a_frame_of_the_users() -> None:
+    assert line_of([]) is None
+
+
+def test_operands_are_the_tensors_of_the_call_by_their_texts() -> None:
+    found = variables("here(x, 3, y[0], None)", lambda it: it.operands)
+    assert [(item.expression, item.shape) for item in found] == [("x", (2, 3)), ("y[0]", (3,))]
+    assert found[0].span == (1, 5, 6)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+        self.extra = [nn.Linear(3, 2)]
+        self.scale = torch.ones(3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("argument", "kind", "parts"),
+    [
+        ("[1, 2]", "list", ()),
+        ("[]", None, ()),
+        ("items", "tensors", ()),
+        ("mixed", "list", ()),
+        ("array", "numpy.ndarray", ()),
+        ("x.sum", "method", ()),
+        ("len", None, ()),
+        ("pair", "tuple", ("1",)),
+        ("numbers", None, ()),
+        ("table", "mapping", ("a",)),
+        ("net", "module", ("x", "y")),
+        ("nn.Linear(3, 2)", "layer", ()),
+    ],
+)
+def test_the_kind_of_an_argument_that_is_no_tensor(
+    argument: str, kind: str | None, parts: tuple[str, ...]
+) -> None:
+    names: dict[str, Any] = {
+        "items": [X, X],
+        "mixed": [X, 1],
+        "array": X.numpy(),
+        "pair": (1, X),
+        "numbers": (1, 2),
+        "table": {"a": X, "b": 1, 2: X},
+        "net": Net(),
+    }
+    found = variables(f"here({argument})", lambda it: it.others, **names)
+    assert [(text, *rest) for text, *rest in found if text == argument] == (
+        [(argument, kind, parts)] if kind else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "is_of_loop"),
+    [
+        ("here(x)", set(), False),
+        ("for i in [1]:\n    here(x)", {"i"}, False),
+        ("for f in [here]:\n    f(x)", {"f"}, True),
+        ("for i, (a, b) in [(1, (2, 3))]:\n    here(a)", {"i", "a", "b"}, False),
+        ("[here(i) for i in [1]]", {"i"}, False),
+        ("for i in [1]:\n    def g():\n        here(i)\n    g()", set(), False),
+        ("for i in [1]:\n    pass\nhere(i)", set(), False),
+    ],
+)
+def test_the_loops_around_a_call(text: str, names: set[str], is_of_loop: bool) -> None:
+    found = variables(text, lambda it: (it.loop_names, it.is_of_loop))
+    assert found == (names, is_of_loop)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("n = 3\nhere(n)", "n", "3"),
+        ("z = x + 1\nhere(z)", "z", "x + 1"),
+        ("z = x + 1\nz.add_(1)\nhere(z)", "z", None),
+        ("s = 'a'\nhere(s)", "s", None),
+        ("def f(a):\n    here(a)\nz = x * 2\nf(z)", "a", "x * 2"),
+        ("def f(a):\n    here(a)\nz = x * 2\nf(z + 0)", "a", None),
+    ],
+)
+def test_where_a_name_got_its_value(text: str, name: str, value: str | None) -> None:
+    made = variables(text, lambda it: it.binding(name))
+    assert (made and made.value) == value
+
+
+def test_a_write_leaves_the_shape_as_it_was() -> None:
+    text = "z = x + 1\nz.add_(1)\nhere(z)"
+    made = variables(text, lambda it: it.binding("z", of_shape=True))
+    assert (made.value, made.at.line) == ("x + 1", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("self.scale", ("self.scale", "attribute")),
+        ("self.mean", ("Net", "module")),
+        ("self.head.weight", None),
+        ("x", None),
+    ],
+)
+def test_what_of_a_module_holds_a_tensor(text: str, held: tuple[str, str] | None) -> None:
+    code = f"def forward(self):\n    here({text})\nforward(net)"
+    assert variables(code, lambda it: it.held_in(text), net=Net()) == held
+
+
+@pytest.mark.parametrize(
+    ("group", "wanted"),
+    [
+        ("[layer]", ("group", "list")),
+        ("{'a': layer}", ("group", "dict")),
+        ("nn.ModuleList([layer])", None),
+        ("[x]", None),
+    ],
+)
+def test_a_list_that_registers_no_module(group: str, wanted: tuple[str, str] | None) -> None:
+    code = f"group = {group}\ndef run(self):\n    here(x)\nrun(layer)"
+    assert variables(code, lambda it: it.unregistered, layer=nn.Linear(3, 2)) == wanted
+
+
+def called(layer: nn.Module) -> Any:
+    """Return the facts on a module that the line calls, from inside it."""
+    found: list[Any] = []
+
+    def ask(*_: object) -> None:
+        frames = cell_frames()
+        line = line_of(frames)
+        assert line is not None
+        found.append(Variables(call_of(frames, line), line).called)
+
+    layer.register_forward_pre_hook(ask)
+    run_cell("layer(x)", {"layer": layer, "x": torch.ones(2, 4, 3)})
+    return found[0]
+
+
+@pytest.mark.parametrize(("batch_first", "is_second"), [(False, True), (True, False)])
+def test_facts_on_the_called_module(batch_first: bool, is_second: bool) -> None:
+    facts = called(nn.LSTM(3, 2, batch_first=batch_first))
+    assert (facts.device, facts.is_model, facts.is_batch_second) == ("cpu", False, is_second)
+
+
+def test_a_module_of_the_users_is_a_model() -> None:
+    assert called(Net()).is_model
+    assert not called(nn.Linear(3, 2)).is_model
+
+
+def test_a_layer_by_its_path() -> None:
+    net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 3))
+    found = variables("here(x)", lambda it: (it.layer("1"), it.layer("2")), net=net)
+    assert (found[0].name, found[1]) == ("net[1]", None)
+    # Two modules with such a part: nobody knows which is meant.
+    assert (
+        variables("here(x)", lambda it: it.layer("1"), net=net, other=nn.Sequential(*net)) is None
+    )
+    shapes = ((3, 2), (2, 3))
+    found = variables("here(x)", lambda it: [it.layer("1", shape) for shape in shapes], net=net)
+    assert [item and item.name for item in found] == ["net[1]", None]
+
+
+def test_parameters_by_their_paths() -> None:
+    net = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Sequential(nn.Linear(2, 3)))
+    names = [name for name, _ in parameters_of(net)]
+    assert names == ["0.weight", "1.0.weight", "1.0.bias"]
