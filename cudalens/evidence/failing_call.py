@@ -240,11 +240,14 @@ def value_of(call: RunningCall, node: ast.expr | None) -> Any:
 
 def _view_of(call: RunningCall, node: ast.expr) -> Any:
     """Return a view or a size that the line takes of a tensor: no kernel runs; else ``ABSENT``."""
-    name, arguments = "__getitem__", [getattr(node, "slice", None)]
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.keywords:
-        name, arguments = node.func.attr, list(node.args)
-    owner = getattr(getattr(node, "func", node), "value", None)
-    if name not in _VIEWS or not isinstance(owner, ast.expr):
+    match node:
+        case ast.Subscript(owner, index):
+            name, arguments = "__getitem__", [index]
+        case ast.Call(ast.Attribute(owner, name), arguments, []):
+            pass
+        case _:
+            return ABSENT
+    if name not in _VIEWS:
         return ABSENT
     tensor, args = value_of(call, owner), [value_of(call, item) for item in arguments]
     leaves = [item for part in args for item in (part if isinstance(part, tuple) else (part,))]
