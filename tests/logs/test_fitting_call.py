@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from cudalens.diagnosis.assert_meanings import Meaning
-from cudalens.diagnosis.fitting_call import Objects, fitting_calls
+from cudalens.logs.fitting_call import Objects, fitting_calls
 
 LOOKUP = Meaning(arguments=(("aten::embedding", "indices"),), sentence="")
 INDEX = Meaning(
