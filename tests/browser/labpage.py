@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import nbformat
 from playwright.sync_api import TimeoutError, expect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from playwright.sync_api import Browser, Locator, Page, Playwright
 
@@ -32,13 +33,23 @@ REPORT = "section.cudalens"
 ROW = ".cl-live"
 KERNEL = "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel"
 CONTRAST = Path(__file__).with_name("contrast.js").read_text(encoding="utf-8")
-WAIT_MS = 120_000
-STEP_MS = 30_000
+WAIT_MS = 180_000
+"""How long anything may take: a machine that is busy with something else is no failure of ours."""
 KEYS_MS = 6_000
-ATTEMPTS = 10
+"""How long keys may stay without an answer before they are pressed again."""
+ATTEMPTS = 20
+PAUSE_MS, STILL = 200, 3
 
-# A machine that is busy with something else is no failure of ours.
-expect.set_options(timeout=STEP_MS)
+expect.set_options(timeout=WAIT_MS)
+
+
+class Box(NamedTuple):
+    """Where a part of the page lies, in pixels."""
+
+    x: float
+    y: float
+    width: float
+    height: float
 
 
 def write_notebook(path: Path, *cells: str) -> None:
@@ -56,20 +67,39 @@ def write_notebook(path: Path, *cells: str) -> None:
 def chromium(playwright: Playwright) -> Iterator[Browser]:
     """Start the system's Chromium without a window, or the one that Playwright installed."""
     found = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    browser = playwright.chromium.launch(executable_path=found, args=list(SWITCHES))
+    browser = playwright.chromium.launch(
+        executable_path=found, args=list(SWITCHES), timeout=WAIT_MS
+    )
     try:
         yield browser
     finally:
         browser.close()
 
 
+def new_page(browser: Browser, **options: Any) -> Page:
+    """Open a page that waits as long as a busy machine takes."""
+    page = browser.new_page(**options)
+    page.set_default_timeout(WAIT_MS)
+    return page
+
+
+def eventually(read: Callable[[], Any], wanted: object, told: object = "") -> None:
+    """Assert that a reading of the page becomes what is wanted: a page is drawn step by step."""
+    end = time.monotonic() + WAIT_MS / 4_000
+    found = read()
+    while found != wanted and time.monotonic() < end:
+        time.sleep(PAUSE_MS / 1000)
+        found = read()
+    assert found == wanted, told
+
+
 def open_notebook(page: Page, lab: Lab, name: str, *, classic: bool = False) -> None:
     """Open a notebook, in JupyterLab or in Notebook 7, and wait until its kernel listens."""
     lab.start_kernel(name)
     page.goto(lab.classic(name) if classic else lab.notebook(name))
-    page.wait_for_selector(".jp-CodeCell .cm-content", timeout=WAIT_MS)
+    page.wait_for_selector(".jp-CodeCell .cm-content")
     # The page says "idle" before it has a kernel, and a cell run then starts a second one.
-    page.wait_for_function(f"{KERNEL}?.status === 'idle'", timeout=WAIT_MS)
+    page.wait_for_function(f"{KERNEL}?.status === 'idle'")
 
 
 def run_cell(page: Page, number: int) -> Locator:
@@ -94,6 +124,10 @@ NEW_CELL = """text => {
     book.activeCell.model.sharedModel.setSource(text);
     return book.activeCellIndex;
 }"""
+HAS_BEGUN = """at => {
+    const cell = jupyterapp.shell.currentWidget.content.widgets[at];
+    return cell.model.executionCount || cell.promptNode.innerText.includes('*');
+}"""
 HAS_RUN = """at => {
     const book = jupyterapp.shell.currentWidget.content;
     return book.widgets.length > at + 1 && book.widgets[at].model.executionCount
@@ -110,21 +144,38 @@ def type_and_run(page: Page, text: str) -> Locator:
         page.keyboard.press("Control+End")
         page.keyboard.press("Shift+Enter")
         try:
-            page.wait_for_function(HAS_RUN, arg=at, timeout=WAIT_MS // 4)
+            # A cell that has begun is never run again, however long it takes.
+            page.wait_for_function(HAS_BEGUN, arg=at, timeout=KEYS_MS)
         except TimeoutError:
             continue
+        page.wait_for_function(HAS_RUN, arg=at)
         return cell
     raise AssertionError("JupyterLab did not run the cell")
 
 
+def measured(*parts: Locator) -> list[Box]:
+    """Return where parts of the page lie, once that has stopped to change."""
+    last, end = _boxes(parts), time.monotonic() + WAIT_MS / 1000
+    still = 0
+    while still < STILL and time.monotonic() < end:
+        time.sleep(PAUSE_MS / 1000)
+        now = _boxes(parts)
+        still, last = (still + 1 if now == last else 0), now
+    return last
+
+
+def _boxes(parts: Sequence[Locator]) -> list[Box]:
+    boxes = [part.bounding_box() for part in parts]
+    return [Box(*(box[side] for side in ("x", "y", "width", "height"))) for box in boxes if box]
+
+
 def save(page: Page, path: Path, reports: int) -> None:
     """Save the notebook and wait until so many reports lie in its file."""
-    for _ in range(60):
+    end = time.monotonic() + WAIT_MS / 1000
+    while path.read_text(encoding="utf-8").count('<div class=\\"cl-card') < reports:
+        assert time.monotonic() < end, f"{path.name} was not saved"
         page.locator(".jp-Notebook").press("Control+s")
-        page.wait_for_timeout(500)
-        if path.read_text(encoding="utf-8").count('<div class=\\"cl-card') >= reports:
-            return
-    raise AssertionError(f"{path.name} was not saved")
+        page.wait_for_timeout(PAUSE_MS)
 
 
 class Reader:
@@ -141,7 +192,7 @@ class Reader:
         open_notebook(self.page, lab, name)
         for number in (0, 1):
             run_cell(self.page, number)
-        self.page.wait_for_selector(ROW, timeout=WAIT_MS // 2)
+        self.page.wait_for_selector(ROW)
 
     def pale(self, asked: float = 4.5) -> list[Any]:
         """Return what is visible now with less contrast than that, in every report."""

@@ -5,6 +5,8 @@ Nothing of it needs a script, a kernel or a network.
 
 from __future__ import annotations
 
+from functools import partial
+
 import nbformat
 import pytest
 from nbconvert import HTMLExporter
@@ -12,7 +14,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from cudalens.core.report import Report
 from cudalens.render.html import render_fragment, render_page
-from tests.browser.labpage import Reader
+from tests.browser.labpage import WAIT_MS, Reader, eventually
 from tests.builders import REPRESENTATIVE
 
 pytestmark = pytest.mark.browser
@@ -53,13 +55,17 @@ def page_with(browser: Browser, body: str, *, csp: str = "", scheme: str = "ligh
         route.fulfill(body=body, content_type="text/html; charset=utf-8", headers=headers)
 
     context.route("**/*", answer)
+    context.set_default_timeout(WAIT_MS)
     reader = Reader(context.new_page())
     reader.page.goto(ORIGIN)
     return reader
 
 
 def fits(page: Page) -> bool:
-    return bool(page.evaluate("() => document.body.scrollWidth <= document.body.clientWidth + 1"))
+    """Whether nothing sticks out of a window that is 500 pixels wide by now."""
+    script = """() => innerWidth === 500
+        && document.body.scrollWidth <= document.body.clientWidth + 1"""
+    return bool(page.evaluate(script))
 
 
 @pytest.mark.parametrize("theme", THEMES)
@@ -89,7 +95,7 @@ def test_a_saved_page_can_be_read(kind: str, scheme: str, browser: Browser) -> N
         reader.report.locator(".cl-drawer > summary").nth(at).click()
         assert reader.pale() == []
     reader.page.set_viewport_size({"width": 500, "height": 900})
-    assert fits(reader.page)
+    eventually(partial(fits, reader.page), True)
     assert reader.page.locator("script").count() == 0
     reader.page.context.close()
 
