@@ -18,17 +18,14 @@ from cudalens.core.evidence_types import Marks, NamedConstant
 from cudalens.core.graph_types import ProvenanceStep
 from cudalens.core.report_types import LineRef, Violation
 from cudalens.core.tensor_values import number
+from cudalens.core.torch_functions import Trait, stems
 from cudalens.evidence.program import Program, Spot
-from cudalens.recorder.calls import names
 from cudalens.source.files import is_user_file
 from cudalens.source.safe_eval import instance_dict
 from cudalens.source.stack import namespaces
 
 _MAX_KINDS = 4
-_MAKERS = names(
-    "argmax argmin argsort bucketize searchsorted floor ceil round trunc nonzero topk eq ne lt le "
-    "gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__ floor_divide __floordiv__"
-)
+_MAKERS = stems(Trait.NUMBERS) | stems(Trait.COMPARES) | stems(Trait.ROUNDS) | {"topk"}
 """Functions that say what an integer of theirs is: a place, a truth, a rounded number."""
 _SMALL = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 

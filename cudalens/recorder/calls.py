@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cudalens.core._python import raise_if_outside
 from cudalens.core.call import function_name, public_name
+from cudalens.core.torch_functions import Trait, functions, value_at
 from cudalens.core.user_objects import is_tensor
 from cudalens.recorder._torch import (
     base_of,
@@ -28,74 +29,19 @@ from cudalens.recorder._torch import (
 from cudalens.recorder.sites import RawSite
 from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
 
-
-def names(text: str) -> frozenset[str]:
-    """Return a set of words."""
-    return frozenset(text.split())
-
-
-_QUIET = names(
-    """
-    device size dim ndimension stride numel nelement nelement storage_offset element_size data_ptr
-    get_device untyped_storage storage register_hook retain_grad requires_grad_ type_as_hint
-    is_floating_point is_complex is_contiguous is_signed is_shared is_inference is_pinned
-    is_set_to is_same_size is_tensor is_storage has_names _set_grad_enabled set_grad_enabled
-    result_type can_cast promote_types __len__ __hash__ __format__ __dir__ __reduce_ex__
-    _is_view _nested_tensor_size _has_compatible_shallow_copy_type
-    is_grad_enabled is_inference_mode_enabled get_default_dtype _set_deterministic_algorithms
-    """
-)
-"""Functions that only ask: no call to note."""
-_VIEWS = names(
-    """
-    __getitem__ T mT H mH data real imag adjoint alias as_strided chunk contiguous detach diagonal
-    dsplit expand expand_as flatten hsplit movedim moveaxis narrow permute ravel reshape reshape_as
-    select split split_with_sizes squeeze swapaxes swapdims t to tensor_split transpose type
-    unbind unflatten unfold unsafe_chunk unsafe_split unsqueeze view view_as view_as_complex
-    view_as_real vsplit as_subclass cpu cuda float double half bfloat16 long int bool short char
-    byte requires_grad_ _conj conj resolve_conj resolve_neg positive atleast_1d atleast_2d
-    atleast_3d values indices crow_indices col_indices __iter__ detach_
-    """
-)
-"""Functions whose result may show the memory of their argument."""
-_VALUE_AT = {
-    "__setitem__": 2,
-    "masked_fill_": 2,
-    "masked_scatter_": 2,
-    "index_put_": 2,
-    "put_": 2,
-    "index_fill_": 3,
-    "index_copy_": 3,
-    "index_add_": 3,
-    "index_reduce_": 3,
-    "scatter_": 3,
-    "scatter_add_": 3,
-    "scatter_reduce_": 3,
-}
-"""Functions that write to some of the elements of their first argument, and where in their
-arguments that which they write is."""
-_PURE = names(
-    "__getitem__ __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __pow__ __matmul__ "
-    "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __xor__ __invert__ __neg__ __bool__ "
-    "__int__ __float__ __index__"
-)
-"""Functions that write to no tensor, whose name is no op's."""
+_QUIET = functions(Trait.ASKS)
+_VIEWS = functions(Trait.VIEW)
+_PURE = functions(Trait.OPERATOR)
+_ADDS = functions(Trait.ADDS)
 _COMPILED = ("method_descriptor", "builtin_function_or_method", "wrapper_descriptor")
-_ADDS = ("index_add_", "scatter_add_", "index_reduce_", "scatter_reduce_")
 BACKWARD = (Tensor.backward, torch.autograd.grad, torch.autograd.backward)
 """Functions that run a backward pass."""
-_CHOOSING = ("where", "masked_fill")
-"""Functions whose result has elements of a tensor, unchanged, and numbers in place of others."""
-_UNINITIALISED = ("empty", "resize_", "new_empty", "set_", "record_stream")
-FROM_PYTHON = ("tensor", "as_tensor", "asarray", "from_numpy", "scalar_tensor")
-"""Functions that make a tensor of numbers of Python's."""
-CONVERSIONS = names(
-    "to cuda cpu float double half bfloat16 long int type bool short char byte type_as contiguous "
-    "copy_"
-)
+_SUBSTITUTES = functions(Trait.SUBSTITUTES)
+_RESERVES = functions(Trait.RESERVES)
+FROM_PYTHON = functions(Trait.FROM_PYTHON)
+CONVERSIONS = functions(Trait.CAST) | functions(Trait.MOVES)
 """Functions that give the values in another type or at another place."""
-_FORGETFUL = ("__dlpack__", "chain_matmul", "dim_order")
-"""Functions that do not hand their keyword arguments on to the modes: a mistake of torch's."""
+_FORGETFUL = functions(Trait.FORGETS_KEYWORDS)
 _NOBODYS = ("cudalens.", "profiler._record_function_")
 """Ops that no user calls: those that guards put into compiled code, and the profiler's ranges."""
 
@@ -141,21 +87,18 @@ class Api:
         """True if it is not noted, and yet gives values to the host: ``f"{loss:.3f}"``."""
         self.is_view = name in _VIEWS
         self.is_in_place = (
-            name in _VALUE_AT
+            value_at(name) > 0
             or (name.endswith("_") and not name.endswith("__"))
-            or (
-                name[:3] == "__i" and name not in ("__int__", "__iter__", "__index__", "__invert__")
-            )
+            or (name[:3] == "__i" and name not in _PURE | _VIEWS)
             or (is_setter and name == "data")
         )
         self.is_backward = any(func is item for item in BACKWARD)
         """True if it runs a backward pass."""
-        self.value_at: int = _VALUE_AT.get(name, 0)
+        self.value_at: int = value_at(name)
         """The place among the arguments of what it writes to some elements; 0 for others."""
         self.adds = name in _ADDS
         """True if it adds that to what was there."""
-        is_copy = name in CONVERSIONS and name != "contiguous"
-        makes_none = (self.is_view and not is_copy) or name.startswith(_UNINITIALISED)
+        makes_none = (self.is_view and name not in CONVERSIONS) or name in _RESERVES
         self.makes_values = not (makes_none or self.is_backward)
         """Views show old values, and memory that was only reserved has any values."""
         self.forgets = kind == "function" and name in _FORGETFUL
@@ -171,7 +114,7 @@ class Api:
             self.extra_of = keyed_write_of
         elif self.value_at:
             self.extra_of = operand_of
-        elif name in _CHOOSING:
+        elif name in _SUBSTITUTES:
             self.extra_of = numbers_of
 
     @property

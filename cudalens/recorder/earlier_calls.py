@@ -19,15 +19,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.recorder._torch import is_of_inference, version_of
-from cudalens.recorder.calls import Recorded, names
+from cudalens.recorder.calls import Recorded
 from cudalens.recorder.dataloader import Batch
 from cudalens.recorder.sites import entries_of
 from cudalens.recorder.tensor_refs import Ref
 
-SHARING = names(
-    "numpy __array__ from_numpy frombuffer as_tensor asarray __dlpack__ from_dlpack share_memory_"
-)
+SHARING = functions(Trait.SHARES)
 """Functions after which others can write to the memory of a tensor on the host."""
 _HIDING = SHARING | {"data"}
 """These, and the one whose result has versions of its own."""

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from cudalens.core import _torch
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.recorder._torch import physical
 from cudalens.recorder.arguments import named_arguments
-from cudalens.recorder.calls import FROM_PYTHON, Api, Write, names
+from cudalens.recorder.calls import FROM_PYTHON, Api, Write
 from cudalens.recorder.nonfinite_inputs import at_fault
 from cudalens.recorder.nonfinite_marks import (
     Arrival,
@@ -54,15 +55,9 @@ from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
 
 _MAX_MAKERS = 16
 """Makers in one backward pass that are kept."""
-_RENEWING = names(
-    """
-    zero_ fill_ copy_ normal_ uniform_ random_ bernoulli_ exponential_ cauchy_ log_normal_
-    geometric_ _foreach_zero_ _foreach_copy_ set_ data resize_ detach_ requires_grad_
-    """
-)
+_RENEWING = functions(Trait.OVERWRITES) | functions(Trait.RENEWS)
 """Writes in place whose result has nothing of what was there."""
-_READS = names("item tolist numpy __float__ __repr__ __array__ __complex__")
-"""Functions that give values to the host."""
+_READS = functions(Trait.READS)
 _SHELL = "IPython/core/displayhook.py"
 
 
@@ -105,7 +100,7 @@ class NonFiniteWatch:
 
     def before(self, api: Api, args: tuple[Any, ...]) -> None:
         """Look at what a call in place is about to write to, unless its values are known."""
-        is_renewed = not api.is_in_place or api.stem in _RENEWING
+        is_renewed = not api.is_in_place or api.is_view or api.stem in _RENEWING
         if is_renewed or self.steps.is_inside or not args:
             return
         self._before = {}

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.recorder._torch import physical
 from cudalens.recorder.calls import Api
 from cudalens.recorder.nonfinite_marks import NonFiniteTensor
 
-_PRODUCTS = frozenset({"matmul", "mm", "bmm", "mv", "dot"})
+_FACTORS = functions(Trait.FACTORS)
 _ROWS = 2
 
 
@@ -42,7 +43,7 @@ def _read_for(
     try:
         if api.is_positional:
             return item.expand(result.shape)[at]
-        if api.stem in _PRODUCTS and len(args) >= _ROWS:
+        if api.stem in _FACTORS and len(args) >= _ROWS:
             return _factor(item, at, is_first=item is args[0])
         if api.stem == "linear":
             row: Tensor = item[at[:-1] if item is args[0] else at[-1]]  # of weight and bias

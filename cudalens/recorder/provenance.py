@@ -21,7 +21,8 @@ from torch import Tensor
 from cudalens.core._torch import base_of
 from cudalens.core.graph_types import FIRST_BAD, WRITES, ProvenanceStep
 from cudalens.core.report_types import ravel, unravel
-from cudalens.recorder.calls import CONVERSIONS, FROM_PYTHON, Recorded, names
+from cudalens.core.torch_functions import Trait, functions
+from cudalens.recorder.calls import CONVERSIONS, FROM_PYTHON, Recorded
 from cudalens.recorder.dataloader import Batch, describe
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.places import Position, contains, in_memory, reshaped, values_at
@@ -34,27 +35,11 @@ _MAX_PLACES = 1 << 20
 """Up to this many bad elements are followed; up to four times as many elements have a key."""
 IsBad = Callable[[Tensor], bool]
 
-_CHOOSING = names(
-    "__getitem__ index_select gather take take_along_dim masked_select repeat_interleave"
-)
-"""Functions whose other tensors choose among the values of the first."""
-_SAME_PLACE = CONVERSIONS | names("clone pin_memory reshape flatten")
-"""Functions, besides torch's pointwise ones, that take each element from the same place."""
-_SAME_VALUE = _SAME_PLACE | _CHOOSING
-_SAME_VALUE |= names(
-    "cat concat stack flip roll repeat sort embedding hstack vstack where masked_fill pad_sequence"
-)
-"""Functions whose result has elements of their inputs, unchanged unless their dtype is."""
-_IN_ORDER = names(
-    "view view_as reshape reshape_as flatten ravel unsqueeze squeeze detach data alias contiguous"
-)
-"""Views of all elements in the order that they had."""
-_RENEWS = ("resize_", "resize_as_", "set_", "data")
-"""Functions after which the tensor has other memory."""
-_FILLS = names(
-    "bernoulli_ cauchy_ exponential_ fill_ geometric_ log_normal_ normal_ random_ uniform_ zero_"
-)
-"""Functions that write to all elements, whatever was there."""
+_CHOOSES = functions(Trait.CHOOSES)
+_IN_ORDER = functions(Trait.IN_ORDER)
+_KEEPS = functions(Trait.KEEPS) | functions(Trait.SORTS)
+_RENEWS = functions(Trait.RENEWS)
+_FILLS = functions(Trait.FILLS)
 
 
 @dataclass
@@ -194,7 +179,7 @@ class ProvenanceWalk:
         yield describe_step(call, self._snapshot, FIRST_BAD if is_proven else None, count)
         self._is_over = source is None
         if source is not None:
-            has_same = call.api.stem in _SAME_PLACE and source.values is not None
+            has_same = call.api.stem in _IN_ORDER and source.values is not None
             if has_same and source.state == "unknown":
                 source = source._replace(state=self._at.state)
             self._at, self._before = source, call.seq
@@ -429,7 +414,7 @@ class ProvenanceWalk:
         where the result has integers.
         """
         inputs, stem, meta_of = list(call.inputs), call.api.stem, self._snapshot.meta_of
-        if stem in _CHOOSING:
+        if stem in _CHOOSES:
             inputs = inputs[:1]
         elif stem in ("where", "embedding"):  # all but the condition, the indices
             del inputs[1 if call.name == "torch.Tensor.where" else 0]
@@ -447,7 +432,7 @@ class ProvenanceWalk:
 
     def _positions_in(self, call: Recorded, tensor: Ref) -> Sequence[Position] | None:
         """Return where the elements came from in an input of a call."""
-        if call.api.stem not in _SAME_PLACE and not call.api.is_positional:
+        if call.api.stem not in _IN_ORDER and not call.api.is_positional:
             return None
         shape, own = self._snapshot.meta_of(tensor)[0], self._snapshot.meta_of(self._at.tensor)[0]
         if self._at.positions and shape is not None and math.prod(shape) == 1:  # one number for all
@@ -462,9 +447,9 @@ class ProvenanceWalk:
             snapshot.meta_of(self._at.tensor),
             snapshot.meta_of(tensor)[0],
         )
-        is_same = call.api.stem in _SAME_VALUE and dtype == own_dtype
+        is_same = call.api.stem in _KEEPS and dtype == own_dtype
         positions, values = self._positions_in(call, tensor), self._at.values if is_same else None
-        is_in_place = call.api.stem in _SAME_PLACE or call.numbers is not None
+        is_in_place = call.api.stem in _IN_ORDER or call.numbers is not None
         is_whole = is_same and is_in_place and shape is not None and own_shape is not None
         bad = self._at.bad if is_whole and math.prod(shape) == math.prod(own_shape) else None
         marked = _Marked(tensor, origins, positions, values, bad)
