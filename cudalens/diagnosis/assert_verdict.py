@@ -6,6 +6,7 @@ weighed against each other, never added up.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from cudalens.core.api_names import api_names_of_all, stem_of
@@ -33,9 +34,11 @@ _UNWAITED = (
     "{rerun} under a full check, without options that leave out the waits: the op at fault is "
     "then named."
 )
-_UNKNOWN_ASSERT = (
-    "No known torch kernel prints it. One that is launched past torch's ops, by Triton, "
-    "CuPy or the replay of a CUDA graph, may have run at the same time."
+_NOT_TORCH_S = "No known torch kernel prints it."
+_NO_TEXT = "CUDA's text of the assertion was not seen."
+_PAST_THE_OPS = (
+    "A kernel that is launched past torch's ops, by Triton, CuPy or the replay of a CUDA graph, "
+    "may have run at the same time."
 )
 _ELSEWHERE = (
     "Each op that the {block} called in its own thread was waited for, and none of them raised it: "
@@ -55,7 +58,8 @@ _REPORTED_LATE = "might be asynchronously reported"
 """Torch says so in each error of CUDA's, unless it finds that launches block."""
 _OWN_NAMESPACES = ("aten", "prims", "prim", "quantized", "mkldnn", "c10d", "_c10d_functional")
 _HANDLED_INSIDE = "The op's own error did not leave the block: code there handled or replaced it."
-_OF_TORCH = ("aten::", "torch.")
+_OF_TORCH = re.compile(r"aten::|torch\.|\w+Backward\d+$")
+"""Ops, functions and the nodes of the graph that torch itself makes: a Function's has no number."""
 _MAX_OPS = 3
 
 
@@ -73,7 +77,7 @@ def explain_assert(evidence: Evidence) -> Verdict:
         _of_text(line, meaning) if meaning is not None else "",
         _not_waited(evidence),
         _unnamed(evidence, meaning),
-        _who_else(evidence) if line is not None and meaning is None else "",
+        _who_else(evidence, line) if meaning is None else "",
         say(_COMPILED) if meaning is not None and meaning.is_compiled else "",
         f"It printed {len(lines)} different assertions, the first comes first." * (len(lines) > 1),
         say(_GONE) if evidence.is_checked else _GONE.partition(" Next step:")[0],
@@ -112,16 +116,19 @@ def _conclusion(
         detail = f": {meaning.sentence}" if meaning is not None else ""
         return "unknown", f"CUDA reported a device-side assert while {where} was called{detail}"
     if meaning is None:
+        # With a text that no kernel of torch's prints an op of torch's is not the likely cause.
+        # Without any text it is not either: something launched past the ops may have asserted.
+        certainty: Certainty = "unknown" if _OF_TORCH.match(name) else "likely"
         if line is None:
-            return "likely", f"{where} is the op after which CUDA reported a device-side assert"
-        if name.startswith(_OF_TORCH):
-            return "unknown", f"CUDA asserted `{line.expression}` by the end of {where}"
-        return "likely", f"{where} asserted on the device: `{line.expression}` failed"
+            return certainty, f"{where} is the op after which CUDA reported a device-side assert"
+        if certainty == "unknown":
+            return certainty, f"CUDA asserted `{line.expression}` by the end of {where}"
+        return certainty, f"{where} asserted on the device: `{line.expression}` failed"
     if meaning.is_compiled:
         return "likely", f"compiled code asserted on the device: {meaning.sentence}"
     if argument := meaning.argument_of(name):
         return "likely", f"{where} asserted on the device: {argument}: {meaning.sentence}"
-    if not name.startswith(_OF_TORCH):
+    if not _OF_TORCH.match(name):
         return "likely", f"{where} asserted on the device: {meaning.sentence}"
     return (
         "unknown",
@@ -130,16 +137,18 @@ def _conclusion(
     )
 
 
-def _who_else(evidence: Evidence) -> str:
-    """Say who may have printed what no kernel of torch's prints, where an op of torch's met it."""
-    if not (evidence.op.name or "").startswith(_OF_TORCH):
+def _who_else(evidence: Evidence, line: AssertLine | None) -> str:
+    """Say what else may have asserted where an op of torch's met it, and no text names the op."""
+    if not _OF_TORCH.match(evidence.op.name or ""):
         return ""
+    if line is None:
+        return "" if evidence.synchronization.is_op_unwaited else f"{_NO_TEXT} {_PAST_THE_OPS}"
     names = dict.fromkeys(item.op.partition(".")[0] for item in evidence.history if "::" in item.op)
     others = [name for name in names if name.partition("::")[0] not in _OWN_NAMESPACES]
     if not evidence.synchronization.is_op_unwaited or not others:
-        return _UNKNOWN_ASSERT
+        return f"{_NOT_TORCH_S} {_PAST_THE_OPS}"
     listed = ", ".join(others[:_MAX_OPS])
-    return f"No known torch kernel prints it. Ops called before that are not torch's: {listed}."
+    return f"{_NOT_TORCH_S} Ops called before that are not torch's: {listed}."
 
 
 def _unnamed(evidence: Evidence, meaning: Meaning | None) -> str:

@@ -147,7 +147,7 @@ def test_a_script_s_report_is_printed_and_written(program: str, status: int, fol
 @pytest.mark.parametrize(
     ("options", "program", "status", "says"),
     [
-        ((), IN_BACKWARD, 0, "SigmoidBackward0 in the backward pass asserted"),
+        ((), IN_BACKWARD, 0, "by the end of SigmoidBackward0 in the backward pass"),
         (("--no-sync",), IN_BACKWARD, 0, "while torch.Tensor.item was called"),
         # No recorder: told by a guard's own wait, and with deferred guards where the host reads.
         (("--fast",), LOOP, 1, "no recorded op can be blamed"),

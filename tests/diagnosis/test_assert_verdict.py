@@ -24,6 +24,7 @@ ROWS = LINE.format("srcIndex < srcSelectDimSize")
 OWN = LINE.format("mine < yours")
 COMPILED = LINE.format("index out of bounds: 0 <= tmp4 < 10")
 EMBEDDING = OpName(name="aten::embedding", overload="default")
+NODE = OpName(name="SigmoidBackward0")
 BASE = Evidence(error=ERROR, context_usable=False, environment=Environment(torch="2.13.0"))
 UNWAITED = Synchronization(is_op_unwaited=True)
 WAITING, UNWAITING = Synchronization(waits=True), Synchronization(waits=False)
@@ -57,8 +58,18 @@ CASES = {
     "an op of torch's with a text that is none of torch's": (
         evidence(op=OpName(name="aten::add"), device_text=OWN), "unknown",
         "CUDA asserted `mine < yours` by the end of aten::add"),
-    "an op without text": (evidence(op=EMBEDDING), "likely",
+    "an op without text": (evidence(op=EMBEDDING), "unknown",
         "aten::embedding is the op after which CUDA reported a device-side assert"),
+    "an extension without text": (evidence(op=OpName(name="mine::pick")), "likely",
+        "mine::pick is the op after which CUDA reported a device-side assert"),
+    "a node of torch's without text": (evidence(op=NODE, phase="backward"), "unknown",
+        "SigmoidBackward0 in the backward pass is the op after which CUDA reported"),
+    "a node of torch's with a text that is none of torch's": (
+        evidence(op=NODE, phase="backward", device_text=OWN), "unknown",
+        "CUDA asserted `mine < yours` by the end of SigmoidBackward0 in the backward pass"),
+    "a node of a Function with a text of its own": (
+        evidence(op=OpName(name="PickBackward"), phase="backward", device_text=OWN), "likely",
+        "PickBackward in the backward pass asserted on the device: `mine < yours` failed"),
     "a text without an op": (evidence(device_text=LABELS), "likely",
         "F.cross_entropy or F.nll_loss asserted on the device: a "
         "label is neither one of the classes nor ignore_index"),
@@ -99,6 +110,15 @@ def test_certainty_and_headline(name: str) -> None:
     assert report.context_usable is False
 
 
+@pytest.mark.parametrize("op", [EMBEDDING, NODE, OpName(name="mine::pick")], ids=lambda o: o.name)
+def test_more_evidence_makes_no_verdict_less_certain(op: OpName) -> None:
+    """From no text to one that no kernel of torch's prints, and to the op's own."""
+    texts = (None, OWN, ROWS)
+    order = [diagnose(evidence(op=op, device_text=text)).certainty for text in texts]
+    ranks = ["unknown", "likely", "proven"]
+    assert order == sorted(order, key=ranks.index)
+
+
 def test_the_argument_gets_the_users_name() -> None:
     known = TensorFact(argument="indices", expression="ids", dtype="int64")
     report = diagnose(evidence(op=EMBEDDING, device_text=ROWS, tensors=(known,)))
@@ -117,6 +137,9 @@ def test_the_error_code_alone_is_enough() -> None:
         # Triton's and others are launched unseen; an extension's op may print texts of its own.
         ({"op": OpName(name="aten::add"), "device_text": OWN}, "launched past torch's ops", True),
         ({"op": OpName(name="mine::pick"), "device_text": OWN}, "launched past torch's ops", False),
+        ({"op": EMBEDDING}, "text of the assertion was not seen. A kernel that is launched", True),
+        ({"op": EMBEDDING, "synchronization": UNWAITED}, "launched past torch's ops", False),
+        ({"op": EMBEDDING, "device_text": ROWS}, "launched past torch's ops", False),
         # The ops in compiled code cannot be told apart: run it eagerly.
         ({"device_text": COMPILED}, "run the cell without --no-force-eager", True),
         # The first is the cause; that there were more is said.
