@@ -70,6 +70,16 @@ cuda_row(
 )
 
 
+_AT_THE_START = {
+    "802": "see whether the service nvidia-fabricmanager runs, in the driver's own release: it has "
+    "to where GPUs are joined by NVSwitch",
+    "803": "restart the machine, so that the loaded driver and its libraries are of one release",
+    "804": "update the driver, or leave the folder of the cuda-compat package out of "
+    "LD_LIBRARY_PATH: its libcuda.so works with data center GPUs alone",
+}
+"""What to do about an error of the system with which CUDA refuses to count the GPUs."""
+
+
 @pattern(NO_GPU)
 def no_gpu(evidence: Evidence, match: re.Match[str]) -> Answer:
     """There is no GPU, or no build that can use one."""
@@ -78,12 +88,13 @@ def no_gpu(evidence: Evidence, match: re.Match[str]) -> Answer:
         if "not compiled" in match[0]
         else "there is no GPU that this process can use"
     )
+    number = re.match(r"Error (\d+)", reason)
+    step = _AT_THE_START.get(number[1] if number else "")
+    rehearse = "to try the {code} without a GPU, turn on the rehearsal with {rehearse} before it"
+    advice = f"{step}. T{rehearse[1:]}" if step else rehearse
     verdict = cuda(
         f"CUDA is not available: {reason}",
-        evidence.steps.fill(
-            "Nothing was launched. Next step: to try the {code} without a GPU, turn on the "
-            "rehearsal with {rehearse} before it."
-        ),
+        evidence.steps.fill(f"Nothing was launched. Next step: {advice}."),
         certainty="proven",
     )
     yield replace(verdict, context_usable=None)

@@ -195,6 +195,30 @@ def test_a_text_is_told_from_the_others(
     assert ("%cudacheck simulate or cudalens.simulate()" in told) is (family == "no_gpu")
 
 
+COUNTING = (
+    "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+    "NumCudaDevices() that might have already set an error? Error {}"
+)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        ("802: system not yet initialized", "whether the service nvidia-fabricmanager runs"),
+        ("803: system has unsupported display driver / cuda driver combination", "restart the mac"),
+        ("804: forward compatibility was attempted on non supported HW", "cuda-compat package"),
+        ("999: unknown error", "Next step: to try the cell without a GPU"),
+    ],
+)
+def test_a_system_that_is_not_ready_is_mended_before_it_is_rehearsed(
+    number: str, words: str
+) -> None:
+    told = report_of(COUNTING.format(number)).explanation
+    assert words in told
+    assert told.endswith("turn on the rehearsal with %cudacheck simulate or cudalens.simulate() "
+                         "before it.")  # fmt: skip
+
+
 def test_an_assert_is_none_of_these() -> None:
     """Its text leads to the explanation of asserts, whatever error code came with it."""
     report = report_of(raised("device-side assert triggered", "cudaErrorAssert"))
