@@ -10,10 +10,15 @@ import ctypes
 import json
 import re
 import subprocess
+import sysconfig
 from collections import defaultdict
 from pathlib import Path
 
 NOT_SUPPORTED, NO_DEVICE = 801, 100
+KERNEL_OF = b"_dispatch_get_computed_kernel_for_dispatch_key"
+"""What gives Python the kernel of an op, from torch 2.9 on."""
+KERNELS = "standin_kernels.so"
+"""The module that gives it for older releases."""
 HERE = Path(__file__).parent
 GCC = ("gcc", "-O1", "-g", "-fPIC", "-shared")
 UNVERSIONED = {
@@ -109,6 +114,23 @@ def build(torch: Path, headers: Path, out: Path) -> None:
     flags = ["-Wall", "-Wextra", f"-I{out}", "-lpthread"]
     flags += [f"-I{folder}" for folder in headers.glob("nvidia/*/include")]
     _link(out, name, sources, f"{name} {{ {exported} }};", flags)
+    if KERNEL_OF not in (torch / "lib" / "libtorch_python.so").read_bytes():
+        _build_kernels(torch, out)
+
+
+def _build_kernels(torch: Path, out: Path) -> None:
+    """Build the module for Python that gives the kernel of an op, where torch does not."""
+    folders = [torch / "include", torch / "include/torch/csrc/api/include"]
+    command = ["g++", "-std=c++17", "-O0", "-fPIC", "-shared", "-fno-access-control", "-w"]
+    command += [f"-I{folder}" for folder in (*folders, sysconfig.get_path("include"))]
+    # Modules share their types with those of torch alone that name the same compiler's ABI.
+    binding = (torch / "lib" / "libtorch_python.so").read_bytes()
+    abi = re.search(rb"__pybind11_internals_v\d+_gcc_libstdcpp(_cxxabi\d+)__", binding)
+    if abi is not None:
+        command.append(f'-DPYBIND11_BUILD_ABI="{abi[1].decode()}"')
+    command += [str(HERE / "kernels.cpp"), f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
+    command += ["-ltorch_python", "-o", str(out / KERNELS)]
+    subprocess.run(command, check=True)
 
 
 def build_stubs(torch: Path, out: Path, *, but: str = "") -> dict[str, set[str]]:
