@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -90,7 +91,13 @@ def public_name(func: Any) -> str:
         return f"torch.{name}" if is_alias else str(resolved)
     owner = getattr(func, "__objclass__", None) or type(getattr(func, "__self__", None))
     place = next((path for path, names in _PLACES if owner.__name__ in names), None)
-    return f"{place or getattr(func, '__module__', None) or 'torch'}.{name}"
+    module = place or getattr(func, "__module__", None) or "torch"
+    qualified = getattr(func, "__qualname__", name)
+    package = sys.modules.get(module.rpartition(".")[0])
+    if place is None and hasattr(package, qualified.partition(".")[0]):
+        # A class of torch's is documented where its package offers it: torch.cuda.CUDAGraph.
+        return f"{module.rpartition('.')[0]}.{qualified}"
+    return f"{module}.{name}"
 
 
 Extreme = tuple[str, float, float]

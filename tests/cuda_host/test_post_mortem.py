@@ -315,7 +315,8 @@ def test_the_replay_whose_kernel_failed_is_named(at: int) -> None:
     report = session.report
     assert report is not None and report.source is not None
     assert report.source.text == "graph.replay()"
-    assert "replay" in report.headline
+    assert report.op.name == "torch.cuda.CUDAGraph.replay"
+    assert report.headline_schema.endswith("by the end of torch.cuda.CUDAGraph.replay")
     assert report.limits == ()
 
 
