@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FAULTS", "SOURCE", "Fault", "run_fault", "unavailable"]
+__all__ = [
+    "BAD_ROWS",
+    "FAULTS",
+    "KERNEL",
+    "SOURCE",
+    "Fault",
+    "name_a_toolkit",
+    "run_fault",
+    "unavailable",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +50,7 @@ extern "C" __global__ void pick(const float* table, const long long* rows, float
 }
 """
 # The table comes first: a kernel is loaded into a context, which torch makes with a tensor.
-_KERNEL = (
+KERNEL = (
     f"""
 import torch
 table = torch.arange(8.0, device="cuda")
@@ -62,7 +71,7 @@ library.impl("pick", on_cuda, "CUDA")
 library.impl("pick", lambda table, rows, unchecked=0: table[rows], "CPU")
 """
 )
-_BAD = "rows = torch.tensor([0, 9, 3], device='cuda')\n"
+BAD_ROWS = "rows = torch.tensor([0, 9, 3], device='cuda')\n"
 _PICK = "gpu_suite::pick"
 
 
@@ -70,7 +79,7 @@ def _in_pick(name: str, code: str) -> Fault:
     """Return an assertion of the extension's kernel, behind its op."""
     return Fault(
         name=name,
-        code=_KERNEL + code,
+        code=KERNEL + code,
         kind="device_assert",
         op=_PICK,
         source="gpu_suite.pick(",
@@ -80,7 +89,7 @@ def _in_pick(name: str, code: str) -> Fault:
 FAULTS: tuple[Fault, ...] = (
     _in_pick(
         "assert in a kernel of an extension",
-        _BAD + "out = torch.ops.gpu_suite.pick(table, rows)\nlater = out + 1",
+        BAD_ROWS + "out = torch.ops.gpu_suite.pick(table, rows)\nlater = out + 1",
     ),
     _in_pick(
         "ten thousand assert lines",
@@ -89,19 +98,19 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _in_pick(
         "assert in a hook inside backward",
-        _BAD + "leaf = torch.ones(3, device='cuda', requires_grad=True)\n"
+        BAD_ROWS + "leaf = torch.ones(3, device='cuda', requires_grad=True)\n"
         "leaf.register_hook(lambda grad: torch.ops.gpu_suite.pick(table, rows))\n"
         "(leaf * 2).sum().backward()",
     ),
     _in_pick(
         "assert on a side stream",
-        _BAD + "with torch.cuda.stream(torch.cuda.Stream()):\n"
+        BAD_ROWS + "with torch.cuda.stream(torch.cuda.Stream()):\n"
         "    out = torch.ops.gpu_suite.pick(table, rows)",
     ),
     Fault(
         name="assert in a kernel that is no op",
-        code=_KERNEL
-        + _BAD
+        code=KERNEL
+        + BAD_ROWS
         + "out = torch.empty(3, device='cuda')\n"
         + "kernel((1, 1, 1), (256, 1, 1), [table, rows, out, 3, 8, 0])\n"
         + "later = table + 1",
@@ -121,7 +130,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="illegal memory access",
-        code=_KERNEL
+        code=KERNEL
         + "rows = torch.tensor([0, 2**40], device='cuda')\n"
         + "out = torch.ops.gpu_suite.pick(table, rows, 1)",
         kind="cuda_error",

@@ -217,6 +217,7 @@ def completed(results: dict[str, Any]) -> dict[str, Any]:
         **{mode: [case.record for case in CASES] for mode in ("bare", "guarded", "rehearsed")},
         "fault": [item.name for item in FAULTS],
         "harmless": [item.name for item in HARMLESS],
+        "extra": list(suite.NAMES_OF_EXTRAS),
         "step": list(STEPS),
         "notebook": list(NAMES),
     }
@@ -269,6 +270,7 @@ def main() -> int:
         ("prevented", [("guarded", name) for name in records], PROCESSES, 90),
         ("asserts", [("bare", name) for name in records], PROCESSES, 90),
         ("post-mortem", [job for job in faults if job[1] not in is_slow], PROCESSES, 60),
+        ("after an assert", [("extra", name) for name in suite.NAMES_OF_EXTRAS], PROCESSES, 60),
         ("steps", [("step", name) for name in STEPS], 1, 120),
         ("harmless", [job for job in cells if job[1] not in is_slow], PROCESSES, 60),
         ("notebooks", [("notebook", name) for name in NAMES], PROCESSES, 110),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cases import CASES, NOT_TRIGGERED, Case, is_too_old
+from extras import STICKY
 
 from cudalens.core.device_asserts import AssertLine, fold
 from cudalens.diagnosis.assert_meanings import folded, meaning_of
@@ -258,6 +259,7 @@ def page(results: dict[str, Any] | None, about: dict[str, str] | None = None) ->
             ("run", "seen"),
             _told(results["step"], partial(_step, results["step"].get("plain", {}))),
         ),
+        ("After an assert", ("session", "seen"), _told(results.get("extra", {}), _extra)),
         ("Notebooks", ("notebook", "seen"), _told(results["notebook"], _notebook)),
     )
     lines = [*_with_hardware(results, about).rstrip().splitlines(), ""]
@@ -266,12 +268,19 @@ def page(results: dict[str, Any] | None, about: dict[str, str] | None = None) ->
     return "\n".join(lines)
 
 
-_COUNTS = {
-    "guards stop the op": ("guarded", lambda name, found: "CUDA alive" in _guarded(found)),
-    "a kernel asserts": ("bare", lambda name, found: bool(fold(found.get("stderr", "")))),
-    "a failed kernel's op": ("fault", lambda name, found: found["report"] is not None),
+_COUNTS: dict[str, tuple[str, str, Callable[[str, dict[str, Any]], bool]]] = {
+    "guards stop the op": ("guarded", "", lambda name, found: "CUDA alive" in _guarded(found)),
+    "a kernel asserts": ("bare", "", lambda name, found: bool(fold(found.get("stderr", "")))),
+    "a failed kernel's op": ("fault", "", lambda name, found: found["report"] is not None),
+    "the report is shown and written before torch aborts": (
+        "extra",
+        "pinned loop",
+        lambda name, found: found["report"] is not None,
+    ),
 }
-"""Rows of the table by how they begin: the mode that asks, and whether a case went well."""
+"""Rows of the table by how they begin: the mode that asks, how the names of its cases begin, and
+whether a case went well."""
+_STICKY, _TIMES = "which torch calls raise after that", "time and overhead"
 
 
 def _with_hardware(results: dict[str, Any], about: dict[str, str]) -> str:
@@ -289,6 +298,10 @@ def _with_hardware(results: dict[str, Any], about: dict[str, str]) -> str:
     for row in (mark + table).splitlines():
         what, on_gpu, *others = row.strip("|").split(" | ")
         found = next((_count(results, *_COUNTS[key]) for key in _COUNTS if key in what), None)
+        if _STICKY in what:
+            found = _as_the_table(results)
+        if _TIMES in what:
+            found = _times_plain(results)
         if found is not None:
             on_gpu = found
         lines.append("|" + " | ".join((what, on_gpu, *others)) + "|")
@@ -296,12 +309,48 @@ def _with_hardware(results: dict[str, Any], about: dict[str, str]) -> str:
 
 
 def _count(
-    results: dict[str, Any], mode: str, is_good: Callable[[str, dict[str, Any]], bool]
+    results: dict[str, Any], mode: str, begins: str, is_good: Callable[[str, dict[str, Any]], bool]
 ) -> str | None:
-    """Return how many of the cases that ran went well, ``None`` where none ran."""
-    ran = {n: f for n, f in results.get(mode, {}).items() if "unavailable" not in f}
-    good = sum(is_good(name, found) for name, found in ran.items())
+    """Return how many of the cases that were begun went well, ``None`` where none was.
+
+    One whose process ended did not go well.
+    """
+    ran = {
+        name: found
+        for name, found in results.get(mode, {}).items()
+        if name.startswith(begins) and ("unavailable" not in found or mode == "extra")
+    }
+    if all("unavailable" in found and not found.get("is_broken") for found in ran.values()):
+        return None
+    good = sum("unavailable" not in f and is_good(name, f) for name, f in ran.items())
     return f"{good} of {len(ran)}" if ran else None
+
+
+def _as_the_table(results: dict[str, Any]) -> str | None:
+    """Return how many calls raise, or do not, as the rehearsal's table says."""
+    found = results.get("extra", {}).get(STICKY, {})
+    if "unavailable" in found or not found:
+        return None
+    return f"{found['calls'] - len(found['differ'])} of {found['calls']} raise as in the table"
+
+
+def _times_plain(results: dict[str, Any]) -> str | None:
+    """Return what each way costs, and how far two plain runs are apart."""
+    ran = {n: f for n, f in results.get("step", {}).items() if "seconds" in f and "float" not in n}
+    plain = ran.pop("plain", None)
+    if plain is None or not ran:
+        return None
+    said = [f"{name} {found['seconds'] / plain['seconds']:.2f}" for name, found in ran.items()]
+    return f"a BERT-base step, times plain: {', '.join(said)}"
+
+
+def _extra(name: str, result: dict[str, Any]) -> str:
+    if name == STICKY:
+        differ = "; ".join(f"{call}: {text}" for call, text in result["differ"].items())
+        return f"{result['calls']} calls asked; other than in the table: {differ or 'none'}"
+    report = result["report"]
+    said = report["headline"] if report is not None else "NO REPORT"
+    return f"{len(result['cells'])} cells run: {said}"
 
 
 def _told(
@@ -338,7 +387,9 @@ def _notebook(name: str, result: dict[str, Any]) -> str:
 
 
 def _step(plain: dict[str, Any], name: str, result: dict[str, Any]) -> str:
-    said = [f"{result['seconds']:.3f} s a step, peak {result['peak_bytes'] / 2**20:.0f} MiB"]
+    least = f" (least {result['least']:.4f})" if "least" in result else ""
+    memory = f"peak {result['peak_bytes'] / 2**20:.0f} MiB"
+    said = [f"{result['seconds']:.4f} s a step{least}, {memory}"]
     if "float" not in name and name != "plain" and "losses" in plain:
         is_equal = result["losses"] == plain["losses"]
         said.append("losses bit-equal" if is_equal else "losses DIFFER")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cases import CASES
+from extras import EXTRAS, STICKY
 from faults import FAULTS
 from harmless import HARMLESS
 from notebook_runs import NAMES
@@ -34,7 +35,8 @@ MAX_STDERR = 40_000
 assert, and as many of its end, where Python says why it failed."""
 _WORKER = Path(__file__).with_name("worker.py")
 
-MODES = ("bare", "guarded", "rehearsed", "fault", "harmless", "step", "notebook")
+MODES = ("bare", "guarded", "rehearsed", "fault", "harmless", "extra", "step", "notebook")
+NAMES_OF_EXTRAS = (STICKY, *(item.name for item in EXTRAS))
 
 Results = dict[str, Any]
 
@@ -113,6 +115,7 @@ def run_all(clock: Clock, capability: tuple[int, int]) -> Results:
     jobs = [(mode, name) for name in fit for mode in ("bare", "guarded", "rehearsed")]
     cells = [("fault", item.name) for item in FAULTS]
     cells += [("harmless", item.name) for item in HARMLESS]
+    cells += [("extra", name) for name in NAMES_OF_EXTRAS]
     _run(cells + jobs, clock, results, PROCESSES)
     # One after the other: they measure time and memory.
     _run([("step", name) for name in STEPS], clock, results, 1)

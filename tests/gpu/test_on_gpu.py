@@ -9,6 +9,7 @@ import pytest
 import report
 import torch
 from cases import CASES, Case, is_too_old
+from extras import EXTRAS, STICKY, Extra
 from faults import FAULTS, Fault
 from harmless import HARMLESS
 from suite import MODES, Results
@@ -113,6 +114,37 @@ def test_a_cell_in_which_nothing_is_wrong(results: Results, name: str) -> None:
     """It runs through, nothing is reported, and no part of the check failed."""
     found = of(results, "harmless", name)
     assert (found["error"], found["report"], found["troubles"]) == (None, None, [])
+
+
+@pytest.mark.parametrize("extra", EXTRAS, ids=lambda extra: extra.name)
+def test_a_session_lives_on_after_an_assert(results: Results, extra: Extra) -> None:
+    """Each cell raises what it should; the report has the line, and what CUDA printed."""
+    seen = results["extra"].get(extra.name) or {}
+    if extra.may_abort and seen.get("unavailable") == "ended with -6":
+        pytest.skip("torch ended the process: docs/limits.md says so")
+    judge(extra, of(results, "extra", extra.name))
+
+
+def judge(extra: Extra, found: dict[str, Any]) -> None:
+    """Compare what was seen of a session with what it should be."""
+    assert tuple(cell["error"] for cell in found["cells"]) == extra.raises
+    report = found["report"]
+    assert report is not None
+    assert (report["kind"], report["context_usable"]) == ("device_assert", False)
+    assert report["op"]["name"] == extra.op
+    assert report["source"] is not None and extra.source in report["source"]["text"]
+    printed = fold(found["stderr"])
+    assert printed, "CUDA printed no assertion"
+    if extra.hears:
+        assert printed[0].expression in (report["device_text"] or "")
+    shown = [text for cell in found["cells"] for text in cell["shown"]]
+    assert sum(text.startswith(("✗", "? Likely")) for text in shown) == 1
+    again = [cell for cell in found["cells"] if cell["error"] == "AcceleratorError"][1:]
+    assert all("the CUDA context was lost" in str(cell["notes"]) for cell in again)
+
+
+def test_calls_after_an_assert_raise_as_the_rehearsal_s_do(results: Results) -> None:
+    assert of(results, "extra", STICKY)["differ"] == {}
 
 
 @pytest.mark.parametrize("name", ["guards", "deferred", "fast", "no sync", "nan", "full"])

@@ -1,7 +1,8 @@
 """Runs one case in a process of its own and prints what came of it as one line of JSON.
 
 ``python worker.py bare|guarded|rehearsed RECORD``, or ``python worker.py
-fault|harmless|step|notebook NAME``.  CUDA's own lines go to standard error, which the caller reads.
+fault|harmless|extra|step|notebook NAME``.  CUDA's own lines go to standard error, which the caller
+reads.
 """
 
 from __future__ import annotations
@@ -94,6 +95,10 @@ def main(mode: str, name: str) -> dict[str, Any]:
         from notebook_runs import run_notebook
 
         return run_notebook(name)
+    if mode == "extra":
+        from extras import run_extra
+
+        return run_extra(name)
     if mode == "step":
         from steps import run_step
 
