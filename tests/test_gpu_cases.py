@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -151,9 +152,21 @@ SEEN: dict[str, Any] = {
     },
     "step": {
         "plain": {"losses": ["0x1p+0"], "seconds": 0.1, "peak_bytes": 2**20},
-        "guards": {"losses": ["0x1p+0"], "seconds": 0.103, "peak_bytes": 2**20},
+        "guards": {
+            "losses": ["0x1p+0"],
+            "seconds": 0.103,
+            "least": 0.101,
+            "peak_bytes": 2**20,
+        },
+        "plain again": {"losses": ["0x1p+0"], "seconds": 0.101, "peak_bytes": 2**20},
         "full": {"losses": ["0x1p+1"], "seconds": 0.2, "peak_bytes": 2**20},
         "float16": {"losses": [], "seconds": 0.1, "peak_bytes": 0, "stopped": None},
+    },
+    "extra": {
+        "calls after an assert": {"calls": 45, "differ": {"empty_cache": "raises nothing"}},
+        "pinned loop, checked": {"cells": [{}] * 5, "report": {"headline": "it | asserted"}},
+        "pinned loop, fast": {"unavailable": "ended with -6", "is_broken": True},
+        "replay of a graph": {"unavailable": "not begun: the time was up"},
     },
     "harmless": {
         "quiet": {"error": None, "report": None, "troubles": []},
@@ -193,6 +206,9 @@ def test_the_page_says_what_was_seen_and_what_was_not() -> None:
     assert "losses bit-equal, 1.03 times plain" in table["guards"]
     assert "losses DIFFER" in table["full"]
     assert "bad label: MISSED" in table["float16"]
+    assert "other than in the table: empty_cache: raises nothing" in table["calls after an assert"]
+    assert "5 cells run: it \\| asserted" in table["pinned loop, checked"]
+    assert "not run: ended with -6" in table["pinned loop, fast"]
     assert "nothing reported" in table["quiet"]
     assert "FALSE REPORT x is bad; guard g failed: E" in table["loud"]
     assert "not enough free memory" in table["absent"]
@@ -213,7 +229,15 @@ def test_a_run_on_hardware_changes_one_column_and_leaves_the_others() -> None:
     assert [(row[0], row[2:]) for row in after] == [(row[0], row[2:]) for row in before]
     seen = {row[0]: row[1] for row in after}
     assert seen["| guards stop the op before its launch, the device stays usable"] == "1 of 2"
-    assert seen["| which torch calls raise after that, and their texts"] == "not yet run"
+    assert seen["| which torch calls raise after that, and their texts"] == (
+        "44 of 45 raise as in the table"
+    )
+    loops = "| the report is shown and written before torch aborts on pinned memory"
+    assert seen[loops] == "1 of 2"  # one whose process ended counts
+    assert seen["| time and overhead with a busy queue"] == (
+        "a BERT-base step, times plain: guards 1.03, plain again 1.01, full 2.00"
+    )
+    assert seen["| CUDA graphs capture their checks"] == "not yet run"
     assert "nothing in this project is verified" not in report.page(SEEN, ABOUT)
 
 
@@ -224,6 +248,44 @@ def test_the_stored_page_is_written_by_the_suite_or_says_that_nothing_has_run() 
     simulated = sum(case.record not in NOT_SIMULATED for case in CASES)
     assert f"{len(CASES)} of {len(CASES)} records" in report.NOT_YET
     assert f"{simulated} of {len(CASES)} records" in report.NOT_YET
+
+
+NOT_RUN = re.compile(
+    r"(?:[Nn]othing|[Nn]ot|was|has)[^.|]* (?:run|measured) on a GPU|not yet on a GPU"
+)
+"""How a page says that what it tells of CUDA comes from no hardware."""
+PAGES = {
+    "README.md": 2,
+    "CHANGELOG.md": 1,
+    **{
+        f"docs/{name}.md": 1
+        for name in (
+            "always_on",
+            "compatibility",
+            "limits",
+            "programs",
+            "pytest",
+            "start",
+            "training",
+        )
+    },
+}
+"""Pages that tell of real CUDA, and in how many places each says so."""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_says_so_as_long_as_nothing_has_run_on_a_gpu(page: str) -> None:
+    """And no longer: after a run on hardware each of these sentences is to be changed."""
+    is_unseen = report.PAGE.read_text(encoding="utf-8") == report.NOT_YET
+    said = NOT_RUN.findall((report.ROOT / page).read_text(encoding="utf-8"))
+    assert len(said) == (PAGES[page] if is_unseen else 0), said
+
+
+def test_the_page_about_many_gpus_says_that_it_never_ran_on_several() -> None:
+    """One GPU changes nothing there."""
+    text = (report.ROOT / "docs/many_gpus.md").read_text(encoding="utf-8")
+    has_row = "NCCL, several GPUs | not yet run" in report.PAGE.read_text(encoding="utf-8")
+    assert ("None of this has run on several GPUs or with NCCL" in text) is has_row
 
 
 def test_texts_are_harvested_in_the_form_that_is_read(tmp_path: Path) -> None:
