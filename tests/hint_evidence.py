@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN, WRITES, ProvenanceStep
 from cudalens.core.report import Evidence, Report
@@ -29,6 +30,33 @@ from tests.builders import fact, spelled
 
 MAX_UNIQUE, MAX_FIRST = 32, 20
 TRANSFORMERS = "/site-packages/transformers/models/bert/modeling_bert.py"
+
+
+class Cause(NamedTuple):
+    """Evidence of one cause, and what has to be said of it."""
+
+    evidence: Evidence
+    rule: str
+    """The one rule that speaks: ``observations`` where none does."""
+    fix: str | None = None
+    says: tuple[str, ...] = ()
+    """Parts of the text."""
+
+
+def check_cause(cause: Cause) -> None:
+    """Only its rule speaks; the text has what was observed, the fix the user's own words."""
+    hints = words_of(cause.evidence)
+    assert [hint.rule for hint in hints] == [cause.rule]
+    check_code(hints)
+    assert [text for text in cause.says if text not in hints[0].text] == []
+    assert hints[0].fix == cause.fix
+
+
+def check_code(hints: Iterable[Hint]) -> None:
+    """A fix is one line of Python."""
+    for fix in filter(None, (hint.fix for hint in hints)):
+        assert "\n" not in fix
+        ast.parse(fix)
 
 
 class Believing(Trial):

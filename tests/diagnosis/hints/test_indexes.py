@@ -1,0 +1,88 @@
+"""Readings of indices: damaged numbers, other counting, lengths."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cudalens.core.report import Evidence
+from tests.hint_evidence import (
+    Cause,
+    cast,
+    check_cause,
+    labels,
+    lookup,
+    out_of_range,
+    tensor,
+)
+
+
+def ctc(values: list[int], blank: str) -> Evidence:
+    return out_of_range(
+        "aten::_ctc_loss", "targets", values, 5, expression="y", scalars={"blank": blank}
+    )
+
+
+def indexed(name: str) -> Evidence:
+    return out_of_range(
+        "aten::index", "indices", [1, 2, 3, 4, 5], 5, expression=name, call=f"x[{name}]"
+    )
+
+
+CAUSES: dict[str, Cause] = {
+    "no_blank": Cause(
+        out_of_range(
+            "aten::_ctc_loss", "targets", [1, 2, 3, 4], 4, expression="t", scalars={"blank": "0"}
+        ),
+        rule="no_class_for_blank",
+        says=("label 4 needs 5 classes",),
+    ),
+    "uint8_arithmetic": Cause(
+        labels(
+            [0, 255, 3],
+            10,
+            name="(y - 1).long()",
+            others=(tensor(None, "y", [1, 0, 4], dtype="uint8"),),
+        ),
+        rule="wrapped",
+        says=("-1 became 255",),
+    ),
+    "one_based_ids": Cause(
+        lookup([1, 2, 3, 4, 5], 5, name="movie", path="movies"),
+        rule="one_based_ids",
+        says=(
+            "1 to 5",
+            "a table of 6 rows",
+        ),
+    ),
+    "narrow": Cause(
+        lookup([0, 127, -56], 300, path="users", dtype="int8"),
+        rule="wrapped",
+        says=("int8 ends at 127: -56 is what 200 becomes",),
+    ),
+    "nan_cast": Cause(
+        cast([0, -(1 << 63)], 10, tensor(None, "x", [0.25, math.nan])),
+        rule="nan_cast_to_integer",
+        says=(
+            "-9223372036854775808",
+            "x contains",
+        ),
+    ),
+    "shift_on_line": Cause(
+        labels([1, 5, 10], 10, name="y + 1", others=(tensor(None, "y", [0, 4, 9]),)),
+        rule="shift_on_the_line",
+        fix="F.cross_entropy(z, y)",
+        says=("0 to 9",),
+    ),
+}
+NEIGHBOURS: dict[str, Cause] = {
+    "the blank last": Cause(ctc([1, 2, 3, 4, 5], "4"), rule="one_based_ids", fix="y = y - 1"),
+    "an index from 1": Cause(indexed("at"), rule="one_based_ids", fix="x[at - 1]"),
+}
+"""One step away from another cause."""
+
+
+@pytest.mark.parametrize("cause", (rows := {**CAUSES, **NEIGHBOURS}).values(), ids=rows)
+def test_the_cause_and_no_other_is_said(cause: Cause) -> None:
+    check_cause(cause)

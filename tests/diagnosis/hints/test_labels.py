@@ -1,0 +1,148 @@
+"""Readings of labels: class numbers outside the classes, in losses and one-hot codes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hint_evidence import (
+    MASK,
+    ONE_TO_TEN,
+    WRITTEN,
+    Cause,
+    check_cause,
+    labels,
+    one_hot,
+    step,
+)
+
+CAUSES: dict[str, Cause] = {
+    "one_based_labels": Cause(
+        labels(ONE_TO_TEN, 10),
+        rule="one_based_labels",
+        fix="F.cross_entropy(z, y - 1)",
+        says=("1 to 10",),
+    ),
+    "other_numbers": Cause(labels([10, 20, 30, 10], 3), rule="relabel"),
+    "other_numbers_of_many": Cause(
+        labels([0, 1, 2, 4, 7] * 9, 6),
+        rule="relabel",
+        says=(
+            "labels are 5 different numbers: 7, 0, 1, 2 and 1 more",
+            "0 … 5",
+        ),
+    ),
+    "other_numbers_of_four": Cause(
+        labels([0, 1, 4, 7] * 9, 6),
+        rule="relabel",
+        says=("labels are 4 different numbers: 0, 1, 4, 7;",),
+    ),
+    "binary_labels_one_output": Cause(
+        labels([0, 1, 1, 0], 1), rule="binary_labels_one_output", says=("0 and 1",)
+    ),
+    "minus_one": Cause(
+        labels([3, -1, 2, -1], 10),
+        rule="mark_not_ignored",
+        says=(
+            "if -1 marks labels",
+            "-100",
+            "if 1 was subtracted",
+        ),
+    ),
+    "minus_one_written": Cause(
+        labels([3, -1, 2, -1], 10, provenance=(WRITTEN,)),
+        rule="mark_not_ignored",
+        fix="F.cross_entropy(z, y, ignore_index=-1)",
+        says=(
+            "-1",
+            "-100",
+        ),
+    ),
+    "minus_one_filled": Cause(
+        labels(
+            [3, -1, 2, -1],
+            10,
+            provenance=(step("torch.Tensor.masked_fill", "y = y.masked_fill(far, value=-1)"),),
+        ),
+        rule="mark_not_ignored",
+        fix="F.cross_entropy(z, y, ignore_index=-1)",
+    ),
+    "minus_one_computed": Cause(
+        labels(
+            [3, -1, 2, -1],
+            10,
+            provenance=(step("torch.where", "y = torch.where(far, y - 1, y)", line=3),),
+        ),
+        rule="mark_not_ignored",
+        says=("if -1 marks labels",),
+    ),
+    "scale": Cause(labels([-2, 0, 2, 1, -1], 5), rule="relabel", fix="F.cross_entropy(z, y + 2)"),
+    "minus_100": Cause(
+        labels([3, -100, 2, -100], 10, ignore=255),
+        rule="mark_not_ignored",
+        fix="F.cross_entropy(z, y, ignore_index=-100)",
+        says=(
+            "-100",
+            "255",
+        ),
+    ),
+    "void_255": Cause(
+        labels([0, 3, 20, 255] * 8, 21, name="mask", shape=MASK),
+        rule="mark_not_ignored",
+        fix="F.cross_entropy(z, mask, ignore_index=255)",
+        says=(
+            "255",
+            "-100",
+        ),
+    ),
+    "mask_0_255": Cause(
+        labels([0, 255] * 16, 2, name="mask", shape=MASK),
+        rule="mask_of_0_and_255",
+        fix="F.cross_entropy(z, (mask == 255).long())",
+        says=("0 and 255",),
+    ),
+    "uint8_labels": Cause(
+        labels([1, 2, 255], 10, dtype="uint8"),
+        rule="mark_not_ignored",
+        says=(
+            "if 255 marks elements",
+            "in uint8 a -1 becomes 255 too",
+        ),
+    ),
+    "one_hot_mark": Cause(
+        one_hot([0, -1, 3], "F.one_hot(y, 4)"), rule="mark_not_ignored", says=("-1",)
+    ),
+}
+NEIGHBOURS: dict[str, Cause] = {
+    "u8 mask": Cause(labels([0, 255, 255], 3, dtype="uint8"), rule="mask_of_0_and_255"),
+    "not a sum": Cause(
+        labels(ONE_TO_TEN, 10, provenance=(step("aten::mul.Tensor", "y = y * n"),)),
+        rule="one_based_labels",
+        fix="F.cross_entropy(z, y - 1)",
+    ),
+    "bad before the sum": Cause(
+        labels(
+            ONE_TO_TEN,
+            10,
+            provenance=(
+                step("aten::add.Tensor", "y = y + 1"),
+                step("aten::_to_copy", "y = y.cuda()", line=2),
+            ),
+        ),
+        rule="one_based_labels",
+        fix="F.cross_entropy(z, y - 1)",
+    ),
+    "read by another line": Cause(
+        labels(ONE_TO_TEN, 10, provenance=(step("torch.from_numpy", "y = torch.from_numpy(a)"),)),
+        rule="one_based_labels",
+        fix="F.cross_entropy(z, y - 1)",
+    ),
+    "ignored ones beside 1 to C": Cause(
+        labels([*ONE_TO_TEN, -100], 10), rule="one_based_labels", fix="F.cross_entropy(z, y - 1)"
+    ),
+}
+"""One step away from another cause."""
+
+
+@pytest.mark.parametrize("cause", (rows := {**CAUSES, **NEIGHBOURS}).values(), ids=rows)
+def test_the_cause_and_no_other_is_said(cause: Cause) -> None:
+    check_cause(cause)

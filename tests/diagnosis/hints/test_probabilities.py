@@ -1,0 +1,166 @@
+"""Readings of numbers that are no probabilities, and of weights to draw from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from tests.hint_evidence import (
+    EXP,
+    LINEAR,
+    MASKED,
+    SOFTMAX,
+    Cause,
+    bce,
+    check_cause,
+    drawn,
+    empty_rows,
+    numbers,
+    step,
+)
+
+CAUSES: dict[str, Cause] = {
+    "bce_logits": Cause(
+        bce([-2.5, 0.5, 3.0], provenance=(step("torch.nn.functional.linear", "p = f(x)"),)),
+        rule="not_probabilities",
+        fix="F.binary_cross_entropy_with_logits(p, t)",
+        says=(
+            "-2.5 to 3",
+            "the scores of a layer in line 4",
+        ),
+    ),
+    "bce_convolution": Cause(
+        bce(
+            [-0.5, 0.5],
+            call="crit(p, t)",
+            module_type="BCELoss",
+            provenance=(step("torch.conv2d", "p = f(x)"),),
+        ),
+        rule="not_probabilities",
+        fix="crit(torch.sigmoid(p), t)",
+        says=(
+            "the scores of a layer in line 4",
+            "BCEWithLogitsLoss instead of BCELoss",
+        ),
+    ),
+    "bce_unknown": Cause(
+        bce([-2.5, 0.5, 3.0]),
+        rule="not_probabilities",
+        says=(
+            "-2.5 to 3",
+            "if they are scores",
+        ),
+    ),
+    "bce_rounding": Cause(
+        bce([0.25, 1.0000001]),
+        rule="rounded_out_of_interval",
+        fix="F.binary_cross_entropy(p.clamp(0, 1), t)",
+        says=("1.0000001",),
+    ),
+    "bce_mask_255": Cause(
+        bce([0.0, 255.0], "target"),
+        rule="image_not_divided",
+        fix="F.binary_cross_entropy(p, t / 255)",
+        says=("t runs from 0 to 255, like the bytes of an image",),
+    ),
+    "bce_labels": Cause(
+        bce([-1.0, 1.0], "target"),
+        rule="labels_as_binary_target",
+        fix="F.binary_cross_entropy(p, (t + 1) / 2)",
+        says=("-1 to 1",),
+    ),
+    "bce_nan": Cause(bce([0.5, math.nan]), rule="nan_before", says=("1 of 2",)),
+    "drawn_logits": Cause(
+        drawn([-2.5, 0.5, 3.0]),
+        rule="bad_weights",
+        says=(
+            "-2.5 to 3",
+            "none may be below 0",
+        ),
+    ),
+    "distribution_of_scores": Cause(
+        numbers(
+            "",
+            "probs",
+            [-2.5, 0.5, 3.5],
+            high=None,
+            call="Categorical(p)",
+            api="torch.distributions.Categorical",
+            provenance=(LINEAR,),
+        ),
+        rule="scores_as_probabilities",
+        fix="Categorical(logits=p)",
+        says=(
+            "-2.5 to 3.5",
+            "the scores of a layer in line 3",
+        ),
+    ),
+    "distribution_of_numbers": Cause(
+        numbers(
+            "",
+            "probs",
+            [-2.5, 0.5, 3.5],
+            high=None,
+            call="Categorical(p)",
+            api="torch.distributions.Categorical",
+        ),
+        rule="scores_as_probabilities",
+        says=("if these are scores",),
+    ),
+    "scale_of_a_layer": Cause(
+        numbers(
+            "",
+            "scale",
+            [-2.5, 0.5, 3.5],
+            high=None,
+            call="Normal(0, p)",
+            api="torch.distributions.Normal",
+            provenance=(LINEAR,),
+        ),
+        rule="scale_of_a_layer",
+        says=(
+            "-2.5 to 3.5",
+            "softplus or exp makes a scale above 0 of it",
+        ),
+    ),
+    "drawn_nan": Cause(
+        drawn([math.nan, 0.5], provenance=(SOFTMAX, MASKED)),
+        rule="nan_before",
+        says=("1 of 2 values is NaN already",),
+    ),
+    "drawn_inf": Cause(
+        drawn([math.inf, 0.5], dtype="float16", provenance=(EXP,)),
+        rule="bad_weights",
+        says=("made by exp in line 3 in float16",),
+    ),
+    "drawn_nothing": Cause(
+        replace(empty_rows(), provenance=(SOFTMAX, MASKED)),
+        rule="bad_weights",
+        says=(
+            "1 of 4",
+            "masked_fill in line 3",
+        ),
+    ),
+}
+NEIGHBOURS: dict[str, Cause] = {
+    "convolution before a pool": Cause(
+        bce(
+            [-0.5, 0.5],
+            provenance=(step("torch.max_pool2d", "p = g(h)"), step("torch.conv2d", "h = f(x)")),
+        ),
+        rule="not_probabilities",
+        says=("probability is at least 0",),
+    ),
+    "2 % above 1": Cause(bce([0.5, 1.02]), rule="not_probabilities"),
+    "beyond bytes": Cause(bce([0.0, 300.0]), rule="not_probabilities"),
+    "no labels": Cause(bce([0.0, 1.5], "target"), rule="labels_as_binary_target"),
+    "both": Cause(drawn([0.5, math.inf, math.nan]), rule="nan_before"),
+}
+"""One step away from another cause."""
+
+
+@pytest.mark.parametrize("cause", (rows := {**CAUSES, **NEIGHBOURS}).values(), ids=rows)
+def test_the_cause_and_no_other_is_said(cause: Cause) -> None:
+    check_cause(cause)

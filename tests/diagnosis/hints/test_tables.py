@@ -1,0 +1,148 @@
+"""Readings of ids without a row: tokens, padding, positions, segments, boxes."""
+
+from __future__ import annotations
+
+import pytest
+
+from cudalens.core.evidence_types import CallContext
+from tests.hint_evidence import (
+    Cause,
+    bert,
+    boxes,
+    check_cause,
+    tensor,
+)
+
+ID_ROWS = [5, 6, 7, 8, 100, 5, 6, 7, 8, 100]
+WORDS, PLACES = "word_embeddings", "position_embeddings"
+
+CAUSES: dict[str, Cause] = {
+    "ignored_as_id": Cause(
+        bert(
+            [5, 6, -100, 5, -100, -100],
+            100,
+            "embed_tokens",
+            path="model.decoder.embed_tokens",
+            name="labels",
+            shape=(2, 3),
+            padding=1,
+            call="model(input_ids=ids, decoder_input_ids=labels)",
+        ),
+        rule="ignored_label_as_id",
+        fix="model(input_ids=ids, decoder_input_ids=labels.masked_fill(labels == -100, 1))",
+        says=(
+            "-100",
+            "decoder",
+        ),
+    ),
+    "minus_one_padding": Cause(
+        bert([5, 6, -1, 5, -1, -1], 100, "embed_tokens", shape=(2, 3)),
+        rule="padding_of_minus_one",
+        says=("-1",),
+    ),
+    "added_tokens": Cause(
+        bert([5, 100, 7, 8], 100, "word_embeddings", shape=(2, 2)),
+        rule="added_tokens",
+        says=("100",),
+    ),
+    "padding": Cause(
+        bert([5, 6, 7, 100, 100, 5, 6, 7, 8, 100], 100, "word_embeddings", shape=(2, 5)),
+        rule="padding_beyond_table",
+        says=("100",),
+    ),
+    "positions": Cause(
+        bert([*range(20)], 16, "wpe", path="transformer.wpe", name=None, shape=(1, 20)),
+        rule="positions_beyond_table",
+        says=(
+            "20",
+            "16",
+        ),
+    ),
+    "position_offset": Cause(
+        bert([*range(2, 34)], 32, "position_embeddings", name=None, shape=(1, 32), padding=1),
+        rule="positions_with_offset",
+        says=(
+            "32",
+            "30",
+            "2",
+        ),
+    ),
+    "generation": Cause(
+        bert(
+            [16, 16],
+            16,
+            "wpe",
+            path="transformer.wpe",
+            name=None,
+            shape=(2, 1),
+            call="gpt.generate(ids, max_new_tokens=30)",
+            others=(tensor(None, "ids", [5, 6, 7, 8] * 2, (2, 4)),),
+        ),
+        rule="positions_beyond_table",
+        says=(
+            "17",
+            "16",
+        ),
+    ),
+    "boxes_pixels": Cause(
+        boxes([50, 1500], "x_position_embeddings", [9, 9, 50, 50, 9, 9, 1500, 9]),
+        rule="boxes_in_pixels",
+        says=(
+            "1500",
+            "1023",
+        ),
+    ),
+    "boxes_negative": Cause(
+        boxes([9, -5], "x_position_embeddings", [9, 9, 50, 50, -5, 9, 50, 50]),
+        rule="boxes_negative",
+        says=("x = -5",),
+    ),
+    "boxes_inverted": Cause(
+        boxes([40, -5], "w_position_embeddings", [9, 9, 49, 50, 9, 9, 4, 50]),
+        rule="boxes_negative",
+        says=("width = -5",),
+    ),
+    "segments": Cause(
+        bert(
+            [0, 1, 2, 2],
+            2,
+            "token_type_embeddings",
+            name="seg",
+            shape=(1, 4),
+            call="model(input_ids=ids, token_type_ids=seg)",
+        ),
+        rule="segment_ids",
+        says=(
+            "2",
+            "0 … 1",
+        ),
+    ),
+}
+NEIGHBOURS: dict[str, Cause] = {
+    "63 beyond": Cause(bert([5, 163, 7], 100, WORDS), rule="added_tokens"),
+    "one end token a row": Cause(bert(ID_ROWS, 100, WORDS, shape=(2, 5)), rule="added_tokens"),
+    "the tokenizer's padding id": Cause(
+        bert(ID_ROWS, 100, WORDS, shape=(2, 5), call_context=CallContext(pad_token_id=100)),
+        rule="padding_beyond_table",
+    ),
+    "too long even without the offset": Cause(
+        bert([*range(2, 35)], 32, PLACES, name=None, shape=(1, 33), padding=1),
+        rule="positions_beyond_table",
+    ),
+    "pixels": Cause(
+        boxes([9, 1126], "x_position_embeddings", [9, 9, 1126, 9]), rule="boxes_in_pixels"
+    ),
+    "height negative": Cause(
+        boxes([9, -1], "h_position_embeddings", [9, 9, 9, 8]), rule="boxes_negative"
+    ),
+    "y negative": Cause(
+        boxes([9, -1], "y_position_embeddings", [9, -1, 9, 8]), rule="boxes_negative"
+    ),
+    "one segment": Cause(bert([1, 1], 1, "token_type_embeddings", name="seg"), rule="segment_ids"),
+}
+"""One step away from another cause."""
+
+
+@pytest.mark.parametrize("cause", (rows := {**CAUSES, **NEIGHBOURS}).values(), ids=rows)
+def test_the_cause_and_no_other_is_said(cause: Cause) -> None:
+    check_cause(cause)
