@@ -38,11 +38,25 @@ class Plan:
         return [item.of(args, kwargs) for item in self.parameters]
 
 
+_made: dict[Any, tuple[tuple[Guard, ...], tuple[Plan, ...]]] = {}
+"""The guards of an overload with their plans, which each check would make anew otherwise."""
+
+
 def plans_of(op: Any) -> tuple[Plan, ...]:
     """Return the guards of an overload."""
+    entries = GUARDS[op]
+    known = _made.get(op)
+    if known is None or known[0] is not entries:
+        for gone in _made.keys() - GUARDS.keys():  # an op of a library that was taken out
+            del _made[gone]
+        known = _made[op] = entries, _plans_of(op, entries)
+    return known[1]
+
+
+def _plans_of(op: Any, entries: Sequence[Guard]) -> tuple[Plan, ...]:
     parameters = {item.name: item for item in schema_parameters(op)}
     plans = []
-    for entry in GUARDS[op]:
+    for entry in entries:
         slots = tuple(parameters[name] for name in entry.parameters)
         plans.append(
             Plan(
