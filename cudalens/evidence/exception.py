@@ -117,7 +117,8 @@ def evidence_of_error(
     arguments = attempt("arguments", lambda: arguments_of(api), dict)
     op = OpName() if failed is None else _op_of(failed)
     live = None if recorder is None else raised
-    look = partial(observed_value, facts.message, entries, live)
+    operands = () if trial is None else trial.call.operands
+    look = partial(observed_value, facts.message, entries, live, operands, recorder)
     observed = None if is_lost else attempt("value", look)
     if observed is not None and observed.api is not None:
         op = OpName(api=observed.api or None)
@@ -154,7 +155,6 @@ def evidence_of_error(
     write = changed.modified if changed is not None else None
     graph = attempt("graph", lambda: _with_marked_write(graph, write), lambda: graph)
     others = (lambda: recorder.snapshot().other_functions(raised)) if recorder and raised else tuple
-    operands = () if trial is None else trial.call.operands
     refused = attempt("argument", lambda: refused_call(entries, arguments, operands), RefusedCall)
     sent = attempt("worker", lambda: worker_line(facts.message), str)
     is_full = memory.is_full(facts.message) and not sent

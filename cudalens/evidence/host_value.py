@@ -18,9 +18,10 @@ from torch import Tensor
 
 from cudalens.core import _torch
 from cudalens.core._python import raise_if_outside
-from cudalens.core.call import ApiCall
+from cudalens.core.call import ApiCall, Operand
 from cudalens.core.report_types import Violation
 from cudalens.evidence.attempt import RefusedError, ask_guards
+from cudalens.evidence.counted_labels import counted_label
 from cudalens.guards._ranges import exact_offenders, format_offender
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.files import torch_path
@@ -56,6 +57,8 @@ def observed_value(
     message: str,
     entries: Sequence[TracebackType],
     call: ApiCall | None,
+    operands: Sequence[Operand],
+    recorder: Any,
 ) -> ObservedValue | None:
     """Return the value and its position, of an exception that was raised because of it.
 
@@ -63,10 +66,16 @@ def observed_value(
 
     Args:
         call: the API call that raised.
+        operands: those of the user's line.
     """
     refused = refused_parameter(message, entries)
     if refused is not None or call is None or call.func is None:
         return refused
+    if (counted := counted_label(message, call, operands, recorder)) is not None:
+        violation, tensor = counted
+        return ObservedValue(
+            violation=violation, values={violation.argument: tensor}, has_run_kernels=True
+        )
     if not _VALUE_ERROR.search(message):
         return None
     answer = _ask_again(call)

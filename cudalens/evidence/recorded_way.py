@@ -107,6 +107,20 @@ def frozen_parameters(tensor: Tensor, snapshot: Snapshot) -> list[nn.Parameter]:
     return list(found.values()) if is_known else []
 
 
+def sources_of(tensor: Tensor, snapshot: Snapshot) -> list[Tensor]:
+    """Return a tensor and the living ones that have led to it, nearest first."""
+    found: dict[int, Tensor] = {}
+
+    def visit(current: Ref, call: Recorded | None) -> Sequence[Ref]:
+        living = current()
+        if living is not None:
+            found.setdefault(id(living), living)
+        return () if call is None else call.inputs
+
+    _walk([ref(tensor)], snapshot, visit)
+    return list(found.values())
+
+
 def number_cut(name: str, snapshot: Snapshot) -> GraphCut | None:
     """Return the last line that gave a variable the number of a tensor with a graph."""
     for call in reversed(snapshot.calls):

@@ -194,6 +194,50 @@ score.update(torch.randn(1, 3, 7, device="cuda").softmax(-1), words)
         "7 is made here",
     ),
     Mistake(
+        "metrics",
+        "a label that the confusion matrix has no row for",
+        """
+import torch
+from torchmetrics.classification import MulticlassConfusionMatrix
+score = MulticlassConfusionMatrix(3).cuda()
+truth = torch.tensor([0, 3, 2], device="cuda")
+score.update(torch.rand(3, 3, device="cuda"), truth)
+""",
+        'score.update(torch.rand(3, 3, device="cuda"), truth)',
+        "truth[1] = 3 is outside the 3 classes of the matrix",
+        "one past the last (0 … 2)",
+    ),
+    Mistake(
+        "metrics",
+        "a mask with 255 in an intersection over union",
+        """
+import torch
+from torchmetrics import JaccardIndex
+score = JaccardIndex(task="multiclass", num_classes=3).cuda()
+mask = torch.randint(0, 3, (2, 8, 8), device="cuda")
+mask[0, 0, :4] = 255
+score.update(torch.randn(2, 3, 8, 8, device="cuda"), mask)
+""",
+        'score.update(torch.randn(2, 3, 8, 8, device="cuda"), mask)',
+        "mask[0, 0, 0] = 255 is outside the 3 classes of the matrix",
+        "allowed 0 … 2",
+    ),
+    Mistake(
+        "metrics",
+        "a mask with 255 in a mean intersection over union",
+        """
+import torch
+from torchmetrics.segmentation import MeanIoU
+score = MeanIoU(num_classes=3, input_format="index").cuda()
+mask = torch.randint(0, 3, (2, 8, 8), device="cuda")
+mask[0, 0, :4] = 255
+score.update(torch.randint(0, 3, (2, 8, 8), device="cuda"), mask)
+""",
+        'score.update(torch.randint(0, 3, (2, 8, 8), device="cuda"), mask)',
+        "mask[0, 0, 0] = 255 is outside num_classes = 3",
+        "255 is not a class",
+    ),
+    Mistake(
         "monai_unet",
         "a border of 255 in a focal loss",
         """
@@ -445,5 +489,21 @@ loss, parts = model(batch)
         "loss, parts = model(batch)",
         "= 2 is outside dimension 2 (size 2)",
         "one past the last (0 … 1)",
+    ),
+    Mistake(
+        "yolo",
+        "a class more in the pictures than in the head",
+        """
+import torch
+from ultralytics.nn.tasks import ClassificationModel
+from ultralytics.utils import DEFAULT_CFG
+model = ClassificationModel("yolov8n-cls.yaml", nc=2, verbose=False).cuda()
+model.args = DEFAULT_CFG
+batch = {"img": torch.rand(3, 3, 32, 32, device="cuda"), "cls": torch.tensor([0, 2, 1], device="cuda")}
+loss, parts = model(batch)
+""",
+        "loss, parts = model(batch)",
+        'batch["cls"][1] = 2 is outside the 2 classes',
+        "they need 3 outputs, there are 2",
     ),
 )
