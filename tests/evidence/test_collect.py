@@ -1,0 +1,163 @@
+"""The evidence of a failure: each part alone, and what is left of it where one part fails."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cudalens.core.call import Call, NodeMark
+from cudalens.core.limits import Limits
+from cudalens.core.report_types import Bounds, Offender, Offenders, OpName, Violation
+from cudalens.evidence import collect
+from cudalens.evidence.collect import (
+    FailureContext,
+    bad_places,
+    error_facts,
+    evidence_of,
+    graph_of,
+    has_infinity,
+    timing_since,
+)
+from tests.probes import asked
+
+
+def failure(frames: Any = (), **more: Any) -> FailureContext:
+    given = {"call": Call(), "values": {}, "started": 0.0, "limits": Limits(), **more}
+    return FailureContext(entries=frames, **given)
+
+
+def evidence(text: str, **more: Any) -> Any:
+    return asked(text, lambda frames: evidence_of(failure(frames, **more), phase="forward"))[-1]
+
+
+def test_the_line_the_frames_and_the_process() -> None:
+    found = evidence("here(1)")
+    assert (found.source.text, found.phase, found.limits) == ("here(1)", "forward", ())
+    assert [item.is_user for item in found.frames] == [True]
+    assert found.environment.torch == torch.__version__
+    assert found.timing.diagnose_s > 0
+
+
+def test_the_name_of_the_function_needs_variables_or_the_full_name() -> None:
+    def api(name: str, text: str = "") -> str | None:
+        given = {"op": OpName(api=name)}
+        found = evidence(text, **given) if text else evidence_of(failure(**given), phase=None)
+        return str(found.op.api)
+
+    assert api("torch.nn.functional.relu") == "torch.nn.functional.relu"
+    assert api("torch.take") == "None"
+    assert api("torch.take", "here(1)") == "torch.take"
+
+
+def test_a_part_that_fails_leaves_a_line_and_the_others_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ValueError("no")
+
+    for name in ("module_names", "owner_modules"):
+        monkeypatch.setattr(collect, name, fails)
+    monkeypatch.setattr(collect.context, "describe", lambda: None)
+    recorder = SimpleNamespace(history=fails, snapshot=fails, recorded_ops=0)
+    found = evidence("here(1)", recorder=recorder)
+    assert found.limits == (
+        "history unavailable: ValueError: no",
+        "module names unavailable: ValueError: no",
+        "modules unavailable: ValueError: no",
+        "environment unavailable: TypeError: it gave NoneType",
+    )
+    assert (found.history, found.owners, found.source.text) == ((), (), "here(1)")
+
+
+def test_the_forward_call_behind_a_node() -> None:
+    mark = NodeMark(name="MulBackward0", sequence_nr=7)
+    recorded = SimpleNamespace(site=None, name="torch.mul")
+    reader = SimpleNamespace(module=lambda site: SimpleNamespace(path="net.0"))
+
+    def of(call: Any, node: Any = mark) -> tuple[Any, list[str]]:
+        snapshot = SimpleNamespace(
+            forward_call=lambda number: call if number == 7 else None, reader=reader
+        )
+        recorder = SimpleNamespace(snapshot=lambda: snapshot, beyond_ring=lambda what: f"{what} …")
+        made = failure(call=Call(node=node), recorder=recorder)
+        return made.forward(), made.limits.lines
+
+    assert of(recorded)[0][1] == "net.0"
+    assert of(None) == ((None, None), ["the forward call of the op that failed …"])
+    assert of(recorded, None) == ((None, None), [])
+
+
+def violation(low: float | None, high: float | None, count: int, **more: Any) -> Violation:
+    bounds = Bounds(min=low, max=high, also_allowed=more.pop("also", ()))
+    offenders = Offenders(count=count, total=4, first=(Offender(position=(0,), value=9),))
+    return Violation(headline="", bounds=bounds, offenders=offenders, **more)
+
+
+IDS = torch.tensor([0, 3, -1, 5])
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (violation(0, 4, 2), [False, False, True, True]),
+        (violation(0, 5, 1), [False, False, True, False]),
+        (violation(0, 4, 1, also=(-1,)), [False, False, False, True]),
+        # A bound on sums says nothing of single elements.
+        (violation(0, 4, 1), None),
+        (violation(None, 4, 1), None),
+        (violation(0, 4, 2, is_nonfinite=True), None),
+    ],
+)
+def test_which_elements_are_outside(given: Violation, wanted: list[bool] | None) -> None:
+    found = bad_places(given, IDS)
+    assert (found if found is None else found.tolist()) == wanted
+
+
+@pytest.mark.parametrize(
+    ("tensor", "is_it"),
+    [
+        (torch.tensor([1.0, math.inf]), True),
+        (torch.tensor([1.0, -math.inf]), False),
+        (torch.tensor([1.0, math.nan]), False),
+        (torch.tensor([1]), False),
+    ],
+)
+def test_an_infinity_above_0(tensor: Tensor, is_it: bool) -> None:
+    assert has_infinity(tensor) is is_it
+
+
+def test_an_error_is_described_without_being_kept() -> None:
+    error = torch.OutOfMemoryError("no room")
+    facts = error_facts(error)
+    assert (facts.type_name, facts.bases[0], facts.message) == (
+        "OutOfMemoryError",
+        "RuntimeError",
+        "no room",
+    )
+    assert facts.error_code is None
+    error.error_code = 2  # type: ignore[attr-defined]
+    assert error_facts(error).error_code == 2
+    error.error_code = "2"  # type: ignore[attr-defined]
+    assert error_facts(error).error_code is None
+
+
+def test_the_graph_behind_the_tensors_of_a_line_that_fails() -> None:
+    x = torch.ones(2, requires_grad=True)
+
+    def graph(value: Tensor) -> Any:
+        error = error_facts(RuntimeError("no"))
+        return asked("here(y)", lambda frames: graph_of(failure(frames, error=error)), y=value)[-1]
+
+    assert [item.name for item in graph(x * 2).nodes if item.role == "upstream"]
+    assert graph(torch.ones(2)).nodes == ()
+
+
+def test_the_time_since_the_work_began() -> None:
+    timing = timing_since(0.0)
+    assert timing.diagnose_s > 0
+    assert timing.recorded_ops == 0

@@ -1,0 +1,38 @@
+"""Arguments of an API call by the names that the function gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cudalens.recorder.arguments import named_arguments, overload_of
+
+X = torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("func", "args", "kwargs", "names"),
+    [
+        (F.linear, (X, X), {}, ["input", "weight"]),
+        (F.cross_entropy, (X, X), {"reduction": "sum"}, ["input", "target", "reduction"]),
+        (torch.mul, (X, 2), {}, ["self", "other"]),
+        (Tensor.index_select, (X, 0, X), {}, ["self", "dim", "index"]),
+        (torch.ops.aten.mm.default, (X, X), {}, ["self", "mat2"]),
+        (lambda *args: None, (X, 1), {}, ["args", "1"]),
+        (object(), (X, 1), {}, ["0", "1"]),
+    ],
+)
+def test_names_of_the_signature_else_of_the_op_else_places(
+    func: Any, args: Any, kwargs: Any, names: list[str]
+) -> None:
+    assert list(named_arguments(func, args, kwargs)) == names
+
+
+def test_the_overload_of_an_op() -> None:
+    assert overload_of(torch.ops.aten.mm.default) is torch.ops.aten.mm.default
+    assert overload_of(torch.ops.aten.mul) is None  # several
+    assert overload_of(torch.mul) is None

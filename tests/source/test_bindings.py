@@ -1,0 +1,96 @@
+"""The assignment that gave a name its value, on every way to the running line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cudalens.source.bindings import attribute_binding, binding_of
+from cudalens.source.running_node import running
+from cudalens.source.stack import place_of
+from tests.probes import asked, cell
+
+
+def bound(text: str, name: str = "a") -> Any:
+    """Return the binding of a name at the last call of ``here``."""
+    found = asked(text, lambda frames: binding_of(running(place_of(frames[-1])), name), yes=True)
+    return found[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "line"),
+    [
+        ("a = 1\nhere(a)", "1", 1),
+        ("a = 1\na = 2\nhere(a)", "2", 2),
+        ("a, b = 1, 2\nhere(a)", "1", 1),
+        ("b = a = 3\nhere(a)", "3", 1),
+        ("if yes:\n    a = 1\nhere(a)", None, None),
+        ("a = 1\nif yes:\n    a = 2\nhere(a)", None, None),
+        ("a = 1\nhere(a)\na = 2", "1", 1),
+        ("a = 1\nfor _ in [1]:\n    here(a)\n    a = 2", None, None),
+        ("a = 1\nfor _ in [1]:\n    here(a)", "1", 1),
+        ("for _ in [1]:\n    a = 1\n    here(a)", "1", 2),
+        ("if yes:\n    a = 1\n    here(a)", "1", 2),
+        ("try:\n    a = 1\nfinally:\n    pass\nhere(a)", None, None),
+        ("def f():\n    a = 1\n    here(a)\nf()", "1", 2),
+        ("a = 1\ndef f():\n    here(a)\nf()", None, None),
+        ("def f():\n    global a\n    a = 1\n    here(a)\nf()", None, None),
+        ("import math as a\nhere(a)", None, None),
+    ],
+)
+def test_where_a_name_was_bound(text: str, value: str | None, line: int | None) -> None:
+    made = bound(text)
+    assert (made and made.value, made and made.at.line) == (value, line)
+
+
+def test_a_loop_and_an_augmented_assignment_bind_without_a_value() -> None:
+    made = bound("for a in [1]:\n    here(a)")
+    assert (made.value, made.at.line, made.at.text) == (None, 1, "for a in [1]:")
+    made = bound("a = 1\na += 1\nhere(a)")
+    assert (made.value, made.at.line) == (None, 2)
+    assert bound("for a in [1]:\n    pass\nhere(a)") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_again"),
+    [
+        ("a = 1\nhere(a)", False),
+        ("a = 1\nprint(a)\nhere(a)", True),
+        ("a = 1\nif 0:\n    a.cuda()\nhere(a)", False),
+        ("a = 1\nfor _ in [1]:\n    here(a)", True),
+    ],
+)
+def test_whether_another_line_reads_it(text: str, is_again: bool) -> None:
+    assert bound(text).is_read_again is is_again
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [("a.copy()", "a.copy()"), ("a.sort_()", None), ("b = a.copy()", None), ("len(a)", None)],
+)
+def test_a_result_that_nothing_keeps(line: str, text: str | None) -> None:
+    made = bound(f"a = dict()\nif not yes:\n    pass\nelse:\n    0\nif 0:\n    {line}\nhere(a)")
+    assert (made.dropped and made.dropped[0]) == text
+
+
+def test_the_function_that_a_value_calls() -> None:
+    made = bound("a = dict(b=1, **{})\nhere(a)")
+    assert (made.called, made.keywords) == ("dict", ("b", "**"))
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        ("self.a = 1", "1"),
+        ("self.b, self.a = 1, 2", "2"),
+        ("self.register_buffer('a', made(3))", "made(3)"),
+        ("self.a = 1\n        self.a = 2", None),
+        ("self.b = 1", None),
+    ],
+)
+def test_where_a_method_binds_an_attribute(body: str, value: str | None) -> None:
+    with cell(f"class C:\n    def __init__(self):\n        {body}") as code:
+        exec(code, space := dict[str, Any]())
+        made = attribute_binding(space["C"].__init__.__code__, "a")
+        assert (made and made.value) == value

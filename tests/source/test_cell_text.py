@@ -1,0 +1,50 @@
+"""The lines of a cell as typed, beside those that the shell made of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from cudalens.source.cell_text import counted_lines, is_tail, split_lines, typed_lines
+
+RUN = "get_ipython().run_line_magic('ls', '')"
+
+
+def test_a_line_break_at_the_end_begins_no_line() -> None:
+    assert [split_lines(text) for text in ("a\nb\n", "a\n\n", "")] == [["a", "b"], ["a", ""], [""]]
+
+
+def test_blank_lines_above_a_cell_count_only_above_the_magic() -> None:
+    assert counted_lines("\n\na\n\nb", "%%m") == ["a", "", "b"]
+    assert counted_lines("\n%%m\na", "%%m") == ["", "%%m", "a"]
+    assert counted_lines("\n\n", "%%m") == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("lines", "of", "is_it"),
+    [
+        (["a"], ["%%m", "a"], True),
+        (["a "], ["%%m", "", "a"], True),
+        (["a"], ["x", "a"], False),
+        (["a"], ["%%m", "b"], False),
+        (["a"], ["a"], False),
+    ],
+)
+def test_lines_behind_magics_alone(lines: list[str], of: list[str], is_it: bool) -> None:
+    assert is_tail(lines, of) is is_it
+
+
+@pytest.mark.parametrize(
+    ("typed", "python", "wanted"),
+    [
+        (["a", "b"], "a\nb", ["a", "b"]),
+        (["%ls", "b"], f"{RUN}\nb", ["%ls", "b"]),
+        (["a", "b"], "a\nc", []),
+        (["a"], "a\nb", []),
+        (["%%time", "a"], f"{RUN}", ["%%time"]),
+        (["a?"], "# a?", ["a?"]),
+    ],
+)
+def test_typed_lines_as_many_as_are_certain(
+    typed: list[str], python: str, wanted: list[str]
+) -> None:
+    assert typed_lines(typed, python) == wanted

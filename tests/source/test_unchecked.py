@@ -1,0 +1,47 @@
+"""Statements between two checked blocks: which of them can write to a tensor unseen."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from cudalens.source.unchecked import is_next_checked
+
+BLOCK = "\nwith cudalens.check():\n    x.add_(1)"
+
+
+@pytest.mark.parametrize(
+    ("code", "is_checked"),
+    [
+        ("", True),
+        ("import torch", True),
+        ("a = 1", True),
+        ("print(x.max(), len(x))", True),
+        ("def f(x):\n    x.add_(1)", True),
+        ("f = lambda x: x.add_(1)", True),
+        ("def f(x=x.add_(1)): pass", False),
+        ("x.add_(1)", False),
+        ("x += 1", False),
+        ("x[0] = 1", False),
+        ("x.data", False),
+        ("x.T", True),
+        ("y = x.T", False),
+        ("x[0]", True),
+        ("y = x[0]", False),
+        ("y = d['a']", True),
+        ("f(x)", False),
+        ("print(x, out=y)", False),
+        ("(y := x)", False),
+        ("for i in x:\n    pass", False),
+        ("with open(f):\n    pass", False),
+        ("with cudalens.check(f()):\n    pass", False),
+    ],
+)
+def test_which_statements_only_read(code: str, is_checked: bool) -> None:
+    assert is_next_checked(ast.parse(code + BLOCK).body) is is_checked
+
+
+def test_without_a_block_nothing_is_said_of_reading_alone() -> None:
+    assert is_next_checked(ast.parse("a = 1").body) is None
+    assert is_next_checked(ast.parse("x.add_(1)").body) is False
