@@ -88,19 +88,10 @@ test: lint types unit notebooks ## everything that needs Python alone; CI runs i
 test-all: ## as test, with more of everything and torch's whole operator database
 	$(MAKE) test CUDALENS_TESTS=all
 
-# cudalens/guards/catalogue/losses.py has tests/guards/catalogue/test_losses.py, and
-# test_losses_*.py beside it; a file without tests of its own, such as one of diagnosis/hints, has
-# those of its folder.
-STEM = $(subst cudalens/,tests/,$(dir $(FILE)))test_$(patsubst _%,%,$(subst __main__,main,$(basename $(notdir $(FILE)))))
-OF_FOLDER = $(if $(filter tests/,$(dir $(STEM))),,$(wildcard $(dir $(STEM))test_*.py))
-OWN = $(wildcard $(STEM).py $(STEM)_*.py)
-TESTS_OF = $(if $(filter tests/%,$(FILE)),$(FILE),$(or $(OWN),$(OF_FOLDER)))
-
-quick: $(STAMP) ## the tests of one module, in seconds: FILE=cudalens/guards/catalogue/losses.py
-	@test -f "$(FILE)" || { echo 'make quick FILE=cudalens/guards/catalogue/losses.py: "$(FILE)" is no file'; exit 2; }
-	$(BIN)/ruff check $(sort $(FILE) $(TESTS_OF))
-	@test -n "$(TESTS_OF)" || { echo "$(FILE) has no tests: there is no $(STEM).py"; exit 2; }
-	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q $(TESTS_OF)
+quick: $(STAMP) ## the tests of one module, in seconds: FILE=cudalens/guards/process.py
+	@test -f "$(FILE)" || { echo 'make quick FILE=cudalens/guards/process.py: "$(FILE)" is no file'; exit 2; }
+	@tests=$$($(BIN)/python -m tests.quick $(FILE)) || exit 2; set -x; \
+	$(BIN)/ruff check $(FILE) $$tests && CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q $$tests
 
 compat: $(STAMP) ## the tests on other Pythons and torches, 3 GB each; writes docs/compatibility.md; LANES="3.12:2.8.0"
 	$(BIN)/python -m tests.compat $(LANES)
