@@ -376,12 +376,18 @@ def judged(tmp_path: Path, results: dict[str, Any], words: str) -> tuple[int, st
 
 @pytest.mark.parametrize(
     ("key", "value", "status"),
-    [("kind", "device_assert", 0), ("context_usable", None, 1), ("device_text", "", 1)],
+    [
+        ("kind", "device_assert", 0),
+        ("context_usable", None, 1),
+        ("device_text", "", 1),
+        ("source", None, 1),
+        ("source", {"text": "later = out + 1"}, 1),  # a line of the case, but another one
+    ],
 )
 def test_results_of_another_machine_are_judged_without_a_device(
     tmp_path: Path, key: str, value: object, status: int
 ) -> None:
-    """One that does not know whether the device lives, or what was printed, does not pass."""
+    """One that does not know whether the device lives, what was printed or where, does not pass."""
     fault = GOOD_FAULT | {"report": GOOD_FAULT["report"] | {key: value}}  # type: ignore[operator]
     results = {"fault": {"assert in a kernel of an extension": fault}}
     found, said = judged(tmp_path, results, "extension and not lines")
@@ -392,6 +398,19 @@ def test_results_of_another_machine_are_judged_without_a_device(
 def test_losses_that_are_no_numbers_are_not_equal(
     tmp_path: Path, losses: list[str], status: int
 ) -> None:
-    runs = {name: {"losses": losses, "peak_bytes": 0} for name in ("plain", "full")}
-    found, said = judged(tmp_path, {"step": runs}, "change_no_bit and full")
+    step = {"losses": losses, "peak_bytes": 0, "stopped": "4 is outside"}
+    runs = dict.fromkeys(("plain", "full", "float16"), step)
+    words = "change_no_bit and full or test_autocast and not bfloat16"
+    found, said = judged(tmp_path, {"step": runs}, words)
     assert (found, "skipped" in said) == (status, False), said
+
+
+@pytest.mark.parametrize(("reason", "status"), [("", 0), ("no rehearsal with torch 9.9", 1)])
+def test_a_kind_of_which_no_case_ran_does_not_look_like_success(
+    tmp_path: Path, reason: str, status: int
+) -> None:
+    """Each of its tests is skipped then."""
+    one = {"unavailable": reason} if reason else {"error": None}
+    rehearsed = {case.record: one for case in CASES}
+    found, said = judged(tmp_path, {"rehearsed": rehearsed}, "some_cases and rehearsed")
+    assert (found, reason in said) == (status, True), said

@@ -15,23 +15,7 @@ sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 from extras import EXTRAS, STICKY, Extra, run_extra
 from test_on_gpu import judge
 
-SETUP = """
-import torch
-from tests import standin
-table = torch.arange(8.0, device="cuda")
-rows = torch.tensor([0, 9, 3], device="cuda")
-library = torch.library.Library("gpu_suite", "DEF")
-library.define("pick(Tensor table, Tensor rows) -> Tensor")
-def on_cuda(table, values):
-    if values.data_ptr() == rows.data_ptr():
-        standin.fault("sigmoid")
-    return table[:3].sigmoid()
-library.impl("pick", on_cuda, "CUDA")
-pick = torch.ops.gpu_suite.pick
-def spoil(at):
-    standin.fault("sigmoid")
-"""
-"""As ``extras.SETUP``, with a kernel that the stand-in lets fail."""
+SETUP = (ROOT / "tests" / "standin" / "pick.py").read_text(encoding="utf-8")
 ON_STANDIN = [item for item in EXTRAS if not item.may_abort]
 
 

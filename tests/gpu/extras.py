@@ -7,8 +7,10 @@ cudalens; what each one raised and showed is printed at once, too, since the pro
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from faults import BAD_ROWS, KERNEL, name_a_toolkit
@@ -125,16 +127,25 @@ EXTRAS = (
 )
 
 
-def run_extra(name: str, setup: str = SETUP) -> dict[str, Any]:
+def default_setup() -> str:
+    """Return what makes the kernel: in a rehearsal without a GPU that of the stand-in."""
+    file = os.environ.get("HOUR_SETUP")
+    return Path(file).read_text(encoding="utf-8") if file else SETUP
+
+
+def run_extra(name: str, setup: str | None = None) -> dict[str, Any]:
     """Run one of them and tell what was seen.
 
     Args:
         setup: defines ``table``, ``rows``, ``pick`` and ``spoil``; the stand-in has other ones.
     """
+    setup = default_setup() if setup is None else setup
     if name == STICKY:
         return after_an_assert(setup)
     extra = next(item for item in EXTRAS if item.name == name)
     name_a_toolkit()
+    import torch
+
     import cudalens
     from tests.shells import new_shell, run
 
@@ -143,7 +154,8 @@ def run_extra(name: str, setup: str = SETUP) -> dict[str, Any]:
         shell.run_line_magic("load_ext", "cudalens")
         error, _ = run(shell, setup)
         if error is not None:
-            return {"unavailable": f"{type(error).__name__}: {error}"[:500]}
+            why = f"{type(error).__name__}: {error}"[:500]
+            return {"unavailable": why, "is_broken": hasattr(torch.cuda, "_compile_kernel")}
         for text in extra.cells:
             error, shown = run(shell, text)
             seen.append(
@@ -158,7 +170,7 @@ def run_extra(name: str, setup: str = SETUP) -> dict[str, Any]:
     return {"cells": seen, "report": report.to_dict() if report is not None else None}
 
 
-def after_an_assert(setup: str = SETUP) -> dict[str, Any]:
+def after_an_assert(setup: str) -> dict[str, Any]:
     """Tell which calls of torch raise once a kernel has asserted, beside the rehearsal's table."""
     from tests.sticky_calls import TEXT, expected, texts_after
 
