@@ -116,11 +116,11 @@ bert: x = ids(2, 8); y = torch.tensor([0, 1], device='cuda').int()
 bert: x = ids(2, 8); y = torch.tensor([0, 1, 1], device='cuda')
     model(input_ids=x, labels=y)
     target | y | -
-    Expected input batch_size (2) to match target batch_size (3): y is (3,)
+    Expected input batch_size (2) to match target batch_size (3): y is [3]
 bert: x = np.ones((2, 8), dtype=int)
     model(input_ids=x)
     - | - | bert.embeddings
-    'int' object is not callable: x is a numpy.ndarray of int64 (2, 8)
+    'int' object is not callable: x is a numpy.ndarray of int64 [2, 8]
 bert: x = ids(2, 8); e = torch.ones(2, 8, 16, device='cuda')
     model(input_ids=x, inputs_embeds=e)
     - | - | bert
@@ -128,7 +128,7 @@ bert: x = ids(2, 8); e = torch.ones(2, 8, 16, device='cuda')
 whisper: x = torch.ones(2, 5, 20, device='cuda'); y = ids(2, 4)
     model(input_features=x, labels=y)
     input | x | model.encoder.conv1
-    to have 4 channels, but got 5 channels instead: x is (2, 5, 20)
+    to have 4 channels, but got 5 channels instead: x is [2, 5, 20]
 """)
 
 

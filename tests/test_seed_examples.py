@@ -126,7 +126,7 @@ try:
     output = model(input_data)
 except AssertionError as e:
     print(e)
--- RuntimeError | but got 64 channels instead: x is (64, 100) | input | x | \
+-- RuntimeError | but got 64 channels instead: x is [64, 100] | input | x | \
 self.conv1d(x.unsqueeze(1))
 == loss 3: two devices
 target = torch.randn(10).cpu()
@@ -144,7 +144,7 @@ target = torch.randn(10, 1)
 prediction = torch.randn(10)
 loss_fn = nn.BCEWithLogitsLoss()
 loss = loss_fn(prediction, target)
--- ValueError | prediction is (10,), target is (10, 1) | target | target | loss_fn(prediction, \
+-- ValueError | prediction is [10], target is [10, 1] | target | target | loss_fn(prediction, \
 target.squeeze(1))
 == layout 1: completed, the model got none of what it starts from
 x = torch.randn(8, 2, 16).cuda()
@@ -154,20 +154,20 @@ model(**batch)
 == layout 2: an array in place of a tensor, in the library's model
 a = np.ones((2, 8), dtype=int)
 model(input_ids=a)
--- Exception | a is a numpy.ndarray of int64 (2, 8) | None
+-- Exception | a is a numpy.ndarray of int64 [2, 8] | None
 == array 2: the same in a layer
 a = np.random.rand(2, 4, 16)
 nn.Linear(16, 4).cuda()(a)
--- TypeError | a is a numpy.ndarray of float64 (2, 4, 16) | input | - | \
+-- TypeError | a is a numpy.ndarray of float64 [2, 4, 16] | input | - | \
 nn.Linear(16, 4).cuda()(torch.from_numpy(a).float().to("cuda:0"))
 == mask 3: a column of a mask on the CPU
 mask = torch.ones(2, 8)
 mask[:, 8 + 1] = 1
--- IndexError | index 9 is out of bounds for dimension 1 with size 8: mask is (2, 8) | None
+-- IndexError | index 9 is out of bounds for dimension 1 with size 8: mask is [2, 8] | None
 == mask 3: a column of a mask on the device
 mask = torch.ones(2, 8, device="cuda")
 mask[:, 8 + 1] = 1
--- IndexError | index 9 is out of bounds for dimension 1 with size 8: mask is (2, 8) | None
+-- IndexError | index 9 is out of bounds for dimension 1 with size 8: mask is [2, 8] | None
 == bart 2: float ids
 x = ids.float()
 model(input_ids=x, labels=labels)

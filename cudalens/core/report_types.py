@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -263,6 +263,11 @@ class Violation:
 
 
 _PLACEHOLDER = re.compile(r"\{(?:(argument|related)|input:([^{}]+))\}")
+
+
+def format_shape(sizes: Iterable[int] | None) -> str:
+    """Return a shape, or a position, as torch writes it: ``[32, 10]``; empty where unknown."""
+    return "" if sizes is None else f"[{', '.join(map(str, sizes))}]"
 
 
 def format_count(number: int, noun: str) -> str:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from math import prod
 
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import TensorFact, syntax
-from cudalens.diagnosis.host_errors._words import INTEGERS, format_shape
+from cudalens.core.report_types import TensorFact, format_shape, syntax
+from cudalens.diagnosis.host_errors._words import INTEGERS
 from cudalens.diagnosis.user_code import api_function
 
 OF_KIND = ("cast_needed", "move_tensor")

@@ -16,10 +16,10 @@ from cudalens.core.report_types import (
     ObservationKind,
     SourceSpan,
     TensorFact,
+    format_shape,
 )
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.host_errors._base import is_known_message
-from cudalens.diagnosis.host_errors._words import format_shape
 from cudalens.diagnosis.user_code import is_failing_line, place
 
 _OF_SIZES = re.compile(
@@ -131,7 +131,7 @@ def _misfits(message: str) -> Iterator[Observation]:
 
 
 def _shape(digits: str) -> str:
-    return format_shape(tuple(map(int, re.findall(r"\d+", digits))))
+    return format_shape(map(int, re.findall(r"\d+", digits)))
 
 
 def _lists(evidence: Evidence, trial: Trial, message: str) -> Iterator[Observation]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from cudalens.core._python import parse
 from cudalens.core.evidence_types import Binding, LostDimension
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint, SourceSpan, syntax
+from cudalens.core.report_types import Hint, SourceSpan, format_shape, syntax
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.hints._roles import LOOKUP_OPS
 from cudalens.diagnosis.moves import OF_KIND
@@ -355,8 +355,9 @@ def batch_second(evidence: Evidence, trial: Trial) -> Hint | None:
             return Hint(
                 rule="batch_second",
                 text=f"{name} has batch_first=False{line}; it takes dimension 1 for the batch, and "
-                f"{x.expression} {x.shape} fits {item.expression} {sizes} with a batch of {batch} "
-                "in dimension 0, as with batch_first=True",
+                f"{x.expression} {format_shape(x.shape)} fits "
+                f"{item.expression} {format_shape(sizes)} with a batch of "
+                f"{batch} in dimension 0, as with batch_first=True",
             )
     return None
 

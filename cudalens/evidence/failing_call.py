@@ -21,6 +21,7 @@ from torch.nn import functional
 from cudalens.core import _torch
 from cudalens.core.call import THREAD, ApiCall, Call, OpCall, Operand
 from cudalens.core.evidence_types import OddArgument, RefusedCall
+from cudalens.core.report_types import format_shape
 from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.evidence.call_stack import parameters_of
 from cudalens.evidence.context import problem_type, table_of_positions
@@ -341,7 +342,7 @@ def _odd(name: str, value: object) -> OddArgument:
         words = "a method that was not called"
     elif type_name == "numpy.ndarray":
         array: Any = value
-        words += f" of {array.dtype} {tuple(array.shape)}"
+        words += f" of {array.dtype} {format_shape(array.shape)}"
     elif isinstance(value, (list, tuple)):
         words += f" of {len(value)}"
     return OddArgument(name=name, type_name=type_name.rpartition(".")[2], words=words)

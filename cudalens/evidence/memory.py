@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cudalens.core import _torch
+from cudalens.core.report_types import format_shape
 from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.source.stack import namespaces
 
@@ -44,7 +45,7 @@ def largest(frames: Sequence[FrameType]) -> tuple[str, ...]:
 def _holder(name: str, value: object, seen: set[int]) -> tuple[int, str] | None:
     kind, held, what = type(value).__name__, list[object](), ""
     if is_tensor(value):
-        held, what = [value], f", {_torch.dtype_name(value.dtype)} {tuple(value.shape)}"
+        held, what = [value], f", {_torch.dtype_name(value.dtype)} {format_shape(value.shape)}"
     elif is_module(value):
         parameters = list(value.parameters())
         grads = [item.grad for item in parameters if item.grad is not None]

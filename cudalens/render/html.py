@@ -19,6 +19,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from cudalens.core.report import HistoryEntry, Report, TensorFact
+from cudalens.core.report_types import format_shape
 from cudalens.render import figures, markdown, screen, strip, words
 from cudalens.render.code import Block, Row
 from cudalens.render.colours import PALETTES
@@ -332,10 +333,10 @@ def _tensor_cells(report: Report, fact: TensorFact) -> dict[str, str]:
     return {
         "tensor": words.tensor_name(fact),
         "argument": fact.argument or "",
-        "shape": words.format_shape(fact.shape),
+        "shape": format_shape(fact.shape),
         "dtype": fact.dtype,
         "device": fact.device,
-        "stride": words.format_shape(fact.stride),
+        "stride": format_shape(fact.stride),
         "grad": fact.grad_fn or ("leaf" if fact.requires_grad else ""),
         "bad": str(offenders.count) if offenders and offenders.count else "",
         **{key: words.format_number(value) for key, value in counted.items() if value is not None},

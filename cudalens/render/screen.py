@@ -21,6 +21,7 @@ from cudalens.core.report import (
     format_count,
     is_of_cell,
 )
+from cudalens.core.report_types import format_shape
 from cudalens.render import words
 from cudalens.render.code import (
     MAX_LINE_LENGTH,
@@ -190,7 +191,7 @@ def _bad_element(report: Report) -> str:
     if first is None or not name:
         return ""
     values = dict.fromkeys((str(first.value), words.format_number(first.value)))
-    places = dict.fromkeys((words.bad_place(report, first), words.format_shape(first.position)))
+    places = dict.fromkeys((words.bad_place(report, first), format_shape(first.position)))
     names = dict.fromkeys((name, *filter(None, (fact.expression for fact in report.tensors))))
     # The longest one that fits: `= 1` begins `= 10` too.
     fitting = [

@@ -16,6 +16,7 @@ import networkx as nx
 
 from cudalens.core.graph_types import CHANGED
 from cudalens.core.report import GraphNode, HistoryEntry, Report
+from cudalens.core.report_types import format_shape
 from cudalens.render import words
 from cudalens.render.fold import Box, Types, fold, is_view, node_name
 from cudalens.render.words import elide, one_line
@@ -89,7 +90,7 @@ def graph_rows(report: Report) -> tuple[GraphRow, ...]:
         GraphRow(
             name=node_name(node),
             role=ROLES.get(node.role, ""),
-            shape=words.format_dtype(node.dtype or "") + words.format_shape(node.shape),
+            shape=words.format_dtype(node.dtype or "") + format_shape(node.shape),
             module=one_line(node.module_path or ""),
             source=words.format_line(node.source),
             feeds=", ".join(feeds.get(node.id, ())),
@@ -310,7 +311,7 @@ def _node(report: Report, box: Box, types: Types) -> Node:
     # A view behind an op may be of the next call, which looks at its input in another shape.
     own = [node for node in box.members if node.op == box.main[-1].op]
     last = own[-1] if box.role in ("upstream", "downstream") else box.members[-1]
-    shape = words.format_shape(last.shape)
+    shape = format_shape(last.shape)
     devices = {node.device for node in report.graph.nodes if node.device}
     if len(devices) > 1 and last.device:
         shape = f"{shape} {one_line(last.device)}"
@@ -354,7 +355,8 @@ def _of_calls(report: Report) -> Strip | None:
         return None
     boxes: list[Node] = []
     given = _first_given(of_line[0][0])
-    source = next((f for f in report.tensors if f.expression and _shape(f.shape) == given), None)
+    named = (fact for fact in report.tensors if fact.expression)
+    source = next((fact for fact in named if format_shape(fact.shape) == given), None)
     if source is not None:
         name = words.tensor_name(source)
         boxes.append(Node(title=elide(name, _TITLE), small="input", shape=given, look="leaf"))
@@ -366,7 +368,7 @@ def _of_calls(report: Report) -> Strip | None:
         boxes.append(Node(title=elide(name, _TITLE), shape=made, has_arrow=flows))
         previous = made
     at_fault = next((fact for fact in report.tensors if words.is_at_fault(report, fact)), None)
-    flows = at_fault is not None and _shape(at_fault.shape) == previous
+    flows = at_fault is not None and format_shape(at_fault.shape) == previous
     small = "fails here"
     takes = [f for f in report.tensors if f.argument == "weight"]
     if report.op.api == "torch.nn.functional.linear" and takes:
@@ -394,10 +396,6 @@ def _title(path: str | None, types: Types) -> str:
     """Return ``Conv2d net.0``, as far as it is known."""
     name = one_line(path or "")
     return f"{types[name]} {name}" if name in types else name
-
-
-def _shape(sizes: Sequence[int]) -> str:
-    return words.format_shape(sizes)
 
 
 def _made(entry: HistoryEntry) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeVar
 
@@ -29,7 +29,7 @@ from cudalens.core.report import (
     TensorFact,
     format_count,
 )
-from cudalens.core.report_types import ravel, unravel
+from cudalens.core.report_types import format_shape, ravel, unravel
 
 # Joiners carry meaning in emoji and in Indic and Persian writing, and move nothing else.
 _KEPT = {"\u200c", "\u200d"}
@@ -159,11 +159,6 @@ def _shortened(text: str, prefixes: Mapping[str, str]) -> str:
     """Return ``text`` with the first of the prefixes that it has in its short form."""
     long = next(filter(text.startswith, prefixes), "")
     return prefixes.get(long, "") + text.removeprefix(long)
-
-
-def format_shape(sizes: Sequence[int] | None) -> str:
-    """Return a shape as ``[32, 10]``."""
-    return "" if sizes is None else f"[{', '.join(str(size) for size in sizes)}]"
 
 
 def format_tensor_type(fact: TensorFact) -> str:

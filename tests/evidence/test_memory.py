@@ -35,7 +35,7 @@ def test_the_largest_holders_are_named_from_metadata() -> None:
     held = report.explanation.partition("The largest tensors in your variables: ")[2]
     names = held.partition(".  ")[0].partition(". This is not")[0].split("; ")
     assert names == [
-        "local: 2.00 MiB, float32 (512, 1024)",
+        "local: 2.00 MiB, float32 [512, 1024]",
         "big: 1.00 MiB in 1 item",
         "kept: 512.00 KiB in 4 items",
         "model: 32.50 KiB, parameters and gradients of Linear",

@@ -133,4 +133,4 @@ def test_a_mistake_that_a_hook_makes_itself_is_told_in_its_own_names() -> None:
         with Wrong():
             width.exp()
 
-    assert headline(by_mode).endswith("args[0] is (2, 3)")
+    assert headline(by_mode).endswith("args[0] is [2, 3]")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint, TensorFact
+from cudalens.core.report_types import Hint, TensorFact, format_shape
 from cudalens.diagnosis.hints._reading import numel
 from cudalens.diagnosis.hints._roles import name_of
 from cudalens.diagnosis.user_code import call_node, last_name, parsed
@@ -303,10 +303,10 @@ def of_too_few(evidence: Evidence) -> Hint | None:
     fact, op = evidence.tensor("self"), made(evidence)
     if fact is None or op not in (*_SPREADS, "mean"):
         return None
+    shape = format_shape(fact.shape)
     if numel(fact) == 0:
         return Hint(
-            text=f"the shape is {list(fact.shape)}: the {op} of no element is 0 / 0; leave this "
-            "case out"
+            text=f"the shape is {shape}: the {op} of no element is 0 / 0; leave this case out"
         )
     if op == "mean" or 1 not in (fact.shape or (1,)) or fact.summary.inf:
         return None
@@ -314,7 +314,7 @@ def of_too_few(evidence: Evidence) -> Hint | None:
     if any(item.value != "nan" for item in first):
         return None
     return Hint(
-        text=f"the unbiased deviation of a single value is 0 / 0; the shape is {list(fact.shape)}; "
+        text=f"the unbiased deviation of a single value is 0 / 0; the shape is {shape}; "
         "with correction=0 it is 0"
     )
 

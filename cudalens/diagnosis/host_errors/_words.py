@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import TensorFact
+from cudalens.core.report_types import TensorFact, format_shape
 from cudalens.diagnosis.user_code import api_function, call_node, called_name
 
 Shape = tuple[int, ...]
@@ -58,7 +58,11 @@ _WORD = re.compile(
     r"|\b(?:U?Int(?:16|32|64)?|Complex(?:Float|Double)|BFloat16|Double|Float|Half|Long|Short|Char)\b"
     r"|\b(?:Byte|Bool)\b"
 )
-_SIZE = re.compile(r"(\()?torch\.Size\(\[([\d, ]*)\]\)(?(1)\))")
+_SIZE = re.compile(
+    r"(\()?torch\.Size\(\[([\d, ]*)\]\)(?(1)\))"
+    r"|(?:(?<=\bsize )|(?<=\bshape )|(?<=mask is )|(?<=should be ))\((\d+,(?: \d+,?)*)\)"
+)
+"""A shape as torch's Python code prints it; its C++ code writes ``[4, 5]``."""
 _REST = re.compile(
     r" \((?:when|while) checking arguments? .*|, but (?:expected one of:|found invalid values:).*"
 )
@@ -88,11 +92,6 @@ def ints(text: str) -> Shape:
     return tuple(int(item) for item in re.findall(r"-?\d+", text))
 
 
-def format_shape(shape: Iterable[int]) -> str:
-    """Write a shape as Python does."""
-    return str(tuple(shape))
-
-
 def dtype(text: str) -> str:
     """Return the dtype that torch's C++ code calls ``long int`` or ``torch.LongTensor``."""
     match = _TENSOR_TYPE.search(text)
@@ -107,7 +106,7 @@ def first_line(message: str) -> str:
     if text.endswith(":"):
         text = f"{text} {rest.strip().partition(chr(10))[0].strip()}"
     text = _TENSOR_TYPE.sub(_type, text.rstrip(" .!"))
-    text = _SIZE.sub(lambda match: format_shape(ints(match[2])), text)
+    text = _SIZE.sub(lambda match: format_shape(ints(match[2] or match[3] or "")), text)
     if re.search(r"type|implemented for", text):
         text = _WORD.sub(lambda match: dtype(match[0]), text.replace("c10::", ""))
     return text
@@ -122,10 +121,16 @@ def _type(match: re.Match[str]) -> str:
 _OPERANDS = (("tensor a", "tensor b"), ("mat1", "mat2"), ("batch1", "batch2"), ("m1", "m2"))
 """Torch's names for the two operands of a call."""
 _PRODUCTS = frozenset({"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm"})
+
+
+def _format_shape_of(fact: TensorFact) -> str:
+    return format_shape(fact.shape)
+
+
 _ATTRIBUTES: tuple[tuple[str, Callable[[TensorFact], str]], ...] = (
     (r"\bdevice\b", lambda fact: f"on {fact.device}"),
     (r"\bd?types?\b|implemented for", lambda fact: fact.dtype),
-    (r"shape|size|dim|channel|element|\dD", lambda fact: format_shape(fact.shape)),
+    (r"shape|size|dim|channel|element|\dD", _format_shape_of),
 )
 _PARAMETERS = frozenset(
     {"weight", "bias", "running_mean", "running_var", "in_proj_weight", "in_proj_bias", "params"}
@@ -166,7 +171,9 @@ def with_user_names(text: str, evidence: Evidence) -> str:
         if facts and re.search(regex, text):
             own = [item for item in facts if item.expression]
             named = [item for item in own if re.search(rf"(?i)\b{item.argument}\b", text)]
-            meant = named or [item for item in facts if attribute(item) in text] or own
+            # A message that quotes one tensor's shape is about how it fits the other tensors.
+            quoted = () if attribute is _format_shape_of else facts
+            meant = named or [item for item in quoted if attribute(item) in text] or own
             meant = [item for item in meant if item.expression or _owner(evidence, item)]
             shown = dict.fromkeys(f"{user_name(evidence, i)} is {attribute(i)}" for i in meant)
             return ": ".join(filter(None, (text, ", ".join([*shown][:_MAX_OPERANDS]))))

@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint
+from cudalens.core.report_types import Hint, format_shape
 from cudalens.diagnosis.host_errors._base import Answer, host, pattern, row
-from cudalens.diagnosis.host_errors._words import INTEGERS, Shape, dtype, format_shape, ints, named
+from cudalens.diagnosis.host_errors._words import INTEGERS, Shape, dtype, ints, named
 from cudalens.diagnosis.user_code import api_function, in_library
 
 _SIZES = {

@@ -10,9 +10,9 @@ import re
 from cudalens.core.api_names import stem_of
 from cudalens.core.evidence_types import GraphCut, SavedValues
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint
+from cudalens.core.report_types import Hint, format_shape
 from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern
-from cudalens.diagnosis.host_errors._words import expression_of, format_shape, named
+from cudalens.diagnosis.host_errors._words import expression_of, named
 from cudalens.diagnosis.user_code import place
 
 _SHOWN = 4

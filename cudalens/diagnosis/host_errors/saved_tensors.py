@@ -10,13 +10,12 @@ from cudalens.core._python import parse
 from cudalens.core.evidence_types import FreedGraph, InPlaceChange
 from cudalens.core.graph_types import ProvenanceStep
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint, LineRef, SourceSpan
+from cudalens.core.report_types import Hint, LineRef, SourceSpan, format_shape
 from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern
 from cudalens.diagnosis.host_errors._words import (
     MAX_HEADLINE,
     dtype,
     expression_of,
-    format_shape,
     ints,
     named,
 )

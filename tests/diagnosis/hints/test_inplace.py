@@ -164,7 +164,7 @@ def test_what_a_headline_has_no_room_for_is_explained() -> None:
     assert re.fullmatch(rf"(.+)… {where}", report.headline_schema)
     assert change.startswith(report.headline_schema.partition("…")[0])
     assert f"`{change}` at " in report.explanation
-    assert "float32 (4, 4), output 0 of Exp" in report.explanation
+    assert "float32 [4, 4], output 0 of Exp" in report.explanation
     assert "at version 0, and is at version 1 now: changed in place by" in report.explanation
 
 
@@ -194,7 +194,7 @@ def test_of_several_statements_on_a_line_the_one_at_fault_is_named(code: str) ->
 def test_the_headline_without_the_writing_line_is_short() -> None:
     """Guards alone do not know who wrote; of the rest, the headline holds what fits."""
     outcome = run_cell(f"{SETUP}e = w.exp()\ne += 1\ne.sum().backward()")
-    start = "a tensor that backward needs was changed in place: float32 (4, 4), output 0 of Exp"
+    start = "a tensor that backward needs was changed in place: float32 [4, 4], output 0 of Exp"
     assert outcome.shown.headline_schema.startswith(start)
     assert len(outcome.shown.headline_schema) <= 100
 

@@ -318,10 +318,10 @@ def test_what_a_worker_cannot_load_is_advised_on(
 @pytest.mark.parametrize(
     ("layer", "sizes", "call", "named"),
     [
-        ("MultiheadAttention(8, 2)", [(4, 6, 8), (4, 9, 8)], "m(a, b, b)", "b (4, 9, 8)"),
-        ("MultiheadAttention(8, 2)", [(4, 6, 8), (4, 6)], "m(a, a, a, b > 2)", "b > 2 (4, 6)"),
-        ("GRU(8, 5)", [(4, 6, 8), (1, 4, 5)], "m(a, b)", "b (1, 4, 5)"),
-        ("LSTM(8, 5)", [(4, 6, 8), (1, 4, 5)], "m(a, (b, b))", "b (1, 4, 5)"),
+        ("MultiheadAttention(8, 2)", [(4, 6, 8), (4, 9, 8)], "m(a, b, b)", "b [4, 9, 8]"),
+        ("MultiheadAttention(8, 2)", [(4, 6, 8), (4, 6)], "m(a, a, a, b > 2)", "b > 2 [4, 6]"),
+        ("GRU(8, 5)", [(4, 6, 8), (1, 4, 5)], "m(a, b)", "b [1, 4, 5]"),
+        ("LSTM(8, 5)", [(4, 6, 8), (1, 4, 5)], "m(a, (b, b))", "b [1, 4, 5]"),
         ("MultiheadAttention(8, 2, batch_first=True)", [(4, 6, 8), (5, 9, 8)], "m(a, b, b)", ""),
         ("MultiheadAttention(8, 2)", [(6, 4, 8), (9, 5, 8)], "m(a, b, b)", ""),
         ("GRU(8, 5)", [(6, 4, 8), (1, 3, 5)], "m(a, b)", ""),
@@ -342,7 +342,7 @@ def test_a_layer_that_takes_another_dimension_for_the_batch(
         assert [item.fix for item in report.hints] == [None]
         text = hints[0].text
         assert text.startswith(f"m has batch_first=False, made in line 5: nn.{layer}.cuda(); it ")
-        assert f"a (4, 6, 8) fits {named} with a batch of 4 in dimension 0" in text
+        assert f"a [4, 6, 8] fits {named} with a batch of 4 in dimension 0" in text
 
 
 def test_a_gradient_of_a_custom_function() -> None:
@@ -517,7 +517,7 @@ def test_advice_says_on_what_it_depends(code: str, says: str) -> None:
     [
         ("s.masked_fill(m, 0.0)", "The size of m (2) must match the size of s (5)"),
         ("(s > 0) == m", "The size of s > 0 (5) must match the size of m (2)"),
-        ("s[0, 0, 0, 0] = s[:1, 0, 0]", "s[0, 0, 0, 0] has shape (), s[:1, 0, 0] has shape (1, 5)"),
+        ("s[0, 0, 0, 0] = s[:1, 0, 0]", "s[0, 0, 0, 0] has shape [], s[:1, 0, 0] has shape [1, 5]"),
         ("s * m", "The size of s (5) must match the size of m (2)"),
         ("F.scaled_dot_product_attention(s, s, s, attn_mask=m)", "size of tensor a (5) must match"),
     ],

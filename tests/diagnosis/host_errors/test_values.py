@@ -242,7 +242,7 @@ def test_what_an_item_is_made_of_is_not_the_item() -> None:
          "probs", [], True),
         # Every element of the row is fine; only their sum is not 1.
         ("d = Dirichlet(t(1.0, 1.0))\nd.log_prob(t(0.5, 0.75))",
-         "Expected value argument (Tensor of shape (2,)) to be within the support (Simplex())",
+         "Expected value argument (Tensor of shape [2]) to be within the support (Simplex())",
          "value", [], False),
         # Shapes that do not fit are no matter of values, also in a distribution.
         ("Normal(t(0.0, 1.0), t(1.0, 1.0, 1.0))",
