@@ -7,9 +7,11 @@ import dis
 import gc
 import inspect
 import random
+import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
@@ -186,9 +188,7 @@ def notes_of(error: BaseException) -> list[Any]:
 def own_notes(error: BaseException) -> list[str]:
     """Return the notes that cudalens has added to an exception."""
     return [
-        note
-        for note in notes_of(error)
-        if isinstance(note, str) and note.startswith("cudalens: ")
+        note for note in notes_of(error) if isinstance(note, str) and note.startswith("cudalens: ")
     ]
 
 
@@ -238,6 +238,9 @@ def package_of(frame: FrameType) -> str | None:
 
 _TRIES = 20
 _alone = threading.Lock()
+_NAME = "<text>"
+_UNHEARD: Any = ("ignore", None, Warning, re.compile(re.escape(_NAME)), 0)
+"""Filter for the warnings of code that we parse: Python has warned where that was compiled."""
 
 
 def parse(text: str) -> ast.Module:
@@ -269,11 +272,26 @@ def _parsed(text: str, mode: str) -> ast.AST:
     for _ in range(_TRIES):
         try:
             # The lock keeps our own threads apart; code of the user's may still be parsing.
-            with _alone:
-                return compile(text, "<text>", mode, ast.PyCF_ONLY_AST, dont_inherit=True)
+            with _alone, _without_warnings():
+                return compile(text, _NAME, mode, ast.PyCF_ONLY_AST, dont_inherit=True)
         except SystemError:
             continue
-    return compile(text, "<text>", mode, ast.PyCF_ONLY_AST, dont_inherit=True)
+    return compile(text, _NAME, mode, ast.PyCF_ONLY_AST, dont_inherit=True)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Let Python not warn of the code that is parsed in the block.
+
+    In place: ``warnings.catch_warnings`` would have every warning shown again that is shown once.
+    """
+    filters: Any = warnings.filters
+    try:
+        filters.insert(0, _UNHEARD)
+        yield
+    finally:
+        with suppress(ValueError):  # another thread has reset the filters
+            filters.remove(_UNHEARD)
 
 
 # --- copies of local variables that Python keeps --------------------------------------------------

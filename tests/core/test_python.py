@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import threading
+import warnings
+from typing import Any
 
+import pytest
 import torch
 from torch.optim import Optimizer
 
-from cudalens.core._python import live_instances
+from cudalens.core._python import live_instances, parse
 
 
 class Sub(torch.Tensor):
@@ -48,3 +52,16 @@ def test_a_thread_that_builds_tuples_is_not_disturbed() -> None:
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+@pytest.mark.parametrize("action", ["always", "error"])
+def test_a_warning_of_code_that_is_parsed_is_not_given_again(action: Any) -> None:
+    """Python has warned where the code was compiled; the filters stay the user's."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter(action)
+        before = list(warnings.filters)
+        assert isinstance(parse(r'x = "\("').body[0], ast.Assign)
+        with pytest.raises(SyntaxError):
+            parse("x =")
+        assert warnings.filters == before
+        assert seen == []
