@@ -96,7 +96,12 @@ class Trait(Flag):
     NUMBER = auto()
     """One value, as a number of Python's."""
     SHARES = auto()
-    """Afterwards others can write to the memory of a tensor on the host."""
+    """Afterwards others can write to the memory of the result, where that is on the host."""
+    GIVES = auto()
+    """Afterwards others can write to the memory of the first argument.
+
+    ``copy.copy`` and ``torch.save`` call ``untyped_storage``, and a launch by Triton ``data_ptr``.
+    """
     CUTS = auto()
     """The result has no autograd graph, and an argument may have one."""
 
@@ -244,7 +249,7 @@ _ROWS = {
     "device dtype shape ndim": "fact property",
     "size dim ndimension stride numel nelement storage_offset element_size": "fact",
     "is_floating_point is_complex is_contiguous is_signed": "fact",
-    "data_ptr get_device untyped_storage storage register_hook retain_grad": "asks",
+    "get_device register_hook retain_grad": "asks",
     "is_shared is_inference is_pinned is_set_to is_same_size is_tensor is_storage": "asks",
     "has_names _is_view _nested_tensor_size _has_compatible_shallow_copy_type": "asks",
     "_set_grad_enabled set_grad_enabled is_grad_enabled is_inference_mode_enabled": "asks",
@@ -254,9 +259,10 @@ _ROWS = {
     "item": "number",
     "__int__ __float__": "number operator",
     "__complex__ __repr__ tolist": "reads",
-    "numpy __array__": "reads shares",
-    "__dlpack__": "shares forgets_keywords",
-    "frombuffer from_dlpack share_memory_": "shares",
+    "data_ptr untyped_storage storage share_memory_": "gives",
+    "numpy __array__": "reads gives",
+    "__dlpack__": "gives forgets_keywords",
+    "frombuffer from_dlpack": "shares",
     "chain_matmul dim_order": "forgets_keywords",
     # Arithmetic.
     "add sub mul pow div": "broadcasts finite tensor",

@@ -6,7 +6,7 @@ them are made, and almost all are thrown away unread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 from weakref import ref
@@ -236,13 +236,12 @@ class Recorded(NamedTuple):
         return self.output if isinstance(self.output, tuple) else (self.output,)
 
     @property
-    def results(self) -> Iterator[Ref]:
-        """Yield the tensors that the call gave back or wrote to."""
-        yield from self.outputs
-        for write in self.written:  # in no set: a reference to what is gone has no hash
-            yield write.tensor
-            if write.base is not None:
-                yield write.base
+    def results(self) -> tuple[Ref, ...]:
+        """References to the tensors that the call gave back or wrote to."""
+        if not self.written:
+            return self.outputs
+        # In no set: a reference to what is gone has no hash.
+        return (*self.outputs, *(item for it in self.written for item in (it.tensor, it.target)))
 
     @property
     def metas(self) -> tuple[tuple[Any, Any], ...]:

@@ -23,11 +23,13 @@ from cudalens.core.torch_functions import Trait, functions
 from cudalens.recorder._torch import is_of_inference, version_of
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.dataloader import Batch
-from cudalens.recorder.sites import entries_of
+from cudalens.recorder.sites import codes_of, shared_site
 from cudalens.recorder.tensor_refs import Ref
 
-SHARING = functions(Trait.SHARES)
-"""Functions after which others can write to the memory of a tensor on the host."""
+GIVING = functions(Trait.GIVES)
+"""Functions after which others can write to the memory of their argument."""
+SHARING = GIVING | functions(Trait.SHARES)
+"""These, and those whose result others can write to, where it is on the host."""
 _HIDING = SHARING | {"data"}
 """These, and the one whose result has versions of its own."""
 
@@ -79,7 +81,7 @@ class EarlierCalls:
         """Hide the calls of files that were edited: their lines are not known any more."""
         edited = {name for name, state in self.files.items() if state_of(name) != state}
         for call in self.calls if edited else ():
-            if not edited.isdisjoint(files_of(call)):
+            if not edited.isdisjoint(files_of([call])):
                 for item in call.results:
                     note_change(changes, item, 0)
 
@@ -111,9 +113,13 @@ def note_change(changes: dict[int, UnseenChange], tensor: Ref, seq: int) -> None
     changes[id(tensor)] = UnseenChange(tensor, min(old.first, seq), max(old.last, seq))
 
 
-def files_of(call: Recorded) -> set[str]:
-    """Return the files that led to a call."""
-    return {entry.code.co_filename for entry in entries_of(call.site)}
+def files_of(calls: Iterable[Recorded]) -> set[str]:
+    """Return the files that led to calls."""
+    sites = [call.site for call in calls]
+    shared = {id(site): site for site in map(shared_site, sites)}  # few: one a module or line
+    codes = {id(site[0]): site[0] for site in sites if isinstance(site, tuple)}
+    codes |= {id(code): code for site in shared.values() for code in codes_of(site)}
+    return {code.co_filename for code in codes.values()}
 
 
 def state_of(filename: str) -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ from itertools import chain
 from cudalens.recorder._torch import on_host
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.earlier_calls import (
+    GIVING,
     SHARING,
     EarlierCalls,
     LastVersion,
@@ -37,15 +38,17 @@ def handed_on(snapshot: Snapshot, ended: int, is_sharing_lost: bool = False) -> 
     snapshot.earlier.note_edits(changes)
     kept, needed = _kept(calls, snapshot, changes)
     shared = dict(snapshot.earlier.shared)
-    others = chain(_shared_by(snapshot), _of_unknown_memory(kept, snapshot, is_sharing_lost))
+    tensors = {id(item): item for call in kept for item in (*call.inputs, *call.results)}
+    unknown = _of_unknown_memory(tensors.values(), snapshot, is_sharing_lost)
+    others = chain(_shared_by(snapshot), unknown)
     shared.update((id(item), item) for item in others)
     shared = {key: item for key, item in shared.items() if item() is not None}
     for item in shared.values():
         note_change(changes, item, ended)
         note_change(changes, snapshot.whole(item), ended)
     versions, batches = [], snapshot.batches.living()
-    tensors = chain(*map(_tensors_of, kept), *(it.tensors for it in batches))
-    for item in {id(it): it for it in tensors}.values():
+    tensors |= {id(item): item for batch in batches for item in batch.tensors}
+    for item in tensors.values():
         if (living := item()) is not None:
             if (version := version_or_none(living)) is None:
                 note_change(changes, item, ended)
@@ -61,7 +64,7 @@ def handed_on(snapshot: Snapshot, ended: int, is_sharing_lost: bool = False) -> 
         },
         versions=versions,
         shared=shared,
-        files={name: state_of(name) for name in set().union(*map(files_of, kept))},
+        files={name: state_of(name) for name in files_of(kept)},
     )
 
 
@@ -83,11 +86,15 @@ def _kept(
     }
     kept: list[Recorded] = []
     for call in reversed(calls):
-        results = [*call.results]
+        results = call.results
         if not any(id(item) in needed or id(wholes(item)) in needed for item in results):
             continue
-        is_by_side = not call.api.is_in_place and not any(id(it) in needed for it in call.outputs)
-        if call.reads is None or (call.written and is_by_side):
+        is_by_side = (
+            bool(call.written)
+            and not call.api.is_in_place
+            and not any(id(it) in needed for it in call.outputs)
+        )
+        if call.reads is None or is_by_side:
             for item in results:
                 note_change(changes, item, call.seq)
             continue
@@ -98,28 +105,24 @@ def _kept(
     return kept[::-1], needed
 
 
-def _tensors_of(call: Recorded) -> Iterator[Ref]:
-    yield from call.inputs
-    yield from call.results
-
-
 def _shared_by(snapshot: Snapshot) -> Iterator[Ref]:
     """Yield the living tensors whose memory calls gave to others, or have from them."""
     for call in snapshot.calls:
+        is_given = call.api.stem in GIVING
         for item in (*call.inputs, *call.outputs) if call.api.stem in SHARING else ():
             for whole in (item, snapshot.whole(item)):  # a view may be gone already
-                if (living := whole()) is not None and on_host(living):
+                if (living := whole()) is not None and (is_given or on_host(living)):
                     yield whole
 
 
 def _of_unknown_memory(
-    calls: Iterable[Recorded], snapshot: Snapshot, is_sharing_lost: bool
+    tensors: Iterable[Ref], snapshot: Snapshot, is_sharing_lost: bool
 ) -> Iterator[Ref]:
     """Yield the living tensors on the host that may have had their memory from others.
 
     No known call has made them, or one of the calls that are not known any more has shared memory.
     """
-    for item in {id(it): it for call in calls for it in _tensors_of(call)}.values():
+    for item in tensors:
         living = item()
         if living is None or not on_host(living):
             continue

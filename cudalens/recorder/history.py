@@ -16,6 +16,7 @@ from cudalens.core.report_types import HistoryEntry
 from cudalens.recorder.calls import Recorded, Write, meta_of
 from cudalens.recorder.dataloader import Batches
 from cudalens.recorder.earlier_calls import (
+    GIVING,
     EarlierCalls,
     UnseenChange,
     note_change,
@@ -176,13 +177,18 @@ class Snapshot:
     def note_unseen_writes(self) -> None:
         """Note what changed with no call that wrote to it.
 
-        ``x.data = other`` gives a tensor other memory.  What has another version than the last
-        block and the calls of this one have left was written to by another thread.
+        ``x.data = other`` gives a tensor other memory, and from ``x.numpy()`` on an array may write
+        to it.  What has another version than the last block and the calls of this one have left
+        was written to by another thread.
         """
+        last = self.calls[-1].seq if self.calls else 0
         for call in self.calls:
-            if call.api.stem == "data" and not call.outputs and call.inputs:
+            is_given = call.api.stem in GIVING
+            if call.inputs and (is_given or (call.api.stem == "data" and not call.outputs)):
                 for item in (call.inputs[0], self.whole(call.inputs[0])):
                     note_change(self.changes, item, call.seq)
+                    if is_given:
+                        note_change(self.changes, item, last)
         for tensor, whole, version in self.earlier.versions:
             if (living := tensor()) is None:
                 continue
@@ -191,7 +197,7 @@ class Snapshot:
             if now is None or now > max(writes, default=version):
                 for item in (tensor, whole):
                     note_change(self.changes, item, 0)
-                    note_change(self.changes, item, self.calls[-1].seq if self.calls else 0)
+                    note_change(self.changes, item, last)
 
     def writes_to(self, tensor: Ref) -> list[tuple[Recorded, Write]]:
         """Return the writes to a tensor, to its base and to views of it, oldest first."""

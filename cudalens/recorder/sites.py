@@ -173,6 +173,11 @@ def entries_of(site: RawSite) -> list[StackEntry]:
     return [StackEntry(code, line_of(code, lasti), lasti) for code, lasti in reversed(lines)]
 
 
+def codes_of(shared: Site | None) -> Iterator[CodeType]:
+    """Yield the code of the lines that led to a shared place, innermost first."""
+    yield from (item.code for item in _shared_sites(shared) if item.code is not None)
+
+
 class RunningModule(NamedTuple):
     """The path of a module, its class, and the outermost one, which the path is below."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import warnings
 from collections.abc import Callable
@@ -396,6 +397,27 @@ def test_these_share_memory(name: str) -> None:
     made = _call(name, x)
     torch.from_dlpack(made).fill_(7) if name == "__dlpack__" else made.__setitem__((0, 0), 7)
     assert x[0, 0] == 7
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("name", _names(Trait.GIVES))
+def test_these_give_memory_away(name: str) -> None:
+    """A write through what comes back has no trace in the version."""
+    x = _x()
+    version = x._version
+    made = _call(name, x)
+    if isinstance(made, int):
+        ctypes.memset(made, 0, x.nbytes)
+    elif isinstance(made, torch.UntypedStorage | torch.TypedStorage):
+        made.fill_(0)
+    elif name != "share_memory_":
+        made = torch.from_dlpack(made).numpy() if name == "__dlpack__" else made
+        made[:] = 0
+    else:
+        assert x.is_shared()
+        return
+    assert not x.any()
+    assert x._version == version
 
 
 @pytest.mark.parametrize("name", _names(Trait.CUTS))

@@ -156,6 +156,47 @@ def test_memory_that_numpy_shares_proves_nothing(notebook: Notebook) -> None:
     )
 
 
+GIVEN = """import copy, ctypes
+import numpy as np
+logits = torch.zeros(32, 10, device="cuda")
+def through_an_address():
+    ctypes.c_int64.from_address(y.data_ptr() + 24).value = 10
+"""
+UNSEEN_WRITES = (
+    "y.untyped_storage()[24] = 10",
+    "y.untyped_storage().copy_(torch.full((32,), 10).untyped_storage())",
+    "y.untyped_storage().fill_(10)",
+    "y.view(4, 8).untyped_storage()[24] = 10",
+    "y.storage()[3] = 10",
+    "y.storage().fill_(10)",
+    "y.numpy()[3] = 10",
+    "np.asarray(y)[3] = 10",
+    "torch.from_dlpack(y)[3] = 10",
+    "copy.copy(y)[3] = 10",
+    "through_an_address()",
+)
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("write", UNSEEN_WRITES)
+def test_memory_that_was_given_away_proves_nothing(notebook: Notebook, write: str) -> None:
+    """No version tells of the write: in the cell that fails, in one before it, or in between."""
+    notebook.run(GIVEN)
+    good = "%%cudacheck\ny = torch.arange(32) % 10\n"
+    same = marks(report_of(notebook, f"{good}{write}\n{CLONED.partition(chr(10))[2]}"))
+    before = marks(report_of(notebook, f"{good}{write}", CLONED))
+    between = marks(report_of(notebook, good, f"%%cudacheck\n{write}", CLONED))
+    assert not [line for line in (*same, *before, *between) if "arange" in line]
+
+
+def test_memory_that_was_given_away_later_changes_nothing(notebook: Notebook) -> None:
+    """The copy was made before."""
+    bad = LABELS + "target = y.to('cuda')\nprint(y.numpy().max(), y.untyped_storage().nbytes())"
+    fail = "%%cudacheck\nF.cross_entropy(logits, target)"
+    assert MADE_ON_HOST in marks(report_of(notebook, bad, fail))
+    assert MADE_ON_HOST in marks(report_of(notebook, f"{bad}\n{fail.partition(chr(10))[2]}"))
+
+
 def test_a_cell_that_ran_again_is_the_one_that_is_shown(notebook: Notebook) -> None:
     """The new tensor has a new origin."""
     report = report_of(notebook, DATA, MODEL, LOSS, DATA, LOSS)
