@@ -18,8 +18,10 @@ class Amount:
 
     hostile_texts: int = 500
     """Texts that try to leave their place in a view: the first 69 each once, then pairs of them."""
-    interrupts: int = 200
+    interrupts: int = 60
     """Instants of a training loop at which an interrupt comes."""
+    instant_step: int = 1
+    """Of the instants that a handler's exception is tried at, every n-th is."""
     deferred_steps: int = 1000
     """Training steps in which no call of ours may wait for the device."""
     cell_step: int = 1
@@ -31,9 +33,11 @@ class Amount:
 
 
 AMOUNTS: Final = {
-    "quick": Amount(hostile_texts=70, interrupts=20, deferred_steps=50, cell_step=2),
+    "quick": Amount(
+        hostile_texts=70, interrupts=20, instant_step=2, deferred_steps=50, cell_step=2
+    ),
     "thorough": Amount(),
-    "all": Amount(op_step=1, op_samples=12),
+    "all": Amount(interrupts=200, op_step=1, op_samples=12),
 }
 LEVELS: Final = tuple(AMOUNTS)
 LEVEL: Final = os.environ.get("CUDALENS_TESTS") or "quick"

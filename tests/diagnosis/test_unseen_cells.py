@@ -20,6 +20,8 @@ import torch
 from torch import nn
 
 from cudalens import simulate
+from cudalens.core.report import Report
+from cudalens.core.report_types import Hint
 from tests.amount import AMOUNT
 from tests.hostcells import SETUP, Outcome, applied, check_with_another_batch, run_cell
 
@@ -83,10 +85,24 @@ def short(address: str) -> str:
 @pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore:std.*degrees of freedom")
 @pytest.mark.parametrize("thread", [*FAILING][:: AMOUNT.cell_step], ids=short)
-def test_the_facts_of_a_failing_cell(thread: str) -> None:
-    """Kind, op, argument, first bad value and line are those that the thread found."""
+def test_a_failing_cell_of_a_thread(thread: str, sim: simulate.Simulation) -> None:
+    """Its facts are right, its repair is silent, and code that is shown does what the repair does.
+
+    The cell is run once for all three, and so is the repaired one.
+    """
     code, facts = FAILING[thread]
-    report = run(code).shown
+    outcome = run(code)
+    check_facts(outcome.shown, facts)
+    sim.reset()
+    mended = run(changed(code, facts["repair"]))
+    assert (mended.error, mended.report) == (None, None)
+    for hint in outcome.shown.hints:
+        if hint.fix is not None:
+            check_shown_code(code, outcome, hint, parameters(mended), facts.get("not"), sim)
+
+
+def check_facts(report: Report, facts: dict[str, str]) -> None:
+    """Kind, op, argument, first bad value and line are those that the thread found."""
     assert report.kind == facts["kind"]
     assert report.source is not None
     # The forward call of an older torch refuses what the backward pass of a newer one does.
@@ -103,47 +119,39 @@ def test_the_facts_of_a_failing_cell(thread: str) -> None:
     assert report.limits == ()
 
 
-@pytest.mark.no_cover
-@pytest.mark.filterwarnings("ignore:std.*degrees of freedom")
-@pytest.mark.parametrize("thread", [*FAILING][:: AMOUNT.cell_step], ids=short)
-def test_code_that_is_shown_repairs_the_cell(thread: str, sim: simulate.Simulation) -> None:
-    """Where one line has the mistake twice, the next report has the code for the second.
+def check_shown_code(
+    code: str,
+    outcome: Outcome,
+    hint: Hint,
+    right: dict[str, Any],
+    misleading: str | None,
+    sim: simulate.Simulation,
+) -> None:
+    """The cell ends with the code of a hint, and trains what the thread's own repair trains.
 
-    The cell trains what the thread's own repair trains: a change may run and cut the graph, or
-    compute with other numbers.
+    A change may run and cut the graph, or compute with other numbers.  Where one line has the
+    mistake twice, the next report has the code for the second.
+
+    Args:
+        right: the parameters of the repaired cell.
+        misleading: what the code must not be.
     """
-    code, facts = FAILING[thread]
-    outcome = run(code)
-    for hint in outcome.shown.hints:
-        if hint.fix is None:
-            continue
-        repaired, again = code, outcome
-        for _ in range(3):
-            at = next(item for item in again.shown.hints if item.fix is not None)
-            at = hint if again is outcome else at
-            mark = NAN if code.startswith(NAN) else ""
-            text = SETUP + repaired.removeprefix(mark)
-            repaired = mark + applied(text, again.shown, at).removeprefix(SETUP)
-            sim.reset()
-            first, again = again, run(repaired)
-            if again.error is None:
-                break
-        assert again.error is None, hint.fix
-        assert "not" not in facts or not re.search(facts["not"], hint.fix), hint.fix
+    repaired, again = code, outcome
+    for _ in range(3):
+        at = next(item for item in again.shown.hints if item.fix is not None)
+        at = hint if again is outcome else at
+        mark = NAN if code.startswith(NAN) else ""
+        text = SETUP + repaired.removeprefix(mark)
+        repaired = mark + applied(text, again.shown, at).removeprefix(SETUP)
         sim.reset()
-        right = parameters(run(changed(code, facts["repair"])))
-        torch.testing.assert_close(parameters(again), right, equal_nan=True)
-        if first is outcome:
-            check_with_another_batch(SETUP + code.removeprefix(NAN), outcome, sim, fast=False)
-
-
-@pytest.mark.no_cover
-@pytest.mark.parametrize("thread", [*FAILING][:: AMOUNT.cell_step], ids=short)
-def test_the_repair_of_the_thread_is_silent(thread: str) -> None:
-    """The neighbour of a failing cell: as the thread mended it."""
-    code, facts = FAILING[thread]
-    outcome = run(changed(code, facts["repair"]))
-    assert (outcome.error, outcome.report) == (None, None)
+        first, again = again, run(repaired)
+        if again.error is None:
+            break
+    assert again.error is None, hint.fix
+    assert misleading is None or not re.search(misleading, hint.fix or ""), hint.fix
+    torch.testing.assert_close(parameters(again), right, equal_nan=True)
+    if first is outcome:
+        check_with_another_batch(SETUP + code.removeprefix(NAN), outcome, sim, fast=False)
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import cudalens
 from cudalens import simulate
 from cudalens.core._python import came_from_outside
+from tests.amount import AMOUNT
 
 # What a handler raises inside coverage's own tracer leaves its lock held for ever.
 pytestmark = [pytest.mark.no_cover, pytest.mark.usefixtures("no_callback_of_the_collector")]
@@ -144,7 +145,7 @@ def test_no_instant_loses_what_a_handler_raises(
         lost += [instant] if found else []
         assert not _get_current_dispatch_mode_stack(), instant
         assert torch._C._len_torch_function_stack() == 0, instant
-        instant, tried = instant + step, tried + 1
+        instant, tried = instant + step * AMOUNT.instant_step, tried + 1
     assert lost == []
     assert tried > 25
 
