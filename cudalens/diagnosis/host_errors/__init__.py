@@ -6,7 +6,6 @@ What no pattern knows is repeated in torch's words.
 from __future__ import annotations
 
 import importlib
-import pkgutil
 
 from cudalens.diagnosis.host_errors._base import (
     REFUSED,
@@ -27,6 +26,15 @@ __all__ = [
     "table",
 ]
 
-for _module in pkgutil.iter_modules(__path__):
-    if not _module.name.startswith("_"):
-        importlib.import_module(f"{__name__}.{_module.name}")
+_IN_ORDER = (
+    "advice",
+    "arguments",
+    "autograd_errors",
+    "cuda_errors",
+    "saved_tensors",
+    "sentences",
+)
+"""The modules with patterns: of two that match a message the earlier is asked first."""
+
+for _module in _IN_ORDER:
+    importlib.import_module(f"{__name__}.{_module}")

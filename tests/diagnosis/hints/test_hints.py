@@ -324,6 +324,12 @@ def test_every_reading_has_a_cause() -> None:
     ] == []
 
 
+@pytest.mark.parametrize("cause", CAUSES)
+def test_one_reading_speaks_of_a_cause(cause: str) -> None:
+    """So neither their order nor what they are called decides what is said."""
+    assert len({item for item in READINGS if item(CAUSES[cause].evidence)}) <= 1
+
+
 def test_nothing_is_said_without_a_finding() -> None:
     """No evidence and an exception alone carry no cause."""
     assert hints_of(Evidence()) == ()

@@ -576,3 +576,13 @@ def test_every_rule_has_a_case() -> None:
     elsewhere |= {"detached_loss", "problem_type", "gradient_dtype", "not_importable", "all_frozen"}
     told = {rule for row in TEXTS for rule in row[4:]} | {case.rule for case in CASES}
     assert rules_of_patterns() - elsewhere <= told
+
+
+def test_the_order_of_the_patterns_is_written() -> None:
+    """Of two that match a message the earlier is asked, whatever their files are called."""
+    folder = Path(host_errors.__file__).parent
+    assert sorted(host_errors._IN_ORDER) == sorted(it.stem for it in folder.glob("[!_]*.py"))
+    assert host_errors._IN_ORDER[-1] == "sentences"  # it repeats what others explain
+    message = "Found dtype float64 but expected float32"
+    both = [item.name for item in host_errors.table() if item.regex.search(message)]
+    assert both == ["gradient_dtype", "words_of_torch"]
