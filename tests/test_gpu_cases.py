@@ -26,7 +26,7 @@ import report  # noqa: E402
 from cases import CASES, NOT_TRIGGERED, Case, namespace  # noqa: E402
 from faults import FAULTS  # noqa: E402
 from harmless import HARMLESS, run_harmless  # noqa: E402
-from steps import MODES, TINY, run_step  # noqa: E402
+from steps import AGAIN, MODES, STEPS, TINY, run_step  # noqa: E402
 from worker import RESULT, run_case  # noqa: E402
 
 RECORDS_OF = {
@@ -328,6 +328,11 @@ def test_a_harmless_cell_is_one(cell: Any, sim: simulate.Simulation, determinist
 def deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a worker asks of cuBLAS ends with the test."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def test_every_way_of_checking_is_measured() -> None:
+    assert {"guards", "deferred", "full", "no sync", "fast", "nan"} <= set(STEPS)
+    assert STEPS.index("plain") < STEPS.index("full") < STEPS.index(AGAIN)
 
 
 def test_steps_are_bit_equal_on_the_rehearsal_device(
