@@ -189,6 +189,18 @@ ABOUT = {
 }
 
 
+@pytest.mark.parametrize(("line", "count"), [(1, 0), (2, 1)])
+def test_who_runs_a_case_makes_no_difference(line: int, count: int) -> None:
+    """The hour forks one process; a rehearsal is a process of its own."""
+
+    def frames(*names: str, line: int = 1) -> dict[str, Any]:
+        return {"frames": [{"function": name, "line": line} for name in names]}
+
+    forked = frames("main", "phase", "run_case", "<module>")
+    alone = frames("run_case", "<module>", line=line)
+    assert len(report.differences(forked, alone)) == 2 * count
+
+
 def test_the_page_says_what_was_seen_and_what_was_not() -> None:
     """Each record has its row; a miss, a dead context and a difference are plain to see."""
     text = report.page(SEEN, ABOUT)

@@ -68,14 +68,24 @@ _NOT_COMPARED = frozenset({"environment", "timing", "history", "limits"})
 
 
 def differences(seen: dict[str, Any] | None, rehearsed: dict[str, Any] | None) -> list[str]:
-    """Name the fields of two reports that differ, as dotted paths with both values."""
+    """Name the fields of two reports that differ, as dotted paths with both values.
+
+    The frames of whoever runs a case, a worker, a fork or a test, are left out.
+    """
     if seen is None or rehearsed is None:
         return [] if seen is rehearsed else ["one has no report"]
+    seen, rehearsed = _within_the_case(seen), _within_the_case(rehearsed)
     found: list[str] = []
     for key in sorted(set(seen) | set(rehearsed)):
         if key not in _NOT_COMPARED:
             _compare(key, seen.get(key), rehearsed.get(key), found)
     return found
+
+
+def _within_the_case(report: dict[str, Any]) -> dict[str, Any]:
+    frames = report.get("frames", [])
+    runs = [number for number, frame in enumerate(frames) if frame["function"] == "run_case"]
+    return {**report, "frames": frames[runs[0] :]} if runs else report
 
 
 def _compare(path: str, left: Any, right: Any, found: list[str]) -> None:
