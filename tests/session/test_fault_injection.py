@@ -23,6 +23,7 @@ from torch.nn import functional as F
 import cudalens
 from cudalens import DeviceIndexError, guards, simulate
 from cudalens.core._python import Uninterrupted
+from cudalens.core.limits import Limits
 from cudalens.core.report import Report
 from cudalens.guards.process import PROCESS
 from tests.amount import AMOUNT
@@ -48,42 +49,39 @@ def exhausted(*args: Any, **kwargs: Any) -> Any:
 
 WAYS = (raising, exhausted)
 
-OF_FINDINGS = {
-    "frames": "evidence.finding:calling_frames",
-    "expression lookup": "evidence.collect:locate",
-    "tensors": "evidence.finding:facts_of",
-    "summaries": "evidence.tensors:summarise",
-    "scalars": "evidence.finding:scalars_of",
-    "replay": "evidence.finding:replay",
-    "graph": "evidence.autograd_graph:neighbourhood",
-    "environment": "evidence.context:describe",
-    "hints": "diagnosis.diagnose:find_hints",
-    "diagnosis": "evidence.finding:diagnose",
-    "message": "evidence.finding:format_message",
-    "timing": "evidence.collect:timing_since",
-    "history": "recorder:Recorder.history",
-    "provenance": "recorder:Recorder.provenance",
-    "observations": "evidence.context:observe",
-    "memory": "evidence.lost_context:remember",
-    "traceback": "session.session:hide_own_frames",
-}
-"""Stages on the way from a guard's finding to its report."""
-OF_ERRORS = {
-    "expression lookup": "evidence.collect:locate",
-    "tensors": "evidence.exception:tensor_facts",
-    "evidence": "evidence.exception:evidence_of_error",
-    "failing op": "evidence.exception:failed_call",
-    "history": "recorder:Recorder.history",
-    "device text": "recorder.stderr:DeviceText.text",
-    "hints": "diagnosis.diagnose:find_hints",
-    "diagnosis": "session.exit:diagnose",
-    "note": "session.exit:format_note",
-    "graph": "evidence.exception:graph_of",
-    "lost context": "evidence.lost_context:is_lost",
-    "memory": "evidence.lost_context:remember",
-    "environment": "evidence.context:describe",
-}
-"""Stages on the way from an exception of torch's to its report."""
+WHOLE = {"report", "conclusion", "removal"}
+"""Attempts at a whole report, and at the end of a block: what stays without them is below."""
+
+
+def stages_of(block: Callable[[], Any]) -> list[str]:
+    """Return the names of all attempts that a block makes, each once."""
+    names: dict[str, None] = {}
+    attempt = Limits.attempt
+
+    def noted(self: Limits, what: str, *args: Any, **kwargs: Any) -> Any:
+        names[what] = None
+        return attempt(self, what, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Limits, "attempt", noted)
+        block()
+    return [name for name in names if name not in WHOLE]
+
+
+@contextmanager
+def failing(stage: str, way: Callable[..., Any]) -> Iterator[list[str]]:
+    """Let every attempt of a name fail; give the lines that say so."""
+    lines: list[str] = []
+    attempt = Limits.attempt
+
+    def fails(self: Limits, what: str, collect: Any, *args: Any, **kwargs: Any) -> Any:
+        result = attempt(self, what, way if what == stage else collect, *args, **kwargs)
+        lines.extend(line for line in self.lines if what == stage)
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Limits, "attempt", fails)
+        yield lines
 
 
 @contextmanager
@@ -104,12 +102,6 @@ def broken(target: str, way: Callable[..., Any]) -> Iterator[None]:
         patch.setattr(owner, name, noted)
         yield
     assert reached, f"the block went without {target}"
-
-
-def assert_limits_tell(stage: str, session: cudalens.CheckSession) -> None:
-    """The report says what is missing; one that is out when it is kept in mind cannot."""
-    lines = session.internal_errors if stage == "memory" else session.report.limits
-    assert lines
 
 
 def bad() -> Tensor:
@@ -153,14 +145,16 @@ def all_is_well(sim: simulate.Simulation) -> Iterator[None]:
 # --- from a finding to its report ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", OF_FINDINGS)
-def test_a_finding_survives(stage: str, sim: simulate.Simulation) -> None:
-    for function in WAYS:
-        with broken(OF_FINDINGS[stage], function):
+def test_a_finding_survives_the_failure_of_each_part(sim: simulate.Simulation) -> None:
+    """All parts on the way to its report are attempts, so that no list of them is needed."""
+    stages = stages_of(stopped)
+    assert {"frames", "tensors", "graph", "history", "diagnosis", "hints"} <= {*stages}
+    for at, stage in enumerate(stages):
+        with failing(stage, WAYS[at % 2]) as lines:
             session = stopped()
-        assert (sim.is_poisoned, sim.pending) == (False, None)
-        assert [item.value for item in session.report.offenders.first] == [7]
-        assert_limits_tell(stage, session)
+        assert (sim.is_poisoned, sim.pending) == (False, None), stage
+        assert [item.value for item in session.report.offenders.first] == [7], stage
+        assert any(line.startswith(f"{stage} unavailable: ") for line in lines), stage
 
 
 def test_a_wait_that_fails_stops_no_good_block() -> None:
@@ -231,28 +225,31 @@ def test_a_silent_finding_is_raised_where_the_user_makes_warnings_errors() -> No
 # --- from an exception to its report -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", OF_ERRORS)
-def test_an_exception_of_torchs_survives(stage: str) -> None:
+def test_an_exception_of_torchs_survives_the_failure_of_each_part() -> None:
+    """It arrives as it is, with one note and a report."""
     seen: list[tuple[BaseException, str]] = []
 
-    def fail() -> None:
-        left, right = torch.ones(2, 3, device="cuda"), torch.ones(2, 3, device="cuda")
-        try:
-            left @ right
-        except RuntimeError as error:
-            seen.append((error, str(error)))
-            raise
-
-    for function in WAYS:
-        with broken(OF_ERRORS[stage], function):
-            with pytest.raises(RuntimeError) as caught, cudalens.check() as session:
-                fail()
+    def fail() -> cudalens.CheckSession:
+        with pytest.raises(RuntimeError) as caught, cudalens.check() as session:
+            left, right = torch.ones(2, 3, device="cuda"), torch.ones(2, 3, device="cuda")
+            try:
+                left @ right
+            except RuntimeError as error:
+                seen.append((error, str(error)))
+                raise
         assert caught.value is seen[-1][0]
         assert type(caught.value) is RuntimeError
         assert str(caught.value) == seen[-1][1]
-        assert isinstance(session.report, Report)
         assert len(caught.value.__notes__) == 1
-        assert_limits_tell(stage, session)
+        return session
+
+    stages = stages_of(fail)
+    assert {"frames", "tensors", "graph", "history", "diagnosis", "hints"} <= {*stages}
+    for at, stage in enumerate(stages):
+        with failing(stage, WAYS[at % 2]) as lines:
+            session = fail()
+        assert isinstance(session.report, Report), stage
+        assert any(line.startswith(f"{stage} unavailable: ") for line in lines), stage
 
 
 def test_a_foreign_exception_survives_our_doubts() -> None:
