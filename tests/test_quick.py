@@ -28,7 +28,7 @@ def test_a_row_is_of_a_file_without_selected_its_own() -> None:
 
 def test_own_tests_go_by_the_name_of_the_file() -> None:
     assert selected("cudalens/__main__.py") == ["tests/test_main.py"]
-    assert selected("cudalens/core/report.py") == ["tests/core/test_report_schema.py"]
+    assert selected("cudalens/core/limits.py") == ["tests/core/test_limits.py"]
     assert selected("tests/core/test_call.py") == ["tests/core/test_call.py"]
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
 import cudalens
 from cudalens import Report, simulate
+from cudalens.core.report import ErrorFacts
+from cudalens.evidence import lost_context
+from cudalens.guards.process import PROCESS
 from cudalens.session.explain import explain
+from tests.builders import make_report
 
 TEXT = "CUDA error: device-side assert triggered\nCUDA kernel errors might be reported late"
 
@@ -47,3 +54,102 @@ def test_without_cuda_nothing_is_said_of_it() -> None:
     assert "torch has not used CUDA in this process" in report.explanation
     assert "  CUDA " not in report.to_text()
     assert explain({}, RuntimeError(TEXT)).context_usable is None
+
+
+# --- what is remembered ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PROCESS, "lost", None)
+
+
+def ended(**more: Any) -> Report:
+    return make_report(context_usable=False, **more)
+
+
+@pytest.mark.usefixtures("nothing_lost")
+def test_the_first_failure_that_ended_the_device_is_remembered() -> None:
+    lost_context.remember(make_report(context_usable=True))
+    lost_context.remember(make_report(context_usable=None))
+    assert lost_context.end() is None
+    first = ended()
+    lost_context.remember(first)
+    lost_context.remember(ended(headline="the second"))
+    assert lost_context.end() is first
+
+
+@pytest.mark.usefixtures("nothing_lost")
+def test_a_rehearsal_device_lives_again_and_a_gpu_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fault = object()
+    for is_simulated in (True, False):
+        monkeypatch.setattr(lost_context.context, "rehearsed_fault", lambda: fault)
+        place = replace(make_report().environment, simulated=is_simulated)
+        report = ended(environment=place)
+        lost_context.remember(report)
+        assert lost_context.end() is report
+        monkeypatch.setattr(lost_context.context, "rehearsed_fault", lambda: None)
+        assert (lost_context.end() is None) is is_simulated
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"kind": "device_assert", "certainty": "proven"}, "a device-side assert in aten::"),
+        ({"kind": "cuda_error", "certainty": "proven"}, "a CUDA error in aten::"),
+        ({"kind": "cuda_error", "certainty": "unknown"}, " that was reported at "),
+    ],
+)
+def test_the_line_for_a_cell_that_fails_for_an_earlier_one(
+    facts: dict[str, Any], words: str
+) -> None:
+    line = lost_context.reminder(ended(**facts))
+    assert line.startswith("the CUDA context was lost to ")
+    assert words in line
+    assert line.endswith("restart the kernel to use the GPU")
+    if facts["certainty"] == "proven":
+        assert "reported" not in line
+
+
+class Asked:
+    """A device that gives an error, or none, where its work is waited for."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+
+    def __call__(self, *, wait: bool) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+ASSERT = "CUDA error: device-side assert triggered"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (None, False),
+        (RuntimeError(ASSERT), True),
+        (RuntimeError("CUDA error: invalid argument"), False),
+        (RuntimeError("CUDA out of memory"), False),
+    ],
+)
+def test_only_a_sticky_error_ends_the_device(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, is_lost: bool
+) -> None:
+    monkeypatch.setattr(lost_context._torch, "raise_pending_cuda_error", Asked(error))
+    assert (lost_context.probe() is not None) is is_lost
+
+
+def test_the_devices_own_error_behind_a_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
+    pending = Asked(RuntimeError(f"{ASSERT}\nmore"))
+    monkeypatch.setattr(lost_context._torch, "raise_pending_cuda_error", pending)
+    status = ErrorFacts(type_name="RuntimeError", message="CUBLAS_STATUS_EXECUTION_FAILED")
+    fault = lost_context.hidden_fault(status)
+    assert (fault.hidden_error, fault.is_assert) == (ASSERT, True)
+    own = ErrorFacts(type_name="RuntimeError", message=ASSERT)
+    assert lost_context.hidden_fault(own).hidden_error is None
+    pending.error = None
+    assert lost_context.hidden_fault(status).hidden_error is None
