@@ -334,6 +334,10 @@ def functions(having: Trait, without: Trait = _NONE) -> frozenset[str]:
     )
 
 
+CONVERSIONS = functions(Trait.CAST | Trait.VIEW) | functions(Trait.MOVES | Trait.VIEW)
+"""Functions that give a tensor in another type or at another place."""
+
+
 def stem(name: str) -> str:
     """Return the name of a function as a report has it: ``setitem`` for ``__setitem__``."""
     return name.strip("_") if name.startswith("__") else name

@@ -25,6 +25,7 @@ from cudalens.core import _torch
 from cudalens.core._python import parse_expression
 from cudalens.core.call import ApiCall, Operand
 from cudalens.core.report_types import Violation, syntax
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.diagnosis.user_code import RECEIVER, Fix
 from cudalens.evidence.failing_call import LIBRARIES, text_of
@@ -42,7 +43,7 @@ _PLAIN = (
     *(torch.dtype, torch.Size, torch.device, torch.memory_format, torch.layout),
 )
 _BUILTINS = {f.__name__: f for f in (abs, float, int, len, list, max, min, range, tuple)}
-_LOSSY = frozenset({"type", "long", "int", "short", "byte", "char", "bool"})
+_LOSSY = functions(Trait.TO_INTEGER) | {"type"}
 _ANY_DEVICE = frozenset({"__getitem__", "getitem__", "getitem", "pack_padded_sequence"})
 """Calls that take an argument of the host beside one of a device."""
 

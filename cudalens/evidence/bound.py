@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from cudalens.core.evidence_types import BoundOrigin
 from cudalens.core.graph_types import ProvenanceStep
 from cudalens.core.report_types import LineRef, SourceSpan
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.core.user_objects import is_module
 from cudalens.diagnosis.user_code import last_name
 from cudalens.evidence.program import Program, Spot, is_empty_container, size_argument, takes_sizes
@@ -32,8 +33,7 @@ from cudalens.source.safe_eval import registered
 from cudalens.source.stack import namespaces, place_of
 
 _MAX_STEPS = 24
-_OF_WEIGHT = ("linear", "conv1d", "conv2d", "conv3d", "embedding")
-"""Functions whose second argument has the size of a dimension of the result."""
+_SIZED_BY_WEIGHT = functions(Trait.SIZED_BY_WEIGHT)
 
 
 class _Size(NamedTuple):
@@ -145,7 +145,7 @@ def _holders(call: Recorded, at: _Size, size: int, snapshot: Snapshot) -> list[_
     if call.api.stem.startswith("new_"):
         return []  # it is given a tensor for its type alone
     own = snapshot.meta_of(at.tensor)[0]
-    if call.api.stem in _OF_WEIGHT and len(call.inputs) > 1 and own is not None:
+    if call.api.stem in _SIZED_BY_WEIGHT and len(call.inputs) > 1 and own is not None:
         weight = call.inputs[1]
         of_weight = 1 if call.api.stem == "embedding" else 0
         place = len(own) - 1

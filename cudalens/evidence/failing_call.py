@@ -22,6 +22,7 @@ from cudalens.core import _torch
 from cudalens.core.call import THREAD, ApiCall, Call, OpCall, Operand
 from cudalens.core.evidence_types import OddArgument, RefusedCall
 from cudalens.core.report_types import format_shape
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.evidence.call_stack import parameters_of
 from cudalens.evidence.context import problem_type, table_of_positions
@@ -43,9 +44,10 @@ _HOMES: dict[str, Any] = {
     "autograd/__init__.py": torch.autograd,
 }
 """Public modules of torch's Python functions, by the files that they are written in."""
-_VIEWS = frozenset(
-    {"__getitem__", "unsqueeze", "squeeze", "view", "t", "transpose", "permute", "expand", "select"}
-    | {"size", "dim", "numel", "stride"}
+_NO_KERNEL = (
+    functions(Trait.NEVER_COPIES | Trait.TENSOR)
+    | functions(Trait.FACT, without=Trait.PROPERTY)
+    | {"__getitem__"}
 )
 
 
@@ -248,7 +250,7 @@ def _view_of(call: RunningCall, node: ast.expr) -> Any:
             pass
         case _:
             return ABSENT
-    if name not in _VIEWS:
+    if name not in _NO_KERNEL:
         return ABSENT
     tensor, args = value_of(call, owner), [value_of(call, item) for item in arguments]
     leaves = [item for part in args for item in (part if isinstance(part, tuple) else (part,))]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple, cast
 
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.user_code import last_name
 from cudalens.source.files import CELLS, cell_number, source_lines
 from cudalens.source.running_node import parsed_source
@@ -33,9 +34,8 @@ _SIZES = {
     "logspace": (2, "steps"),
 }
 """Which argument of a layer or a function is the number of rows or classes."""
-_FACTORIES = frozenset({"empty", "full", "ones", "rand", "randn", "zeros"})
-_SHAPERS = frozenset({"view", "reshape", "expand", "new_zeros", "new_ones", "new_empty"})
-"""Methods of a tensor that are given the sizes of the result."""
+_FACTORIES = functions(Trait.TAKES_SIZES | Trait.FACTORY)
+_METHODS = functions(Trait.TAKES_SIZES, without=Trait.FACTORY)
 _EMPTY = frozenset({"ParameterList", "ParameterDict", "ModuleList", "ModuleDict", "list"})
 """Containers that are filled later where their call has no argument."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -65,15 +65,15 @@ def size_argument(call: ast.AST, dim: int | None) -> ast.expr | None:
     if not isinstance(call, ast.Call) or any(isinstance(it, ast.Starred) for it in call.args):
         return None
     name = last_name(call.func) or ""
-    if name in _FACTORIES | _SHAPERS and call.args:
+    if name in _FACTORIES | _METHODS and call.args:
         owner = getattr(call.func, "value", None)
-        if name in _SHAPERS and (owner is None or getattr(owner, "id", "") == "torch"):
+        if name in _METHODS and (owner is None or getattr(owner, "id", "") == "torch"):
             return None  # a function that is given the tensor first
         first = call.args[0]
         is_listed = isinstance(first, ast.Tuple | ast.List)
         sizes = first.elts if is_listed else call.args  # type: ignore[attr-defined]
         size = sizes[dim] if dim is not None and -len(sizes) <= dim < len(sizes) else None
-        return None if name in _SHAPERS and isinstance(size, ast.UnaryOp) else size
+        return None if name in _METHODS and isinstance(size, ast.UnaryOp) else size
     at, keyword = _SIZES.get(name, (-1, ""))
     named = next((item.value for item in call.keywords if item.arg == keyword), None)
     return named or (call.args[at] if 0 <= at < len(call.args) else None)
@@ -387,7 +387,7 @@ class Program:
 def takes_sizes(node: ast.AST) -> bool:
     """Return whether a call is given the sizes of its result, and does not compute them."""
     name = last_name(node.func) if isinstance(node, ast.Call) and node.args else ""
-    return name in _FACTORIES | _SHAPERS
+    return name in _FACTORIES | _METHODS
 
 
 def is_empty_container(node: ast.AST) -> bool:

@@ -15,14 +15,15 @@ from cudalens.core._python import parse
 from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.evidence_types import GraphCut, LostDimension, Regrouped
 from cudalens.core.report_types import LineRef
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.recorder.calls import FROM_PYTHON, Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.tensor_refs import Ref
 
 _MAX_CALLS = 500
 """Calls that are looked at."""
-_CUTTING = frozenset({"detach", "detach_", "data", *FROM_PYTHON})
-_NUMBERS = frozenset({"item", "__float__", "__int__"})
+_CUTTING = functions(Trait.CUTS)
+_NUMBERS = functions(Trait.NUMBER)
 _OF_SIZE = ("new_", "bernoulli", "rand", "normal", "size")
 """Functions that give numbers of their own, in the shape of a tensor."""
 

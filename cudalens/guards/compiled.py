@@ -24,6 +24,7 @@ from torch.fx import Node, map_arg
 from cudalens.core import _compiler, _torch
 from cudalens.core._python import raise_if_outside
 from cudalens.core.limits import failure_line
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.core.version import __version__
 from cudalens.guards import GUARDS
 from cudalens.guards._base import full_name, schema_parameters
@@ -34,10 +35,8 @@ from cudalens.guards.plans import plans_of, required_of
 
 _BY_SHAPES = "aten::_unsafe_index"
 """Reads by what the compiler computed from shapes, as ``interpolate`` does."""
-_SAME_VALUES = frozenset(
-    f"aten::{name}"
-    for name in ("expand", "unsqueeze", "squeeze", "view", "reshape", "permute", "clone", "alias")
-)
+_ALIKE = functions(Trait.WHOLE | Trait.VIEW, without=Trait.CAST | Trait.MOVES) | {"clone"}
+_SAME_VALUES = frozenset(f"aten::{name}" for name in _ALIKE)
 """Ops whose result has the values of their first argument, each at least once."""
 _UNKNOWN_SIZE = 1 << 13
 """In place of a size that only the run of the graph knows."""

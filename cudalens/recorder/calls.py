@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cudalens.core._python import raise_if_outside
 from cudalens.core.call import function_name, public_name
-from cudalens.core.torch_functions import Trait, functions, value_at
+from cudalens.core.torch_functions import CONVERSIONS, Trait, functions, value_at
 from cudalens.core.user_objects import is_tensor
 from cudalens.recorder._torch import (
     base_of,
@@ -39,8 +39,6 @@ BACKWARD = (Tensor.backward, torch.autograd.grad, torch.autograd.backward)
 _SUBSTITUTES = functions(Trait.SUBSTITUTES)
 _RESERVES = functions(Trait.RESERVES)
 FROM_PYTHON = functions(Trait.FROM_PYTHON)
-CONVERSIONS = functions(Trait.CAST) | functions(Trait.MOVES)
-"""Functions that give the values in another type or at another place."""
 _FORGETFUL = functions(Trait.FORGETS_KEYWORDS)
 _NOBODYS = ("cudalens.", "profiler._record_function_")
 """Ops that no user calls: those that guards put into compiled code, and the profiler's ranges."""

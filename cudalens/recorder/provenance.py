@@ -21,8 +21,8 @@ from torch import Tensor
 from cudalens.core._torch import base_of
 from cudalens.core.graph_types import FIRST_BAD, WRITES, ProvenanceStep
 from cudalens.core.report_types import ravel, unravel
-from cudalens.core.torch_functions import Trait, functions
-from cudalens.recorder.calls import CONVERSIONS, FROM_PYTHON, Recorded
+from cudalens.core.torch_functions import CONVERSIONS, Trait, functions
+from cudalens.recorder.calls import FROM_PYTHON, Recorded
 from cudalens.recorder.dataloader import Batch, describe
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.places import Position, contains, in_memory, reshaped, values_at
@@ -36,6 +36,7 @@ _MAX_PLACES = 1 << 20
 IsBad = Callable[[Tensor], bool]
 
 _CHOOSES = functions(Trait.CHOOSES)
+_CONVERTS = CONVERSIONS | {"copy_"}
 _IN_ORDER = functions(Trait.IN_ORDER)
 _KEEPS = functions(Trait.KEEPS) | functions(Trait.SORTS)
 _RENEWS = functions(Trait.RENEWS)
@@ -419,7 +420,7 @@ class ProvenanceWalk:
         elif stem in ("where", "embedding"):  # all but the condition, the indices
             del inputs[1 if call.name == "torch.Tensor.where" else 0]
         dtype = meta_of(self._at.tensor)[1]
-        if stem in CONVERSIONS or dtype is None:
+        if stem in _CONVERTS or dtype is None:
             return inputs
         dtypes = [(item, meta_of(item)[1]) for item in inputs]
         return [

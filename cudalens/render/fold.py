@@ -12,6 +12,7 @@ import networkx as nx
 
 from cudalens.core.api_names import api_names
 from cudalens.core.report import AutogradNeighbourhood, GraphNode, Role
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.render import words
 from cudalens.render.words import elide, one_line
 
@@ -73,10 +74,8 @@ Types: TypeAlias = Mapping[str, str]
 """The class of each module by its path, as far as it is known."""
 
 _FOLDS = ("upstream", "downstream")
-_VIEWS = (
-    *("t", "transpose", "view", "unsafe_view", "reshape", "reshape_alias", "expand", "detach"),
-    *("alias", "permute", "squeeze", "unsqueeze"),
-)
+_ALIKE = functions(Trait.WHOLE | Trait.VIEW, without=Trait.CAST | Trait.MOVES)
+_VIEWS = frozenset(name.strip("_") for name in _ALIKE)
 _CALLED = {
     **{"addmm": "F.linear", "convolution": "F.conv", "native_layer_norm": "F.layer_norm"},
     **{"native_batch_norm": "F.batch_norm", "cudnn_batch_norm": "F.batch_norm"},

@@ -14,13 +14,13 @@ from typing import Any
 
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report_types import Expression, SourceSpan
+from cudalens.core.torch_functions import CONVERSIONS
 from cudalens.source.files import cell_number, source_lines, typed_line
 from cudalens.source.running_node import Running, parsed_source, text_of
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _INNER = (*_FUNCTIONS, ast.ClassDef, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_CHANGES = frozenset({"cpu", "cuda", "double", "float", "half", "int", "long", "to", "type"})
 _SETTING = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For)
 _BLOCK = (ast.stmt, ast.ExceptHandler, ast.match_case)
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
@@ -113,7 +113,7 @@ def _is_read_again(run: Running, statement: ast.stmt, name: str, scope: ast.AST)
     changed = {
         id(item.value)
         for item in ast.walk(scope)
-        if isinstance(item, ast.Attribute) and item.attr in _CHANGES
+        if isinstance(item, ast.Attribute) and item.attr in CONVERSIONS
     }
     return any(
         isinstance(item, ast.Name)

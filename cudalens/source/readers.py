@@ -9,12 +9,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from cudalens.core.torch_functions import CONVERSIONS, Trait, functions
 from cudalens.source.running_node import Running
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_CHANGES = frozenset({"cpu", "cuda", "double", "float", "half", "int", "long", "to", "type"})
-_FACTS = frozenset({"device", "dtype", "ndim", "numel", "shape", "size"})
+_NO_VALUE = CONVERSIONS | functions(Trait.FACT)
 
 
 def other_readers(run: Running, expression: ast.expr) -> tuple[list[int], list[int]]:
@@ -53,7 +53,7 @@ def other_readers(run: Running, expression: ast.expr) -> tuple[list[int], list[i
         for node in ast.iter_child_nodes(parent):
             if not isinstance(node, ast.expr) or id(node) in within or ast.dump(node) not in keys:
                 continue
-            if isinstance(parent, ast.Attribute) and parent.attr in _CHANGES | _FACTS:
+            if isinstance(parent, ast.Attribute) and parent.attr in _NO_VALUE:
                 continue
             if last is not None and node.lineno > last:
                 continue  # the name stands for another value there

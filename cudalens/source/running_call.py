@@ -18,6 +18,7 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.source.running_node import Running, kind_sources, running
 from cudalens.source.safe_eval import instance_dict, is_module, is_tensor, value_or
 from cudalens.source.stack import Place
@@ -47,16 +48,8 @@ _METHODS = {
 _BUILTIN_OWNERS = (str, bytes, bytearray, list, tuple, dict, set, frozenset, range)
 _DISPLAYS = (ast.List, ast.Tuple, ast.Dict, ast.Set, ast.JoinedStr, ast.ListComp)
 _SUBSCRIPTS = {"STORE": "setitem", "DELETE": "delitem", "BINARY": "getitem"}
-_TENSOR_VIEWS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
-# Functions and methods that give one tensor whatever their arguments are.
-_GIVE_TENSORS = frozenset(
-    """abs add arange argmax argmin bmm bool cat ceil clamp clone contiguous cos cpu cuda cumsum
-    detach div double empty exp expand expand_as flatten float floor full gather gelu half
-    index_select int linspace log log_softmax long masked_fill masked_select matmul mean mm mul neg
-    one_hot ones ones_like permute pow rand rand_like randint randn randn_like randperm relu repeat
-    reshape round select sigmoid sin softmax sqrt squeeze stack sub sum t tanh tensor to transpose
-    tril triu type_as unsqueeze view view_as zeros zeros_like""".split()  # noqa: SIM905  72 lines
-)
+_TENSOR_VIEWS = functions(Trait.PROPERTY | Trait.VIEW)
+_GIVE_TENSORS = functions(Trait.TENSOR)
 
 
 class RunningCall:

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.source.running_node import parsed_source
 
 _LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -25,7 +26,7 @@ _METHODS_THAT_READ = frozenset(
         *("keys", "values", "items", "format"),
     )
 )
-_VIEWS = frozenset(("T", "mT", "H", "mH", "real", "imag", "grad"))
+_VIEWS = functions(Trait.PROPERTY | Trait.VIEW, without=Trait.RENEWS) | {"grad"}
 """Attributes of a tensor that have its memory, or another tensor's that the recorder knows."""
 _WRITING = (ast.AugAssign, ast.Await, ast.Yield, ast.YieldFrom)
 _ITERATING = (ast.For, ast.AsyncFor, ast.comprehension)
