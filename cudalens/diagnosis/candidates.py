@@ -21,6 +21,7 @@ from cudalens.core._python import parse
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.moves import (
     CHOICES,
     OF_KIND,
@@ -41,6 +42,7 @@ from cudalens.diagnosis.user_code import (
     with_changes,
 )
 
+_ELEMENTWISE = {name.strip("_") for name in functions(Trait.BROADCASTS)}
 _IN_WORDS = ("labels_in_order", "either_dimension", "one_hot_classes")
 """Rules of changes that succeed, of which only the user knows whether one is meant."""
 _OF_DTYPE = re.compile(
@@ -266,10 +268,7 @@ def _is_broadcast(evidence: Evidence, way: _Step) -> bool:
 
 def _is_elementwise(evidence: Evidence) -> bool:
     function = api_function(evidence)
-    return not function or function.strip("_").lstrip("ir") in (
-        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "eq", "ne", "lt", "le"),
-        *("gt", "ge", "and", "or", "xor", "where", "maximum", "minimum", "div", "masked_fill"),
-    )
+    return not function or function.strip("_") in _ELEMENTWISE
 
 
 # --- the steps ------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from math import prod
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact, format_shape, syntax
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.host_errors._words import INTEGERS
 from cudalens.diagnosis.user_code import api_function
 
@@ -29,8 +30,7 @@ _CASTS = {
     "int32": ".int()",
     "bool": ".bool()",
 }
-PRODUCTS = frozenset({"matmul", "mm", "bmm", "mv", "dot", "addmm", "baddbmm", "einsum"})
-PRODUCTS |= {f"__{name}matmul__" for name in ("", "r", "i")}
+PRODUCTS = functions(Trait.PRODUCT)
 _COUNTED = ("pack_padded_sequence", "_pack_padded_sequence")
 _ON_HOST = ("__getitem__", "numpy", *_COUNTED)
 """They take one of their tensors on the CPU, and not on another device."""

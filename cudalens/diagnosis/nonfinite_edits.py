@@ -17,6 +17,7 @@ from cudalens.core._python import parse
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, SourceSpan, TensorFact
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.hints.nonfinite import input_of, made, vanished_in
 from cudalens.diagnosis.user_code import (
@@ -37,11 +38,8 @@ _ROUNDING = 1e-5
 """So far beyond the end of a domain rounding takes a number, as a rule."""
 _SAFE = {"acos": 0, "asin": 0, "atanh": 0, "exp": 0, "expm1": 0, "acosh": 2}
 """Where a function and its slope are finite; for all others at 1."""
-_LOOKS = frozenset(
-    {"isfinite", "isnan", "isinf", "abs", "bool", "any", "all", "sum", "gt", "ge", "lt", "le"}
-    | {"ne", "eq", "logical_and", "logical_or", "logical_not", "unsqueeze", "view", "float"}
-    | {"detach", "size", "dim", "expand", "squeeze"}
-)
+_LOOKS = functions(Trait.COMPARES) | functions(Trait.FACT) | functions(Trait.NEVER_COPIES)
+_LOOKS |= {"isfinite", "isnan", "isinf", "logical_not", "any", "all", "abs", "sum", "bool", "float"}
 """Calls that a condition may make a second time: they only look."""
 _STEPS_UP = ("1e-7", "1e-6", "1e-5", "1e-4")
 """Numbers to take in place of one that vanishes in float16, smallest first."""

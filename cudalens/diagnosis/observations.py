@@ -28,6 +28,7 @@ from cudalens.core.report_types import (
     format_count,
     syntax,
 )
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.hints._makers import FROM_PYTHON, maker_steps, makes_value
 from cudalens.diagnosis.hints._reading import filled_side, ids_of
@@ -45,7 +46,6 @@ _ALL: tuple[Role, ...] = ("label", "one_hot", "token", "position", "index", "edg
 _MAX_RUNS = 4
 _MAX_LINES = 3
 _LONGEST = 80
-_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isin", "logical_and", "logical_or"})
 _INTEGER_MAKERS = {
     "argmax": "positions of the largest",
     "argmin": "positions of the smallest",
@@ -57,7 +57,7 @@ _INTEGER_MAKERS = {
     "round": "a rounded number",
     "searchsorted": "the number of an interval, one more than there are borders",
     "topk": "positions of the largest",
-    **dict.fromkeys(_COMPARISONS, "the truth of a comparison, 0 or 1"),
+    **dict.fromkeys(functions(Trait.COMPARES), "the truth of a comparison, 0 or 1"),
 }
 """Meaning of the integers that a function makes."""
 

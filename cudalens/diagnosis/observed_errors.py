@@ -18,6 +18,7 @@ from cudalens.core.report_types import (
     TensorFact,
     format_shape,
 )
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.host_errors._base import is_known_message
 from cudalens.diagnosis.user_code import is_failing_line, place
@@ -216,10 +217,7 @@ def _operands(
         yield Observation(kind=kind, text=text, facts=layer_facts, sources=(source,))
 
 
-_FACTORIES = frozenset(
-    {"arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn"}
-    | {"randperm", "tensor", "zeros"}
-)
+_FACTORIES = functions(Trait.FACTORY) | {"tensor"}
 
 
 def _is_without_device(made: Binding) -> bool:

@@ -9,18 +9,14 @@ from cudalens.core._python import parse
 from cudalens.core.api_names import stem_of
 from cudalens.core.graph_types import FIRST_BAD, WRITES, ProvenanceStep
 from cudalens.core.report import Evidence
+from cudalens.core.torch_functions import Trait, stems
 from cudalens.diagnosis.user_code import last_name
 
 _REMAINDERS = ("remainder", "fmod", "mod")
-COPIES = frozenset(
-    {"to", "cuda", "clone", "copy_", "tensor", "contiguous", "float", "long", "int", "type"}
-    | {"getitem", "index_select", "gather", "cat", "stack", "flip", "unbind", "reshape", "view"}
-    | {"squeeze", "unsqueeze", "flatten", "detach", "chunk", "split", "permute", "transpose"}
-    | {"pin_memory", "expand", "repeat", "from_numpy", "as_tensor", "asarray", "data"}
-    | {"pad_sequence", "hstack", "vstack", "concat", "setitem", "expand_as", "broadcast_to"}
-)
+COPIES = stems(Trait.KEEPS, without=Trait.SUBSTITUTES | Trait.WRITES | Trait.TO_HALF)
+COPIES = COPIES - {"embedding"} | {"setitem"}
 """Functions that hand on, move, cast, choose or repeat the values that they were given."""
-FROM_PYTHON = frozenset({"tensor", "as_tensor", "asarray", "from_numpy"})
+FROM_PYTHON = stems(Trait.FROM_PYTHON)
 
 
 def way_of(evidence: Evidence) -> Iterator[tuple[str, str]]:
@@ -39,23 +35,16 @@ def way_of(evidence: Evidence) -> Iterator[tuple[str, str]]:
                 yield stem_of(node.op), ""
 
 
-_GIVEN = frozenset(
-    {"arange", "clone", "eye", "full", "ones", "randint", "randperm", "repeat", "zeros", "expand"}
-    | {"detach", "squeeze", "unsqueeze", "flatten", "permute", "from_numpy", "as_tensor", "asarray"}
-)
-"""Functions that give values as data does, or leave them as they are."""
+_FACTORIES = stems(Trait.FACTORY)
 
 
 def is_made(evidence: Evidence) -> bool:
     """Return whether recorded arithmetic made the values at fault."""
     names = {name for name, _ in way_of(evidence)} if evidence.provenance else set()
-    return bool(names - _GIVEN)
+    return bool(names - _FACTORIES)
 
 
-_NUMBERING = frozenset(
-    {"searchsorted", "bucketize", "argmax", "argmin", "argsort", "sort", "topk", "max", "min"}
-    | {"nonzero", "cumsum", "floor_divide"}
-)
+_NUMBERING = stems(Trait.NUMBERS) | stems(Trait.SORTS) | {"floor_divide"}
 """Functions that give places, intervals or counts: they say nothing of how data counts."""
 
 
@@ -68,18 +57,13 @@ def is_numbered(evidence: Evidence) -> bool:
     return False
 
 
-_MOVES = COPIES | {"sort", "roll", "repeat", "repeat_interleave", "masked_select", "take"}
+_MOVES = COPIES | {"sort"}
 """Functions that only move or repeat values."""
-_STORES = frozenset({"setitem", "index_put_", "index_copy_", "pad_sequence", "concat", "half"})
-_HANDS_ON = _MOVES | _STORES | {"cpu", "double", "bfloat16", "hstack", "vstack", "clone"}
+_HANDS_ON = stems(Trait.KEEPS, without=Trait.SUBSTITUTES) - {"embedding"} | {"sort"}
 """Functions that never make a value: they move, choose, store or convert what they were given."""
-_CASTS = frozenset({"to", "half", "bfloat16", "float", "type", "long", "int", "copy_"})
+_CASTS = stems(Trait.CAST)
 """Functions whose result may overflow: a good value before, a bad one after."""
-_OWN_VALUES = frozenset(
-    {"arange", "argmax", "argmin", "argsort", "bincount", "bucketize", "cumsum", "eye", "full"}
-    | {"linspace", "multinomial", "nonzero", "rand", "randint", "randn", "randperm", "searchsorted"}
-    | {"topk", "tril_indices", "triu_indices", "unique"}
-)
+_OWN_VALUES = stems(Trait.NUMBERS) | _FACTORIES
 """Functions whose results are numbers of their own: places, counts, random numbers."""
 
 

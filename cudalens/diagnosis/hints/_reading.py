@@ -14,6 +14,7 @@ from cudalens.core.api_names import stem_of
 from cudalens.core.graph_types import WRITES
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, LineRef, Offender, TensorFact, Violation
+from cudalens.core.torch_functions import Trait, functions, stems
 from cudalens.diagnosis.hints._base import Reading
 from cudalens.diagnosis.hints._makers import calls_on_line, is_numbered
 from cudalens.diagnosis.hints._roles import INTEGERS, Role, bad_values, fault, origin, role_of
@@ -310,16 +311,13 @@ def cast_source(evidence: Evidence) -> TensorFact | None:
     ):
         return None
     item = next(iter(_on_line(evidence, [node.func.value])), None)
-    if item is None or node.func.attr not in ("long", "int", "to", "type"):
+    if item is None or node.func.attr not in functions(Trait.CAST):
         return None
     is_cast = "float" in item.dtype and item.shape == at_fault[1].shape
     return item if is_cast and _holds_no_ids(item) else None
 
 
-_KEEPING = frozenset(
-    {"clone", "contiguous", "cpu", "cuda", "detach", "expand", "flatten", "flip", "int", "long"}
-    | {"permute", "ravel", "reshape", "squeeze", "t", "to", "transpose", "unsqueeze", "view"}
-)
+_KEEPING = functions(Trait.WHOLE, without=Trait.CAST) | {"to", "int", "long"}
 """Methods that give the values of their tensor as they are."""
 EXACT = {"float16": 2048, "bfloat16": 256}
 """The largest integers up to which a half-precision type holds every integer."""
@@ -359,8 +357,7 @@ def shifting_step(evidence: Evidence) -> LineRef | None:
     return line if is_sum else None
 
 
-_FILLING = frozenset({"fill", "full", "full_like", "index_fill", "masked_fill", "new_full", "pad"})
-_FILLING |= {"pad_sequence", "where"}
+_FILLING = {name.rstrip("_") for name in stems(Trait.CONSTANT)}
 """Ops that write one number to many elements."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact, format_shape
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.hints._reading import numel
 from cudalens.diagnosis.hints._roles import name_of
 from cudalens.diagnosis.user_code import call_node, last_name, parsed
@@ -45,8 +46,8 @@ _SMALLEST = {"float16": 6e-8, "bfloat16": 9.2e-41, "float32": 1.4e-45}
 """The smallest number above 0 of each type: half of it is rounded to 0."""
 _WITH_POLE = ("div", "rdiv", "reciprocal", "pow")
 _OTHER_NAMES = {"rtruediv": "rdiv", "true_divide": "div"}
-_SPREADS = frozenset({"std", "var", "std_mean", "var_mean"})
-_EXPONENTIALS = frozenset({"exp", "expm1", "exp2"})
+_SPREADS = functions(Trait.SPREAD)
+_EXPONENTIALS = functions(Trait.EXPONENTIAL)
 _STEEP = {
     **dict.fromkeys(("sqrt", "hypot"), ("result", (0,))),
     **dict.fromkeys(("log", "log2", "log10"), ("self", (0,))),
@@ -57,12 +58,9 @@ _STEEP = {
 """Functions with an infinite slope: what their nodes save, and at which values of that it is."""
 _OF_NODE = re.compile(r"Backward\d*$")
 _WITHOUT_POLE = frozenset(
-    {"add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "pow", "square", "exp"}
-    | {"expm1", "exp2", "sinh", "cosh", "sum", "prod", "cumsum", "cumprod", "mean", "to", "half"}
-    | {"matmul", "mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "einsum", "linear", "t"}
-    | {"rmatmul", "conv1d", "conv2d", "conv3d", "convolution", "mse_loss", "mseloss", "float"}
-    | {"bfloat16", "type", "div", "rdiv", "idiv", "itruediv", "reciprocal", "norm", "tocopy"}
-    | {"scaled_dot_product_attention", "addcmul", "add_relu"}
+    # A node of autograd's has the name without any underscore.
+    name.replace("_", "")
+    for name in functions(Trait.FINITE) | functions(Trait.CAST)
 )
 """Functions that give no infinity for finite numbers but by overflow, divisions by 0 aside."""
 _HIDDEN = (
@@ -266,7 +264,7 @@ def overflow(evidence: Evidence) -> Hint | None:
         return None
     is_backward = evidence.phase == "backward"
     name = _OF_NODE.sub("", op).lower() if is_backward else op
-    if name not in _WITHOUT_POLE:
+    if name.replace("_", "") not in _WITHOUT_POLE:
         return None
     if name in _WITH_POLE and (is_backward or (violation and violation.overwritten)):
         divisor = input_of(evidence, "other" if name == "div" else "self")

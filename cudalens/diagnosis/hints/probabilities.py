@@ -9,6 +9,7 @@ from cudalens.core.api_names import stem_of
 from cudalens.core.graph_types import FIRST_NAN, WRITES
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, LineRef, TensorFact, format_count
+from cudalens.core.torch_functions import Trait, functions, stems
 from cudalens.diagnosis.hints._makers import way_of
 from cudalens.diagnosis.hints._roles import fault, name_of
 from cudalens.diagnosis.user_code import (
@@ -25,14 +26,11 @@ _PERCENT = 100
 _RARE = 0.1
 """Of all values, so many may be stray ones."""
 _HALVES = ("float16", "bfloat16")
-_SCORES = frozenset({"addmm", "mm", "bmm", "addmv", "baddbmm", "linear", "convolution"})
-_SCORES |= {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)}
+_SCORES = functions(Trait.LAYER)
 """Ops that end a network without an activation."""
 _POSITIVE = ("scale", "rate", "concentration", "concentration0", "concentration1", "df")
 """Parameters of distributions that have to be above 0."""
-_ACTIVATIONS = frozenset(
-    {"relu", "leaky_relu", "tanh", "gelu", "elu", "silu", "softplus", "hardtanh", "clamp_min"}
-)
+_ACTIVATIONS = functions(Trait.ACTIVATION)
 """Functions whose results go beyond 0 … 1."""
 
 
@@ -311,9 +309,8 @@ def scale_of_a_layer(evidence: Evidence) -> Hint | None:
 # --- weights to draw from -------------------------------------------------------------------------
 
 
-_MASKS = frozenset(
-    {"masked_fill", "where", "scatter", "index_put", "setitem", "fill_diagonal", "tril", "triu"}
-)
+_WRITES = stems(Trait.WRITES, without=Trait.ADDS)
+_MASKS = {it.rstrip("_") for it in _WRITES | stems(Trait.SUBSTITUTES) | stems(Trait.BLANKS)}
 """Ops with which a filter or a mask leaves candidates out."""
 
 

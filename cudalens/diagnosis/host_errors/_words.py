@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact, format_shape
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.user_code import api_function, call_node, called_name
 
 Shape = tuple[int, ...]
@@ -120,7 +121,7 @@ def _type(match: re.Match[str]) -> str:
 
 _OPERANDS = (("tensor a", "tensor b"), ("mat1", "mat2"), ("batch1", "batch2"), ("m1", "m2"))
 """Torch's names for the two operands of a call."""
-_PRODUCTS = frozenset({"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm"})
+_PRODUCTS = functions(Trait.FACTORS) | {"linear", "__rmatmul__"}
 
 
 def _format_shape_of(fact: TensorFact) -> str:

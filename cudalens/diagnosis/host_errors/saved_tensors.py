@@ -11,6 +11,7 @@ from cudalens.core.evidence_types import FreedGraph, InPlaceChange
 from cudalens.core.graph_types import ProvenanceStep
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, LineRef, SourceSpan, format_shape
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern
 from cudalens.diagnosis.host_errors._words import (
     MAX_HEADLINE,
@@ -185,8 +186,7 @@ _MAX_NAME = 24
 _IN_PLACE = re.compile(r"[a-z]\w*[a-z]_")
 _OF_GRADIENTS = {"clip_grad_norm_", "clip_grad_value_", "unscale_"}
 """Functions in place that change gradients only, and no tensor that backward needs."""
-_ONLY_IN_PLACE = {"zero_", "fill_", "copy_", "set_", "random_", "normal_", "uniform_"}
-"""Methods that no method without the underscore replaces."""
+_ONLY_IN_PLACE = functions(Trait.ONLY_IN_PLACE)
 _OF_VIEWS = ("AsStrided", "AsStridedBackward0", "T", "TBackward", "TBackward0", "ViewBackward0")
 _AGAIN = "run the forward pass again after it"
 """A backward that is moved before a step adds its gradients to those that the step takes."""
