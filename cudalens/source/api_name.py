@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 
+from cudalens.core.user_objects import is_module
 from cudalens.source.files import is_torch_file, torch_path
 from cudalens.source.running_call import RunningCall, class_name, is_tensor_method
-from cudalens.source.safe_eval import is_module
 from cudalens.source.stack import Place
 
 # Classes whose method is what the user calls, not the functions inside it.

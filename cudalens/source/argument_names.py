@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cudalens.core.report_types import Expression
+from cudalens.core.user_objects import is_tensor
 from cudalens.source.files import is_torch_file
 from cudalens.source.running_call import ABSENT, RunningCall
 from cudalens.source.running_node import Span, expressions_in, span_of, text_of
-from cudalens.source.safe_eval import is_tensor, items_of
+from cudalens.source.safe_eval import items_of
 from cudalens.source.stack import Place
 
 Same = Callable[[object, object], bool]

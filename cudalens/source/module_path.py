@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import NamedTuple
 
-from cudalens.source.safe_eval import is_module, registered
+from cudalens.core.user_objects import is_module
+from cudalens.source.safe_eval import registered
 from cudalens.source.stack import Place
 
 _MAX_MODULES = 200_000

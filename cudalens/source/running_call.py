@@ -19,8 +19,9 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from cudalens.core.torch_functions import Trait, functions
+from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.source.running_node import Running, kind_sources, running
-from cudalens.source.safe_eval import instance_dict, is_module, is_tensor, value_or
+from cudalens.source.safe_eval import instance_dict, value_or
 from cudalens.source.stack import Place
 
 ABSENT = object()

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ast
 import collections
-import sys
 from collections.abc import Collection, Mapping
 from types import FrameType
 from typing import Any
 
 from pure_eval import CannotEval, Evaluator
+
+from cudalens.core.user_objects import is_module, is_of, loaded
 
 _EVALUATED = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.UnaryOp, ast.BinOp)
 _KEYS = (str, int, bool, float, bytes, type(None))
@@ -85,16 +86,6 @@ def value_or(evaluator: SafeEvaluator | None, node: ast.expr, default: object) -
         return evaluator[node]
     except (CannotEval, RecursionError):
         return default
-
-
-def is_tensor(value: object) -> bool:
-    """Return whether a value is a ``torch.Tensor``, by its type's own bases."""
-    return _has_base(value, "torch", "Tensor")
-
-
-def is_module(value: object) -> bool:
-    """Return whether a value is a ``torch.nn.Module``, by its type's own bases."""
-    return _has_base(value, "torch.nn.modules.module", "Module")
 
 
 def instance_dict(value: object) -> dict[str, object]:
@@ -168,7 +159,7 @@ def _attribute(value: object, name: str) -> Any:
 def _store(value: object) -> Mapping[object, object] | None:
     """Return the dict behind an object of a known class, ``None`` for other objects."""
     for module, name, path in _STORES:
-        if not _has_base(value, module, name):
+        if not is_of(value, module, name):
             continue
         store = value
         for step in path:
@@ -179,10 +170,10 @@ def _store(value: object) -> Mapping[object, object] | None:
 
 def _children(module: object) -> Mapping[Any, object] | None:
     """Return the children of a module that is a plain list or dict of modules."""
-    if not any(type(module) is _loaded("torch.nn", name) for name in _MODULE_LISTS):
+    if not any(type(module) is loaded("torch.nn", name) for name in _MODULE_LISTS):
         return None
     children = registered(module, "_modules")
-    if type(module) is _loaded("torch.nn", "ModuleDict"):
+    if type(module) is loaded("torch.nn", "ModuleDict"):
         return children
     held = list(children.values())
     return {at: held[at] for at in range(-len(held), len(held))}
@@ -215,13 +206,3 @@ def _class_attribute(kind: type, name: str) -> object:
         if name in own:
             return own[name]
     return _ABSENT
-
-
-def _has_base(value: object, module: str, name: str) -> bool:
-    base = _loaded(module, name)
-    return base is not None and base in type.__dict__["__mro__"].__get__(type(value))
-
-
-def _loaded(module: str, name: str) -> object:
-    loaded = sys.modules.get(module)
-    return None if loaded is None else vars(loaded).get(name)
