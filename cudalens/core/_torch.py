@@ -40,10 +40,6 @@ pytree: Any = _pytree
 """Path through nested lists, tuples and dicts."""
 
 
-def _below(key: str) -> Any:
-    return torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, key))
-
-
 def is_accelerator(device: torch.device) -> bool:
     """Return whether guards act on tensors of this device."""
     return device.type in ACCELERATORS
@@ -65,11 +61,12 @@ def redispatcher(op: Any, key: str = BACKEND_SELECT) -> tuple[Callable[..., Any]
         a function of a key set and the arguments of the call, and the keys that the set of the
         call is to be cut down to.
     """
+    below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, key))
     if key != BACKEND_SELECT:
-        return _decomposition(op), _below(key)
+        return _decomposition(op), below
     # The overload's own method only forwards, and every guarded call would pay for it.
     handle = getattr(op, "_handle", None)
-    return getattr(handle, "redispatch_boxed", op.redispatch), _below(key)
+    return getattr(handle, "redispatch_boxed", op.redispatch), below
 
 
 def _decomposition(op: Any) -> Callable[..., Any]:
@@ -89,7 +86,8 @@ def _decomposition(op: Any) -> Callable[..., Any]:
 _DISPATCH_KEYS = torch._C.DispatchKey.__members__
 
 
-def backend_bits(devices: Iterable[str]) -> int:
+@cache  # each check asks anew
+def backend_bits(devices: frozenset[str]) -> int:
     """Return the bits that the dispatch keys of tensors on these devices have and others lack."""
     bits = 0
     for name in devices:

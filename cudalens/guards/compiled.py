@@ -31,7 +31,7 @@ from cudalens.guards._base import full_name, schema_parameters
 from cudalens.guards.deferred import PastCalls
 from cudalens.guards.engine import INDEX_DTYPES, Within, in_bounds
 from cudalens.guards.pending import PENDING
-from cudalens.guards.plans import plans_of, required_of
+from cudalens.guards.plans import guarded_op, required_of
 
 _BY_SHAPES = "aten::_unsafe_index"
 """Reads by what the compiler computed from shapes, as ``interpolate`` does."""
@@ -109,7 +109,7 @@ def _guard_graph(graph: Any, device: str) -> None:
         if op not in GUARDS or _schema_name(node) == _BY_SHAPES or not _compiler.has_kernel(op):
             continue
         slots = {item.name: item for item in schema_parameters(op)}
-        required = required_of(plans_of(op), *map_arg((node.args, node.kwargs), _stand_in))
+        required = required_of(guarded_op(op).plans, *map_arg((node.args, node.kwargs), _stand_in))
         for one in required.deferred:
             need, wraps, index = one.need, one.low < 0, one.tensor_of(node.args, node.kwargs)
             if not isinstance(need, Within) or need.of is None or need.dim is None:

@@ -25,8 +25,7 @@ from cudalens.core.call import OpCall
 from cudalens.core.errors import DeviceIndexError, DeviceValueError
 from cudalens.core.limits import Limits
 from cudalens.core.report_types import Violation
-from cudalens.guards import GUARDS
-from cudalens.guards._base import OF_USER, Guard, full_name, schema_parameters
+from cudalens.guards._base import OF_USER, Guard, schema_parameters
 from cudalens.guards.compiled import CompiledGuards
 from cudalens.guards.deferred import (
     CheckedTensors,
@@ -38,7 +37,14 @@ from cudalens.guards.deferred import (
 from cudalens.guards.host_waits import HostWaits
 from cudalens.guards.past_calls import IsUsers, PastCall
 from cudalens.guards.pending import PENDING
-from cudalens.guards.plans import Forms, Plan, Required, plans_of, required_of
+from cudalens.guards.plans import (
+    Forms,
+    GuardedOp,
+    Plan,
+    Required,
+    guarded_ops,
+    required_of,
+)
 from cudalens.guards.refused_calls import is_refused
 
 OnViolation = Callable[[OpCall, Violation], BaseException | None]
@@ -100,11 +106,14 @@ class Interceptor:
         )
         self.past = PastCalls(self._report_past, self._waits, is_users, self._complain)
         self._compiled = CompiledGuards(self.past, self._devices)
+        self._acts_on = _acting(self)
+        self._deferred_ops: dict[Any, DeferredOp] = {}
+        """The deferred looks at the ops that were called under deferred guards."""
 
     def install(self) -> None:
         """Register a kernel for each guarded overload that has none yet; does nothing twice."""
         self.set_deferred(is_deferred=self.is_deferred, in_compiled=self._in_compiled)
-        fresh = {op: entries for op, entries in GUARDS.items() if op not in self._covered}
+        fresh = [item for item in guarded_ops() if item.op not in self._covered]
         if not fresh:
             return
         if not self._covered:
@@ -113,12 +122,12 @@ class Interceptor:
         for key in (_torch.BACKEND_SELECT, *_torch.autograd_keys(self._devices)):
             is_above = key != _torch.BACKEND_SELECT
             kernels = {
-                full_name(op): self._kernel(op, key)
-                for op, entries in fresh.items()
-                if entries[0].is_composite or not is_above
+                item.name: self._kernel(item, key)
+                for item in fresh
+                if item.entries[0].is_composite or not is_above
             }
             self._libraries.extend(_torch.register_kernels(kernels, key))
-        self._covered.update(fresh)
+        self._covered.update([item.op for item in fresh])
 
     def uninstall(self) -> None:
         """Remove every registration; does nothing when there is none."""
@@ -129,17 +138,23 @@ class Interceptor:
         self._trace_again()
         PENDING.clear()
 
-    def _kernel(self, op: Any, key: str) -> Callable[..., Any]:
-        covers = any(entry.covers_inner for entry in GUARDS[op])
-        go_on, below = _torch.redispatcher(op, key)
-        if full_name(op) == "aten::multinomial":
+    def _kernel(self, one: GuardedOp, key: str) -> Callable[..., Any]:
+        """Return the kernel of an op.
+
+        Each check makes one for each op, and few of them are called: what only a bad call or a
+        deferred look needs is made there.
+        """
+        if key not in one.routes:
+            one.routes[key] = _torch.redispatcher(one.op, key)
+        go_on, below = one.routes[key]
+        if one.name == "aten::multinomial":
             go_on = remembering_draws(go_on, self._checked, lambda: self.is_deferred)
-        plans, inside = plans_of(op), self._inside
-        deferred = DeferredOp(op, self._checked, self.past)
-        ask, acts_on, later = self._asker(op, plans), _acting(self), self._later(op, deferred)
+        inside, covers, acts_on = self._inside, one.covers, self._acts_on
+        ask = partial(self._ask, one.op, one.plans)
         ask_without_modes = partial(_torch.without_modes, partial(ask, are_plain=False))
+        later = partial(self._look_deferred, one)
         later_unseen = partial(_torch.unseen_without_wait, later)
-        required_by, bits = Forms(plans).of, self._bits
+        required_by, bits = Forms(one.plans).of, self._bits
         can_read, unseen = _torch.can_read_unseen, _torch.Unseen
         failed = self._on_failed_call
         of_keys: dict[int, tuple[Any, bool]] = {}
@@ -198,36 +213,36 @@ class Interceptor:
 
     # --- looking later ----------------------------------------------------------------------------
 
-    def _later(self, op: Any, deferred: DeferredOp) -> Callable[..., Noted | None]:
-        """Return what notes the checks of a call, and says what is to be raised."""
-        plans = plans_of(op)
-        askers = {plan.guard: self._asker(op, (plan,)) for plan in plans}
-        # What such an op reads in turn, as repeat_interleave does, is not seen.
-        may_read = any(plan.guard.waits for plan in plans)
-
-        def look(
-            args: tuple[Any, ...], kwargs: dict[str, Any], required: Required | None
-        ) -> Noted | None:
-            is_captured = required is None and _torch.is_capturing()
-            if required is None:
-                required = required_of(plans, args, kwargs)
-            noted = deferred.look(required, args, kwargs, is_captured=is_captured)
-            if is_captured:
-                return noted
-            error = None
-            at_once = () if noted is None else noted.at_once
-            for guard in at_once:
-                with _torch.own_wait():
-                    error = error or askers[guard](args, kwargs)
-            if ((at_once or may_read) and PENDING) or (PENDING.findings and PENDING.has_finding()):
-                # What was noted before comes before what this call is about.
-                error = self._raised(PENDING.settle(threading.get_ident()), error)
-            if error is not None:
-                noted = noted or Noted(args, kwargs, [])
-                noted.error = error
+    def _look_deferred(
+        self,
+        one: GuardedOp,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        required: Required | None,
+    ) -> Noted | None:
+        """Queue the checks of a call; the result says what is to be raised."""
+        is_captured = required is None and _torch.is_capturing()
+        if required is None:
+            required = required_of(one.plans, args, kwargs)
+        deferred = self._deferred_ops.get(one.op)
+        if deferred is None:
+            deferred = self._deferred_ops[one.op] = DeferredOp(one.op, self._checked, self.past)
+        noted = deferred.look(required, args, kwargs, is_captured=is_captured)
+        if is_captured:
             return noted
-
-        return look
+        error = None
+        at_once = () if noted is None else noted.at_once
+        for guard in at_once:
+            with _torch.own_wait():
+                error = error or self._ask(one.op, (one.plan_of[guard],), args, kwargs)
+        is_read = bool(at_once) or one.may_read
+        if (is_read and PENDING) or (PENDING.findings and PENDING.has_finding()):
+            # What was noted before comes before what this call is about.
+            error = self._raised(PENDING.settle(threading.get_ident()), error)
+        if error is not None:
+            noted = noted or Noted(args, kwargs, [])
+            noted.error = error
+        return noted
 
     def set_deferred(self, is_deferred: bool, in_compiled: bool = False) -> None:
         """Switch deferred checking on or off; pending checks stay.
@@ -304,41 +319,46 @@ class Interceptor:
 
     # --- looking at once --------------------------------------------------------------------------
 
-    def _asker(self, op: Any, plans: tuple[Plan, ...]) -> Callable[..., BaseException | None]:
-        last = max((item.position for plan in plans for item in plan.parameters), default=0)
+    def _ask(
+        self,
+        op: Any,
+        plans: Sequence[Plan],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        are_plain: bool = True,
+    ) -> BaseException | None:
+        """Let guards look at a call; return the exception to raise in place of it.
 
-        def ask(
-            args: tuple[Any, ...], kwargs: dict[str, Any], are_plain: bool = True
-        ) -> BaseException | None:
-            is_whole = last < len(args) and not kwargs
-            for plan in plans:
+        Args:
+            are_plain: ``False`` where a tensor may be of a subclass.
+        """
+        for plan in plans:
+            try:
+                is_whole = plan.last < len(args) and not kwargs
+                values = plan.pick(args) if is_whole else plan.find(args, kwargs)
+                if not are_plain and plan.guard.frequency != OF_USER:
+                    values = [*map(_without_subclass, values)]  # it may say what it likes
                 try:
-                    values = plan.pick(args) if is_whole else plan.find(args, kwargs)
-                    if not are_plain and plan.guard.frequency != OF_USER:
-                        values = [*map(_without_subclass, values)]  # it may say what it likes
-                    try:
-                        violation: object = plan.check(*values)
-                    except Exception as failure:
-                        violation = _look_again(plan, values, failure)
-                    if violation is None:
-                        continue
-                    if not isinstance(violation, Violation):
-                        msg = f"it gave {type(violation).__name__}"
-                        raise TypeError(msg)
-                except Exception as failure:  # a guard that fails must never stop a good call
-                    raise_if_outside(failure)
-                    if isinstance(failure, RecursionError) and plan.guard.frequency != OF_USER:
-                        raise  # no room to look: the user is told so, and nothing is launched
-                    kind = type(failure).__name__
-                    self._complain(f"guard {plan.guard.name} failed: {kind}: {failure}")
+                    violation: object = plan.check(*values)
+                except Exception as failure:
+                    violation = _look_again(plan, values, failure)
+                if violation is None:
                     continue
-                with MoreStack():
-                    error = self._handle(op, plan.guard, violation, args, kwargs)
-                if error is not None:
-                    return error
-            return None
-
-        return ask
+                if not isinstance(violation, Violation):
+                    msg = f"it gave {type(violation).__name__}"
+                    raise TypeError(msg)
+            except Exception as failure:  # a guard that fails must never stop a good call
+                raise_if_outside(failure)
+                if isinstance(failure, RecursionError) and plan.guard.frequency != OF_USER:
+                    raise  # no room to look: the user is told so, and nothing is launched
+                kind = type(failure).__name__
+                self._complain(f"guard {plan.guard.name} failed: {kind}: {failure}")
+                continue
+            with MoreStack():
+                error = self._handle(op, plan.guard, violation, args, kwargs)
+            if error is not None:
+                return error
+        return None
 
     def _handle(
         self,

@@ -14,7 +14,14 @@ from torch.nn import Parameter
 from cudalens.core._python import MoreStack, raise_if_outside
 from cudalens.core._torch import is_deterministic
 from cudalens.guards import GUARDS
-from cudalens.guards._base import OF_USER, ArgumentSlot, Check, Guard, schema_parameters
+from cudalens.guards._base import (
+    OF_USER,
+    ArgumentSlot,
+    Check,
+    Guard,
+    full_name,
+    schema_parameters,
+)
 from cudalens.guards._ranges import FLOATS
 from cudalens.guards.engine import INDEX_DTYPES, Between, Within, fulfils, interval, replacer
 
@@ -38,22 +45,52 @@ class Plan:
         return [item.of(args, kwargs) for item in self.parameters]
 
 
-_made: dict[Any, tuple[tuple[Guard, ...], tuple[Plan, ...]]] = {}
-"""The guards of an overload with their plans, which each check would make anew otherwise."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GuardedOp:
+    """What the kernel of one overload needs to know of its guards; the same in every check."""
+
+    op: Any
+    name: str
+    """As the dispatcher spells it."""
+    entries: tuple[Guard, ...]
+    plans: tuple[Plan, ...]
+    plan_of: dict[Guard, Plan]
+    covers: bool
+    """True if the guards of the ops that it calls have nothing to add."""
+    may_read: bool
+    """True if it waits for the device itself; what it reads in turn is not seen."""
+    routes: dict[str, tuple[Callable[..., Any], Any]]
+    """By dispatch key, the function that goes on below it, and the keys that are left there."""
 
 
-def plans_of(op: Any) -> tuple[Plan, ...]:
-    """Return the guards of an overload."""
+_made: dict[Any, GuardedOp] = {}
+
+
+def guarded_op(op: Any) -> GuardedOp:
+    """Return the guards of an overload with their plans."""
     entries = GUARDS[op]
     known = _made.get(op)
-    if known is None or known[0] is not entries:
+    if known is None or known.entries is not entries:
         for gone in _made.keys() - GUARDS.keys():  # an op of a library that was taken out
             del _made[gone]
-        known = _made[op] = entries, _plans_of(op, entries)
-    return known[1]
+        known = _made[op] = _guarded_op(op, entries)
+    return known
 
 
-def _plans_of(op: Any, entries: Sequence[Guard]) -> tuple[Plan, ...]:
+def guarded_ops() -> list[GuardedOp]:
+    """Return every overload that has guards.
+
+    A cell is opened with this, so a function is called only for what is new.
+    """
+    found = []
+    for op, entries in GUARDS.items():
+        known = _made.get(op)
+        is_known = known is not None and known.entries is entries
+        found.append(known if known is not None and is_known else guarded_op(op))
+    return found
+
+
+def _guarded_op(op: Any, entries: tuple[Guard, ...]) -> GuardedOp:
     parameters = {item.name: item for item in schema_parameters(op)}
     plans = []
     for entry in entries:
@@ -68,7 +105,16 @@ def _plans_of(op: Any, entries: Sequence[Guard]) -> tuple[Plan, ...]:
                 places={item.name: place for place, item in enumerate(slots)},
             )
         )
-    return tuple(plans)
+    return GuardedOp(
+        op=op,
+        name=full_name(op),
+        entries=entries,
+        plans=tuple(plans),
+        plan_of={plan.guard: plan for plan in plans},
+        covers=any(entry.covers_inner for entry in entries),
+        may_read=any(entry.waits for entry in entries),
+        routes={},
+    )
 
 
 def _picker(slots: Sequence[ArgumentSlot]) -> Callable[[tuple[Any, ...]], Sequence[Any]]:

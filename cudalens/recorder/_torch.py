@@ -300,10 +300,6 @@ class Replaced:
         self._before: dict[tuple[Any, str], Callable[..., Any]] = {}
         self._users: dict[int, object] = {}
 
-    @staticmethod
-    def _of(owner: Any, name: str) -> Any:
-        return vars(owner)[name]  # of a class the method, not one bound to it
-
     # Without a lock, which an interrupt could leave locked: each step is one operation on a dict.
 
     def install(self, user: object) -> None:
@@ -320,17 +316,20 @@ class Replaced:
                 self._put_in()
 
     def _put_in(self) -> None:
+        # vars() of a class gives the method, not one that is bound to it.
         for key, make in self._functions.items():
+            owner, name = key
             if key not in self._ours:
-                before = self._before.setdefault(key, self._of(*key))
+                before = self._before.setdefault(key, vars(owner)[name])
                 self._ours.setdefault(key, make(before))
-            if self._of(*key) is self._before[key]:
+            if vars(owner)[name] is self._before[key]:
                 setattr(*key, self._ours[key])
 
     def _put_back(self) -> None:
         for key in list(self._ours):
+            owner, name = key
             ours = self._ours[key]
-            if self._of(*key) is ours:
+            if vars(owner)[name] is ours:
                 setattr(*key, self._before[key])
             self._ours.pop(key)
             # More than this variable and the argument: somebody has imported it by its name.
