@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cudalens.core.graph_types import ProvenanceStep
 from cudalens.core.report_types import LineRef, Number, Offenders, SourceSpan
@@ -222,6 +222,10 @@ class NanHolder:
     nan: Offenders
     is_read: bool = True
     """False for a parameter that holds NaN, where no recorded call is known to have read it."""
+
+
+NanCause = Literal["masked row", "infinity"]
+"""Why a softmax has made NaN: a row was -inf everywhere, or one contained inf."""
 
 
 @dataclass(frozen=True, kw_only=True)

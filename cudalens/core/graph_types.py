@@ -71,5 +71,8 @@ CHANGED = "changes a tensor in place that backward needs"
 FIRST_BAD = "first out of range here"
 """The note of the step that is proven to have made the bad values."""
 
+DIVIDES = "divides by 0 here"
+"""The note of a step that divides all values by 0, some of which have become NaN since."""
+
 FIRST_NAN = "NaN first appears here"
 """The same of NaN, which is outside every bound and in none."""

@@ -37,6 +37,7 @@ from cudalens.core.evidence_types import (
     InPlaceChange,
     LostDimension,
     Marks,
+    NanCause,
     NanHolder,
     OwnerModule,
     RefusedCall,
@@ -126,6 +127,8 @@ class Evidence:
     device_fault: DeviceFault = field(default_factory=DeviceFault)
     synchronization: Synchronization = field(default_factory=Synchronization)
     nan_holder: NanHolder | None = None
+    nan_cause: NanCause | None = None
+    """Why a softmax has made NaN, where its input tells."""
     has_nan_watch: bool = False
     """True if each result was looked at."""
     grown: GrownParameter | None = None

@@ -14,7 +14,7 @@ from itertools import groupby
 
 from cudalens.core.api_names import stem_of
 from cudalens.core.evidence_types import Binding
-from cudalens.core.graph_types import WRITES, ProvenanceStep
+from cudalens.core.graph_types import DIVIDES, WRITES, ProvenanceStep
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import (
@@ -266,6 +266,8 @@ def came_from(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         steps_of_line = [it for it in evidence.provenance if it.source == line]
         comes = _comes(steps_of_line, _the_bad(evidence), is_many=len(values) != 1)
         mark = f"{what} {comes} here"
+        if any(item.note == DIVIDES for item in steps_of_line):
+            mark = DIVIDES
         yield Observation(
             kind="came_from",
             text=text,

@@ -29,8 +29,8 @@ from cudalens.core.errors import (
     NonFiniteError,
     SilentFindingWarning,
 )
-from cudalens.core.evidence_types import BoundOrigin, Marks, NanHolder
-from cudalens.core.graph_types import AutogradNeighbourhood, ProvenanceStep
+from cudalens.core.evidence_types import BoundOrigin, Marks, NanCause, NanHolder
+from cudalens.core.graph_types import FIRST_NAN, AutogradNeighbourhood, ProvenanceStep
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence, Report
 from cudalens.core.report_types import OpName, Replay, SeenBefore, Violation
@@ -254,6 +254,7 @@ def evidence_of_call(
         if way.batch is not None
         else None,
         nan_holder=attempt("variables", partial(_nan_holder, violation, way.origin, frames)),
+        nan_cause=attempt("values", partial(_nan_cause, way)),
         has_nan_watch=getattr(recorder, "watch", None) is not None,
         grown=grown,
     )
@@ -364,6 +365,22 @@ def _nan_holder(
                 path = held_name(parameter, frames)
                 return replace(held, name=path or name, is_read=False)
     return None
+
+
+def _nan_cause(way: Provenance) -> NanCause | None:
+    """Return why a softmax has made NaN, by what it was given.
+
+    Finite scores beside -inf give no NaN, whatever the dimension is.
+    """
+    given, makers = way.given, [item for item in way.steps if item.note == FIRST_NAN]
+    is_softmax = [stem_of(item.op or "") for item in makers] in (["softmax"], ["log_softmax"])
+    if given is None or not is_softmax or given.is_meta or not _torch.is_plain(given):
+        return None
+    with _torch.no_dispatch_modes(), _torch.plain_torch():
+        has_inf, has_minus_inf = bool(given.isposinf().any()), bool(given.isneginf().any())
+    if has_inf and has_minus_inf:
+        return None  # a row of either kind may have done it
+    return "infinity" if has_inf else "masked row" if has_minus_inf else None
 
 
 def _holding(name: str, tensor: Tensor) -> NanHolder | None:

@@ -42,6 +42,7 @@ FROM_PYTHON = functions(Trait.FROM_PYTHON)
 _FORGETFUL = functions(Trait.FORGETS_KEYWORDS)
 _NOBODYS = ("cudalens.", "profiler._record_function_")
 """Ops that no user calls: those that guards put into compiled code, and the profiler's ranges."""
+_DIVISIONS = frozenset({"div", "div_", "divide", "true_divide", "__truediv__", "__itruediv__"})
 
 
 class Api:
@@ -114,6 +115,8 @@ class Api:
             self.extra_of = operand_of
         elif name in _SUBSTITUTES:
             self.extra_of = numbers_of
+        elif name in _DIVISIONS:
+            self.extra_of = divisor_of
 
     @property
     def name(self) -> str:
@@ -212,6 +215,11 @@ class Recorded(NamedTuple):
     def numbers(self) -> tuple[Any, ...] | None:
         """Of a function that chooses between values the numbers of Python's that it was given."""
         return self.extra if self.api.extra_of is numbers_of else None
+
+    @property
+    def divisor(self) -> int | float | None:
+        """Of a division by a number of Python's that number."""
+        return self.extra if self.api.extra_of is divisor_of else None
 
     @property
     def is_alias(self) -> bool:
@@ -325,6 +333,14 @@ def numbers_of(
     if kwargs:
         return None
     return tuple(item for item in args if type(item) in _NUMBERS)
+
+
+def divisor_of(
+    api: Api, args: tuple[Any, ...], kwargs: Any, result: Any, tensors: Sequence[Tensor]
+) -> int | float | None:
+    """Return the number of Python's that a tensor is divided by, ``None`` where it is none."""
+    divisor = args[1] if len(args) > 1 else None
+    return divisor if type(divisor) in (int, float) else None
 
 
 def shows_argument(

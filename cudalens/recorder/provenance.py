@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from cudalens.core._torch import base_of
-from cudalens.core.graph_types import FIRST_BAD, WRITES, ProvenanceStep
+from cudalens.core.graph_types import DIVIDES, FIRST_BAD, WRITES, ProvenanceStep
 from cudalens.core.report_types import ravel, unravel
 from cudalens.core.torch_functions import CONVERSIONS, Trait, functions
 from cudalens.recorder.calls import FROM_PYTHON, Recorded
@@ -56,6 +56,8 @@ class Provenance:
     """True if it ended only because no older call is known."""
     origin: Tensor | None = None
     """The tensor with bad values that no recorded call has made or written to."""
+    given: Tensor | None = None
+    """The one living tensor that the call which is proven to have made them was given."""
 
 
 class _Marked(NamedTuple):
@@ -177,7 +179,14 @@ class ProvenanceWalk:
         source, is_first = self._source_of(call)
         is_proven = is_first and self._at.state == "bad"
         count = len(self._at.bad[0]) if is_proven and self._at.bad is not None else None
-        yield describe_step(call, self._snapshot, FIRST_BAD if is_proven else None, count)
+        note = FIRST_BAD if is_proven else DIVIDES if call.divisor == 0 else None
+        if is_proven and len(call.inputs) == 1:
+            self.provenance.given = call.inputs[0]()
+        yield describe_step(call, self._snapshot, note, count)
+        if is_proven and len(call.inputs) == 1:  # NaN out of infinities, as softmax gives
+            before = self._snapshot.newest(call.inputs[0], call.seq)
+            if before is not None and before.divisor == 0:
+                yield describe_step(before, self._snapshot, DIVIDES)
         self._is_over = source is None
         if source is not None:
             has_same = call.api.stem in _IN_ORDER and source.values is not None

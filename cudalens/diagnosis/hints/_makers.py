@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from cudalens.core._python import parse
 from cudalens.core.api_names import stem_of
-from cudalens.core.graph_types import FIRST_BAD, WRITES, ProvenanceStep
+from cudalens.core.graph_types import DIVIDES, FIRST_BAD, WRITES, ProvenanceStep
 from cudalens.core.report import Evidence
 from cudalens.core.torch_functions import Trait, stems
 from cudalens.diagnosis.user_code import last_name
@@ -88,7 +88,8 @@ def maker_steps(evidence: Evidence) -> list[ProvenanceStep]:
     if len(made) > 1 and stem_of(made[0].op or "") == "where":
         made = made[1:]  # it chose among values that another line had made
     lists = [step for step, stem in zip(steps, stems, strict=True) if stem in FROM_PYTHON]
-    return (made or lists)[:1]
+    divisions = [step for step in steps if step.note == DIVIDES]
+    return list(dict.fromkeys((*(made or lists)[:1], *divisions)))
 
 
 def makes_value(step: ProvenanceStep, value: object) -> bool:

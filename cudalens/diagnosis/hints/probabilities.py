@@ -6,7 +6,8 @@ import ast
 import math
 
 from cudalens.core.api_names import stem_of
-from cudalens.core.graph_types import FIRST_NAN, WRITES
+from cudalens.core.evidence_types import NanCause
+from cudalens.core.graph_types import DIVIDES, FIRST_NAN, WRITES
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, LineRef, TensorFact, format_count
 from cudalens.core.torch_functions import Trait, functions, stems
@@ -224,12 +225,23 @@ def nan_before(evidence: Evidence) -> Hint | None:
     return Hint(text=f"{count} {verb} NaN already in the input of this op{where}{more}")
 
 
+_CAUSES: dict[NanCause, str] = {
+    "masked row": "a row that softmax was given is -inf everywhere: all its places are masked",
+    "infinity": "softmax was given a row with inf",
+}
+
+
 def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
     """Say how far back the NaN is known, and whether it may come from further back."""
+    divisions = (step.source for step in evidence.provenance if step.note == DIVIDES)
+    if division := next(divisions, None):
+        return f"; line {division.line} divides by 0: {division.text}", False
     proven = (step.source for step in evidence.provenance if step.note == FIRST_NAN)
     if first := next(proven, None):
         text = f"; line {first.line} made them: {first.text}"
-        if "softmax" in (first.text or ""):
+        if evidence.nan_cause is not None:
+            text += f"; {_CAUSES[evidence.nan_cause]}"
+        elif "softmax" in (first.text or ""):
             text += "; softmax gives nan for a row with inf, and for one of -inf alone"
         return text, False
     if write := _written_nan(evidence):

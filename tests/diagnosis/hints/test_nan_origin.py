@@ -37,6 +37,52 @@ def test_a_nan_that_nobody_saw_begin_is_looked_for() -> None:
     assert any("--nan" in hint.text for hint in report.hints)
 
 
+ROW = "a row that softmax was given is -inf everywhere"
+INFINITE = "softmax was given a row with inf"
+EITHER = "softmax gives nan for a row with inf, and for one of -inf alone"
+MASK = "m = torch.zeros(2, 5, device='cuda')\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (f"{MASK}m[1] = -torch.inf\np = m.softmax(-1)", ROW),
+        (f"{MASK}m[1] = -torch.inf\nq = torch.log_softmax(m, -1)\np = q.exp()", ROW),
+        (f"{MASK}m[1, 2] = torch.inf\np = m.softmax(-1)", INFINITE),
+        (f"{MASK}m[1, 2] = torch.inf\nm[0] = -torch.inf\np = m.softmax(-1)", EITHER),
+        (f"{MASK}m[1] = -torch.inf\np = (m + 1).softmax(-1)", "--nan stops at the first one"),
+    ],
+)
+def test_the_input_of_a_softmax_tells_why(text: str, says: str) -> None:
+    """It lives, or its values are gone; with infinities of both kinds each may have done it."""
+    report = run_cell(f"{SETUP}{text}\ntorch.multinomial(p, 1)", fast=False).shown
+    said = " | ".join(hint.text for hint in report.hints)
+    assert [item for item in (ROW, INFINITE, EITHER) if item in said] == (
+        [] if says not in (ROW, INFINITE, EITHER) else [says]
+    )
+    assert says in said
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("t = 0.0\np = (l / t).softmax(-1)", 5),
+        ("t = 0\np = l.div(t).softmax(-1)", 5),
+        ("a = l / 0.0\np = a.softmax(-1)", 4),
+        ("a = torch.zeros(5, device='cuda')\nb = (a + 1) / 0.0\np = b - b", None),
+        ("t = 1e-30\np = (l / t / t).softmax(-1)", None),
+    ],
+)
+def test_a_division_by_0_before_a_softmax_is_named(text: str, line: int | None) -> None:
+    """The quotient is gone when its NaN is met; the number is in the record of the call."""
+    report = run_cell(f"{SETUP}{text}\ntorch.multinomial(p, 1)", fast=False).shown
+    said = " | ".join(hint.text for hint in report.hints)
+    assert (f"line {line} divides by 0" in said) == (line is not None)
+    marks = [item for it in report.observations for item in it.sources if "by 0" in item.mark]
+    assert [item.line for item in marks] == ([] if line is None else [line])
+    assert ("--nan" in said) == (line is None and "b - b" not in text)
+
+
 @pytest.mark.parametrize("text", ["y = torch.log(z)", "y = l * torch.log(z)"])
 def test_a_logarithm_of_0_is_kept_above_0(text: str) -> None:
     (hint,) = run_cell(f"{SETUP}{text}", fast=False, nan="strict").shown.hints
