@@ -203,6 +203,8 @@ class Violation:
     """For a first NaN or infinity: the type of the result."""
     is_masked_row: bool = False
     """True if the NaN is that of a softmax over a row of -inf alone."""
+    is_discarded: bool = False
+    """True if they are gradients, and ``where`` discards the function's result at their places."""
     is_index: bool = True
     """True if the CPU would call it an IndexError (else a ValueError)."""
     element: str = ""

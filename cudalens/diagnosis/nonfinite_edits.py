@@ -295,10 +295,7 @@ def _safe_branch(evidence: Evidence) -> Iterator[Hint]:
     template = f"torch.where(condition, {{x}}, {safe})"
     if at == 1:
         template = f"torch.where(condition, {safe}, {{x}})"
-    text = (
-        f"where() discards the value in forward, but its gradient is 0 times infinity: {name} gets "
-        f"{safe} there"
-    )
+    text = f"{name} gets {safe} where where() discards its result"
     fix = Fix(changed, [Change(ast.unparse(inner), template)])
     yield Hint(rule="safe_branch", text=text, fix=fix, at=place)
 

@@ -35,6 +35,7 @@ from cudalens.diagnosis.hints._reading import filled_side, ids_of
 from cudalens.diagnosis.hints._roles import Role, bad_values, fault, role_of
 from cudalens.diagnosis.hints.labels import head_of
 from cudalens.diagnosis.observed_errors import observe_error
+from cudalens.diagnosis.observed_nonfinite import discarded
 from cudalens.diagnosis.origins import bounding
 from cudalens.diagnosis.user_code import is_failing_line, list_of, parsed, place
 
@@ -527,6 +528,7 @@ OF_FINDING: tuple[Observer, ...] = (
     item,
     bound,
     pattern,
+    discarded,
     other_dimension,
     shifted,
 )

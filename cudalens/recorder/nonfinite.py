@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 from weakref import ref
@@ -40,6 +40,7 @@ from cudalens.recorder.nonfinite_marks import (
 from cudalens.recorder.nonfinite_steps import StepWatch
 from cudalens.recorder.nonfinite_values import (
     floats,
+    is_discarded_at,
     is_finite,
     is_steep,
     is_surely_finite,
@@ -67,8 +68,9 @@ class PassNotes:
 
     makers: list[tuple[Maker, list[Ref]]] = field(default_factory=list)
     """Each node that made values, and the leaves that they can reach."""
-    conditions: dict[int, Tensor] = field(default_factory=dict)
-    """Conditions of ``where``, by the numbers of the nodes before it, until these have run."""
+    conditions: dict[int, tuple[Tensor, bool]] = field(default_factory=dict)
+    """Conditions of ``where``, by the numbers of the nodes before it, until these have run; and the
+    truth for which it takes what that node gives."""
 
 
 class NonFiniteWatch:
@@ -407,12 +409,16 @@ class NonFiniteWatch:
         self, node: Any, made: Sequence[Any], grads: Sequence[Any], notes: PassNotes
     ) -> BaseException | None:
         inputs = floats(grads)
-        condition = notes.conditions.get(node._sequence_nr())
+        condition, taken_if = notes.conditions.get(node._sequence_nr(), (None, True))
         for at, item in enumerate(made):
             for _, values, bad in nonfinite((item,) if item is not None else ()):
                 if not all(map(is_finite, inputs)) or len(notes.makers) >= _MAX_MAKERS:
                     return None
                 violation = violation_of_node(node, values, bad, inputs)
+                if condition is not None and len(inputs) == 1:
+                    taken = condition if taken_if else ~condition
+                    is_discarded = is_discarded_at(bad, physical(inputs[0]), physical(taken))
+                    violation = replace(violation, is_discarded=is_discarded)
                 arguments = {"gradient": inputs[0]} if inputs else {}
                 if self.is_strict:
                     return self._reports.stop(arguments, violation, condition)
@@ -447,9 +453,12 @@ class NonFiniteWatch:
 
 def keep_condition(node: Any, notes: PassNotes) -> None:
     """Keep the condition of a ``where`` for the nodes before it that have a pole: it is let go."""
-    for following, _ in node.next_functions:
-        if following is not None and is_steep(following.name()):
-            notes.conditions[following._sequence_nr()] = node._saved_condition
+    for at, (following, _) in enumerate(node.next_functions):
+        inputs = [following] if following is not None else []
+        if inputs and following.name().startswith("MulBackward"):  # 1 / x: its reciprocal times 1
+            inputs = [item for item, _ in following.next_functions if item is not None]
+        if len(inputs) == 1 and is_steep(inputs[0].name()):
+            notes.conditions[inputs[0]._sequence_nr()] = node._saved_condition, at == 0
 
 
 def _has_nan(tensor: Tensor) -> bool:

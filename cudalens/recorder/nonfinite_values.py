@@ -332,6 +332,22 @@ def violation_of_node(
     )
 
 
+def is_discarded_at(bad: Tensor, gradient: Tensor, taken: Tensor) -> bool:
+    """Return whether ``where`` takes nothing from a function at the bad places of its gradient.
+
+    Args:
+        gradient: of the function's result.
+        taken: bool, where ``where`` takes the result.
+    """
+    if gradient.shape != bad.shape or taken.dim() > bad.dim():
+        return False
+    try:
+        kept = taken.expand(bad.shape)
+    except RuntimeError:  # the result was repeated to the condition's shape
+        return False
+    return not bool((bad & (kept | (gradient != 0))).any())
+
+
 def violation_of_input(
     api: Api, arguments: Mapping[str, Any], tensor: Tensor, values: Tensor, bad: Tensor
 ) -> Violation:

@@ -1,0 +1,57 @@
+"""The trap of ``where``: it discards a value, and not the NaN that backward makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.nan_programs import checked
+
+pytestmark = pytest.mark.usefixtures("sim")
+X = "x = torch.tensor([0.0, 4.0], device='cuda', requires_grad=True)\n"
+TRAP = "where() discards the result of {} there, but 0 times its infinite slope is nan"
+
+
+def said(code: str) -> list[str]:
+    """The texts of what is observed in a program that is stopped."""
+    report, _ = checked(f"{X}{code}")
+    assert report is not None
+    return [item.text for item in report.observations]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("torch.where(x > 0, x.sqrt(), x)", "sqrt"),
+        ("torch.where(x == 0, x, x.log())", "log"),
+        ("torch.where(x > 0, 1 / x, x)", "reciprocal"),
+        ("torch.where(x > 0, x ** 0.5, x)", "pow"),
+        ("x.sqrt().where(x > 0, x)", "sqrt"),
+        ("torch.where(x[:, None] > 0, x[:, None].sqrt(), x)", "sqrt"),
+    ],
+)
+@pytest.mark.parametrize("end", ["y.sum().backward()", "(y * 3).mean().backward()"])
+def test_the_trap_is_told(line: str, name: str, end: str) -> None:
+    assert TRAP.format(name) in said(f"y = {line}\n{end}")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "(torch.where(x < 9, x.sqrt(), x) * 0).sum().backward()",  # it takes the root of 0
+        "(x.sqrt() * 0).sum().backward()",  # no where
+        "(x.sqrt() * torch.where(x > 0, 1, 0)).sum().backward()",  # it discards no root
+        "torch.where(x > 0, x.sqrt() * 0, x.sqrt() * 0).sum().backward()",  # not next to it
+        "torch.where(x > 0, x[:, None].sqrt(), x).sum().backward()",  # repeated, and taken once
+    ],
+)
+def test_what_is_not_discarded_is_not_said_to_be(code: str) -> None:
+    assert not any(text.startswith("where()") for text in said(code))
+
+
+def test_a_value_that_is_taken_elsewhere_is_not_discarded() -> None:
+    """At one of the bad places the root is taken, with a gradient of 0."""
+    code = "taken = torch.tensor([True, False, True], device='cuda')\n"
+    code += "z = torch.zeros(3, device='cuda', requires_grad=True)\n"
+    code += "g = torch.tensor([0.0, 0.0, 0.0], device='cuda')\n"
+    code += "(torch.where(taken, z.sqrt(), 1.0) * g).sum().backward()"
+    assert not any(text.startswith("where()") for text in said(code))
