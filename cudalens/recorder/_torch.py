@@ -48,7 +48,6 @@ TRACERS: tuple[tuple[Any, str], ...] = (
 )
 """The functions in which torch.jit.trace and ONNX run what they trace."""
 LoaderIterator: Any = torch.utils.data.dataloader._BaseDataLoaderIter
-no_torch_function: Any = torch._C._disabled_torch_function_impl
 functorch_utils: Any = torch._functorch.utils
 are_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 

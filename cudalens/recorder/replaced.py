@@ -54,14 +54,8 @@ def _overridden(ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """Return what torch's transformer layers ask: with a mode they leave their fast path."""
 
     def has_torch_function(relevant_args: Any) -> bool:
-        modes = _torch.modes_of(object)
-        if not modes or not all(isinstance(mode, _torch.RemovableMode) for mode in modes):
+        with _torch.WithoutOurs():
             return ask(relevant_args)
-        kinds = {type(item) for item in relevant_args if isinstance(item, Tensor)}
-        return any(
-            kind is not Tensor and kind.__torch_function__ is not _torch.no_torch_function
-            for kind in kinds
-        )
 
     return has_torch_function
 

@@ -148,6 +148,32 @@ def test_torch_s_functions_are_its_own_again_afterwards() -> None:
     assert [getattr(*name) for name in names] == before
 
 
+class Duck:
+    """No tensor, and yet torch's functions ask it first."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> str:
+        return f"the duck's {func.__name__}"
+
+
+def test_an_object_that_is_no_tensor_still_takes_over() -> None:
+    @torch.overrides.wrap_torch_function(lambda item: (item,))
+    def own(item: Any) -> Any:
+        return item
+
+    for program in (
+        lambda: torch.sym_max(Duck(), 1),
+        lambda: torch.sym_ite(Duck(), 1, 2),
+        lambda: torch.sym_sum([Duck(), 1]),
+        lambda: own(Duck()),
+        lambda: own(5),
+        lambda: own(nn.Parameter(torch.ones(1))).item(),
+    ):
+        plain = program()
+        with cudalens.check():
+            assert program() == plain
+
+
 def test_a_name_imported_in_a_block_is_of_torchs_function() -> None:
     ask, names = torch.overrides.has_torch_function, dict[str, Any]()
     with cudalens.check():
