@@ -113,9 +113,6 @@ OTHERS: Final[dict[str, str]] = {
     "session/demo.py": "test_main.py",
     "session/environment.py": "session/test_options.py session/test_ranks.py",
     "session/exit.py": "session/test_ranks.py session/test_early_report.py",
-    "session/process.py": (
-        "session/test_threads.py session/test_findings.py notebook/test_status.py"
-    ),
     "session/succession.py": "notebook/test_earlier_cells.py",
     "simulate/__init__.py": "simulate/test_state.py",
     "simulate/_internals.py": "simulate/test_simulate.py",

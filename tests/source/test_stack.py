@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import FrameType
+from types import FrameType, TracebackType
 
 import pytest
 
@@ -69,3 +69,53 @@ def test_a_cells_frame_has_the_number_and_no_front_end_above_it() -> None:
         described = stack.frames_of(names["found"])  # type: ignore[arg-type]
     assert described[-1].cell == 3
     assert described[-1].text == "found = frames()"
+
+
+def entries_of(error: BaseException) -> list[TracebackType]:
+    return entries_from_traceback(error.__traceback__)
+
+
+def test_the_newest_frame_of_some_code_below_or_above_a_traceback() -> None:
+    def again(depth: int) -> None:
+        if depth == 0:
+            failing()
+        again(depth - 1)
+
+    with pytest.raises(RuntimeError) as caught:
+        again(2)
+    entries = entries_of(caught.value)
+    newest = stack.running_frame(again.__code__, entries)
+    assert newest is not None
+    assert newest.f_locals["depth"] == 0
+    # Above it: the frame of this test still runs.
+    assert stack.running_frame(sys._getframe().f_code, entries[1:]) is sys._getframe()
+    assert stack.running_frame(frames.__code__, entries) is None
+    assert stack.running_frame(again.__code__, []) is None
+
+
+def test_a_statement_of_a_cell_is_any_of_its_statements() -> None:
+    with cell("fail()") as code, pytest.raises(RuntimeError) as caught:
+        exec(code, {"fail": failing})
+    other = compile("1", code.co_filename, "exec")
+    found = stack.running_frame(other, entries_of(caught.value))
+    assert found is not None
+    assert found.f_code is code
+    assert stack.running_frame(compile("1", "<other>", "exec"), entries_of(caught.value)) is None
+
+
+def test_variables_are_those_of_the_users_frames_then_of_their_modules() -> None:
+    with cell("def f():\n    inner = 1\n    found.append(frames())\nf()") as code:
+        exec(code, names := {"frames": frames, "found": []})
+        spaces = list(stack.namespaces(names["found"][0]))  # type: ignore[index]
+    at = next(at for at, item in enumerate(spaces) if "inner" in item)
+    assert at == next(at for at, item in enumerate(spaces) if len(item) <= 1)
+    assert sum("found" in item and "f" in item for item in spaces) == 2
+
+
+def test_the_entries_of_frames_and_tracebacks_are_places() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        failing()
+    inner = stack.place_of(entries_of(caught.value)[-1])
+    assert (inner.code, inner.lineno) == (failing.__code__, failing.__code__.co_firstlineno + 1)
+    here = stack.place_of(sys._getframe())
+    assert (here.code, here.variables["inner"]) == (sys._getframe().f_code, inner)
