@@ -73,6 +73,35 @@ class PassNotes:
     truth for which it takes what that node gives."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgedCall:
+    """A call with a result that is not finite."""
+
+    api: Api
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    inputs: Sequence[Tensor]
+    """The floating-point tensors that it read and still has."""
+    lost: set[int]
+    """The ``id`` of each tensor that it has written to."""
+    results: Any
+    step: Step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BadResult:
+    """A result that is not finite."""
+
+    tensor: Tensor
+    values: Tensor
+    """Its values, as a plain tensor."""
+    bad: Tensor
+    """True where they are not finite."""
+    has_nan: bool
+    old: NonFiniteTensor | bool
+    """Whether what it has overwritten was finite, or the mark of that."""
+
+
 class NonFiniteWatch:
     """Called after each call; returns what is to be raised.
 
@@ -173,42 +202,33 @@ class NonFiniteWatch:
                 self._marks.last = ref(tensor)
                 if id(tensor) in lost:
                     self._marks.keep_finite(tensor)
-        listed = written if result is None else result
+        if not found:
+            return None
+        call = JudgedCall(
+            api=api,
+            args=args,
+            kwargs=kwargs,
+            inputs=[item for item in floats((*args, *kwargs.values())) if id(item) not in lost],
+            lost=lost,
+            results=written if result is None else result,
+            step=self._step(api),
+        )
         for tensor, values, bad in found:
-            has_nan = bool(values.isnan().any())
-            inputs = [item for item in floats((*args, *kwargs.values())) if id(item) not in lost]
             is_renewed = id(tensor) not in lost - given or api.stem in _RENEWING
             old = True if is_renewed else before.get(id(tensor), False)
-            error = self._judge_result(
-                api, args, kwargs, tensor, values, bad, has_nan, inputs, lost, old, listed
-            )
+            has_nan = bool(values.isnan().any())
+            one = BadResult(tensor=tensor, values=values, bad=bad, has_nan=has_nan, old=old)
+            error = self._judge_result(call, one)
             if id(tensor) in lost:
                 self._marks.mark_whole(tensor)
             if error is not None:
                 return error
         return None
 
-    def _judge_result(
-        self,
-        api: Api,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        tensor: Tensor,
-        values: Tensor,
-        bad: Tensor,
-        has_nan: bool,
-        inputs: Sequence[Tensor],
-        lost: set[int],
-        old: NonFiniteTensor | bool,
-        listed: Any,
-    ) -> BaseException | None:
-        """Judge one result that is not finite: what made it, or where it came from.
-
-        Args:
-            old: whether what it has overwritten was finite, or the mark of that.
-            listed: all results, of which it may be one.
-        """
-        step, was_finite = self._step(api), old is True
+    def _judge_result(self, call: JudgedCall, result: BadResult) -> BaseException | None:
+        """Judge one result that is not finite: what made it, or where it came from."""
+        api, inputs, lost, step = call.api, call.inputs, call.lost, call.step
+        tensor, has_nan, old = result.tensor, result.has_nan, result.old
         if _is_in_loader():
             # A value of the data is named where the batch is first read; one that the data set has
             # computed, by the call that made it.
@@ -218,7 +238,8 @@ class NonFiniteWatch:
                 return None
             if not inputs or not all(map(is_finite, inputs)):
                 return None
-        numbers = [item for item in (*args, *kwargs.values()) if isinstance(item, float)]
+        given = (*call.args, *call.kwargs.values())
+        numbers = [item for item in given if isinstance(item, float)]
         if api.stem in FROM_PYTHON or not all(map(math.isfinite, numbers)):
             # It was asked for: ``masked_fill(mask, -inf)``.  What came in besides goes on.
             marks = [mark for item in inputs if (mark := self._marks.of(item)) is not None]
@@ -228,24 +249,20 @@ class NonFiniteWatch:
             else:
                 self._marks.mark(tensor, Maker("asked", step, has_nan), has_nan=has_nan)
             return None
-        bad_inputs = self._bad_inputs(api, args, kwargs, inputs, step)
+        bad_inputs = self._bad_inputs(call)
         with_nan = [mark for mark in bad_inputs if mark.has_nan]
         # NaN out of infinities is new; an infinity out of infinities is not.
-        is_new = was_finite and not (with_nan if has_nan else bad_inputs)
+        is_new = old is True and not (with_nan if has_nan else bad_inputs)
         if is_new:
             # An infinity that a call has made, and not a mask, is where the NaN began.
             made = [mark for mark in bad_inputs if mark.maker.kind == "made"]
             if made and not self.is_strict:
-                self._marks.pass_on(
-                    tensor,
-                    at_fault(api, args, values, bad, made),
-                    step,
-                    has_nan=has_nan,
-                )
+                source = at_fault(api, call.args, result.values, result.bad, made)
+                self._marks.pass_on(tensor, source, step, has_nan=has_nan)
                 return self._parameter(tensor, lost)
-            arguments = named_arguments(api.func, args, kwargs)
-            item = item_of_list(api, listed, tensor)
-            violation = violation_of_call(api, arguments, values, bad, lost, item)
+            arguments = named_arguments(api.func, call.args, call.kwargs)
+            item = item_of_list(api, call.results, tensor)
+            violation = violation_of_call(api, arguments, result.values, result.bad, lost, item)
             if self.is_strict:
                 return self._reports.stop(arguments, violation)
             case = self._reports.note(arguments, violation)
@@ -254,7 +271,7 @@ class NonFiniteWatch:
             return self._parameter(tensor, lost)
         candidates = with_nan if has_nan and with_nan else bad_inputs
         if candidates:
-            source = at_fault(api, args, values, bad, candidates)
+            source = at_fault(api, call.args, result.values, result.bad, candidates)
             self._marks.pass_on(tensor, source, step, has_nan=has_nan)
         elif isinstance(old, NonFiniteTensor):
             self._marks.pass_on(tensor, old, step, has_nan=has_nan)
@@ -263,17 +280,10 @@ class NonFiniteWatch:
             self._marks.mark(tensor, Maker("entered", step, has_nan), has_nan=has_nan)
         return self._parameter(tensor, lost)
 
-    def _bad_inputs(
-        self,
-        api: Api,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        inputs: Sequence[Tensor],
-        step: Step,
-    ) -> list[NonFiniteTensor]:
+    def _bad_inputs(self, call: JudgedCall) -> list[NonFiniteTensor]:
         """Return the marks of the inputs that are not finite; those without one get it."""
         marks = []
-        for item in inputs:
+        for item in call.inputs:
             mark = self._marks.of(item)
             if mark is None or mark.is_of_view:
                 values = physical(item)
@@ -284,31 +294,21 @@ class NonFiniteWatch:
                 if mark is not None:
                     mark.has_nan, mark.is_of_view = has_nan, False
                 elif self.is_strict:
-                    mark = NonFiniteTensor(
-                        ref(item), None, Maker("entered", step, has_nan), has_nan
-                    )
+                    maker = Maker("entered", call.step, has_nan)
+                    mark = NonFiniteTensor(ref(item), None, maker, has_nan)
                 else:
-                    mark = self._enter(api, args, kwargs, item, values, bad, step, has_nan=has_nan)
+                    mark = self._enter(call, item, values, bad, has_nan=has_nan)
             marks.append(mark)
         return marks
 
     def _enter(
-        self,
-        api: Api,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        tensor: Tensor,
-        values: Tensor,
-        bad: Tensor,
-        step: Step,
-        *,
-        has_nan: bool,
+        self, call: JudgedCall, tensor: Tensor, values: Tensor, bad: Tensor, *, has_nan: bool
     ) -> NonFiniteTensor:
         """Mark a tensor that was not finite when a call first read it."""
-        maker = Maker("entered", step, has_nan)
+        maker = Maker("entered", call.step, has_nan)
         if has_nan:  # infinities that came in are masks, as a rule
-            arguments = named_arguments(api.func, args, kwargs)
-            maker.violation = violation_of_input(api, arguments, tensor, values, bad)
+            arguments = named_arguments(call.api.func, call.args, call.kwargs)
+            maker.violation = violation_of_input(call.api, arguments, tensor, values, bad)
             maker.case = self._reports.note(arguments, maker.violation)
         return self._marks.mark(tensor, maker, has_nan=has_nan)
 
