@@ -489,7 +489,7 @@ class CellWatch:
 
     @contextmanager
     def _arrow_lines(self, is_beside: bool) -> Iterator[None]:
-        """Let a traceback show two lines of each frame, where the report has the code.
+        """Let a traceback show the arrow line of each frame alone, where the report has the code.
 
         Both are to be seen at once behind Shift-Enter: the lines around take a third of the page.
         """
@@ -500,7 +500,7 @@ class CellWatch:
         original = traceback.structured_traceback
 
         def short(*args: Any, tb_offset: int | None = None, **_: Any) -> Any:
-            return original(*args[:3], tb_offset, 2)
+            return original(*args[:3], tb_offset, 1)
 
         undo = replace_attribute(traceback, "structured_traceback", short)
         try:

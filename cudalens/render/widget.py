@@ -38,6 +38,8 @@ NOTHING = ("", "")
 MAX_NEIGHBOURS = 12
 _SUFFIXES = {"Markdown": ".md", "HTML": ".html", "JSON": ".json"}
 _LAYOUT = {"width": "auto", "height": "26px"}
+_FIELD = {"flex": "1 1 170px", "width": "auto", "max_width": "250px"}
+"""A list and a search field share what room a pane has: the row takes one line of it."""
 
 
 def build(report: Report) -> ipywidgets.Widget:
@@ -60,6 +62,7 @@ def live(report: Report) -> ipywidgets.Widget:
         parts.append(_Inspector(report, chosen).choice)
     if report.history:
         parts.append(_search(report, found, tell))
+    parts.append(_markup("<span>save</span>"))
     parts += [_button(name, partial(_save, report, end, tell)) for name, end in _SUFFIXES.items()]
     # The ipywidgets default scrolls what overflows, which cuts focus rings.
     bar = ipywidgets.HBox(
@@ -79,7 +82,7 @@ def _markup(html: str = "") -> ipywidgets.HTML:
 def _button(name: str, pressed: Callable[[], None]) -> ipywidgets.Button:
     tip = f"save the report as {name} in the notebook's folder"
     button = ipywidgets.Button(
-        description=f"Save {name}", tooltip=tip, layout=ipywidgets.Layout(**_LAYOUT)
+        description=name, tooltip=tip, layout=ipywidgets.Layout(**_LAYOUT)
     )
     button.on_click(lambda _: pressed())
     return button
@@ -102,7 +105,7 @@ class _Inspector:
         nodes = [(f"node  {self._name(key)}", ("node", key)) for key in self._nodes]
         self.choice = ipywidgets.Dropdown(
             options=[("look at a tensor or a node", NOTHING), *tensors, *nodes],
-            layout=ipywidgets.Layout(width="230px"),
+            layout=ipywidgets.Layout(**_FIELD),
         )
         self.choice.observe(self._show, "value")
 
@@ -198,7 +201,7 @@ def _search(report: Report, found: ipywidgets.HTML, tell: Callable[[str], None])
     field = ipywidgets.Text(
         placeholder=f"search {calls}: name, shape, line or module",
         continuous_update=True,
-        layout=ipywidgets.Layout(width="250px"),
+        layout=ipywidgets.Layout(**_FIELD),
     )
     link = f"<style>{style_sheet()}</style>"
 

@@ -51,6 +51,10 @@ class Box(NamedTuple):
     width: float
     height: float
 
+    @property
+    def bottom(self) -> float:
+        return self.y + self.height
+
 
 def write_notebook(path: Path, *cells: str) -> None:
     """Write a notebook of code cells for the kernel that runs the tests."""
@@ -124,6 +128,11 @@ NEW_CELL = """text => {
     book.activeCell.model.sharedModel.setSource(text);
     return book.activeCellIndex;
 }"""
+SCROLL_TO = """(cell, room) => {
+    const pane = cell.closest('.jp-WindowedPanel-outer');
+    const end = pane.getBoundingClientRect().bottom - room;
+    pane.scrollTop += cell.getBoundingClientRect().bottom - end;
+}"""
 HAS_BEGUN = """at => {
     const cell = jupyterapp.shell.currentWidget.content.widgets[at];
     return cell.model.executionCount || cell.promptNode.innerText.includes('*');
@@ -135,13 +144,19 @@ HAS_RUN = """at => {
 }"""
 
 
-def type_and_run(page: Page, text: str) -> Locator:
-    """Write into the notebook's last cell, press Shift-Enter, wait, and give the cell."""
+def type_and_run(page: Page, text: str, room: int = 200) -> Locator:
+    """Write into the notebook's last cell, press Shift-Enter, wait, and give the cell.
+
+    Args:
+        room: pixels between the end of the cell and the lower edge of the window.  With some, the
+            new cell is in view at once, and JupyterLab keeps its place while the output grows.
+    """
     at = page.evaluate(NEW_CELL, text)
     cell = page.locator(".jp-Cell").nth(at)
     for _ in range(ATTEMPTS):
         cell.locator(".cm-content").click()
         page.keyboard.press("Control+End")
+        cell.evaluate(SCROLL_TO, room)
         page.keyboard.press("Shift+Enter")
         try:
             # A cell that has begun is never run again, however long it takes.

@@ -38,6 +38,8 @@ HEIGHT, WITH_TRACEBACK = 400, 580
 WINDOW: ViewportSize = {"width": 1400, "height": 900}
 WIDTHS = (1400, 900, 500)
 DEAD = "Error displaying widget"
+PANE = ".jp-NotebookPanel-notebook"
+"""The part of the window that the cells scroll in."""
 BOOK = "kinds.ipynb"
 
 FOLLOWED = """width => {
@@ -70,8 +72,10 @@ class Book:
 
     def __init__(self, page: Page) -> None:
         self.reader = Reader(page)
-        self.boxes: dict[str, tuple[Box, Box]] = {}
-        """Where the report and the whole output lay after Shift-Enter."""
+        self.boxes: dict[str, tuple[Box, Box, Box]] = {}
+        """Where the report, the whole output and the notebook's pane lay after Shift-Enter."""
+        self.narrow: dict[str, tuple[Box, Box]] = {}
+        """The report and the whole output in a window of 900 pixels without the bar at its side."""
 
 
 @pytest.fixture(scope="session")
@@ -90,10 +94,17 @@ def book(lab: Lab, browser: Browser) -> Iterator[Book]:
         expect(cell.locator(REPORT)).to_have_count(1)
         # The row below the report comes in messages of its own.
         expect(cell.locator(f"{ROW} button").last).to_be_visible()
-        report, output = measured(cell.locator(REPORT), cell.locator(".jp-OutputArea"))
-        book.boxes[kind] = (report, output)
+        parts = (cell.locator(REPORT), cell.locator(".jp-OutputArea"), page.locator(PANE))
+        report, output, pane = measured(*parts)
+        book.boxes[kind] = (report, output, pane)
         page.screenshot(path=pictures / f"{kind}.png")
     save(page, lab.directory / BOOK, len(cells.KINDS))
+    narrow(page, 900, 900)
+    outputs = page.locator(f".jp-OutputArea:has({REPORT})")
+    for at, kind in enumerate(cells.KINDS):
+        report, output = measured(outputs.nth(at).locator(REPORT), outputs.nth(at))
+        book.narrow[kind] = (report, output)
+    resize(page, WINDOW)
     yield book
     page.close()
 
@@ -107,6 +118,14 @@ def reader(book: Book) -> Iterator[Reader]:
     resize(page, WINDOW)
 
 
+def narrow(page: Page, width: int, height: int = 1400) -> None:
+    """Give the window a width; a narrow one has no room for the bar at its side."""
+    resize(page, {"width": width, "height": height})
+    if page.locator("#filebrowser").is_visible() and width < WINDOW["width"]:
+        page.locator(".jp-Notebook").press("Control+b")
+        expect(page.locator("#filebrowser")).to_be_hidden()
+
+
 def resize(page: Page, size: ViewportSize) -> None:
     """Give the window another size and wait until JupyterLab has followed."""
     page.set_viewport_size(size)
@@ -116,9 +135,34 @@ def resize(page: Page, size: ViewportSize) -> None:
 @pytest.mark.parametrize("kind", cells.KINDS)
 def test_report_and_traceback_are_seen_at_once(kind: str, book: Book) -> None:
     """Behind a real Shift-Enter, from the headline to the traceback's last line."""
-    report, output = book.boxes[kind]
+    report, output, pane = book.boxes[kind]
     assert report.height <= HEIGHT
     assert output.height <= WITH_TRACEBACK
+    assert pane.y <= report.y
+    assert output.bottom <= pane.bottom
+
+
+@pytest.mark.parametrize("kind", cells.KINDS)
+def test_heights_hold_in_a_narrower_window(kind: str, book: Book) -> None:
+    report, output = book.narrow[kind]
+    assert report.height <= HEIGHT
+    assert output.height <= WITH_TRACEBACK
+
+
+def test_the_end_of_the_traceback_is_seen_below_a_cell_at_the_edge(
+    lab: Lab, browser: Browser
+) -> None:
+    """JupyterLab then puts the new cell into the middle: half of the window shows the output."""
+    write_notebook(lab.directory / "edge.ipynb", cells.SETUP_KINDS, *["# nothing"] * 30)
+    page = new_page(browser, viewport=WINDOW)
+    open_notebook(page, lab, "edge.ipynb")
+    run_cell(page, 0)
+    cell = type_and_run(page, cells.KINDS["in_place"][0], room=0)
+    output, pane = measured(cell.locator(".jp-OutputArea"), page.locator(PANE))
+    assert pane.y <= output.bottom <= pane.bottom
+    last = cell.locator(".jp-OutputArea-output").last
+    assert last.inner_text().rstrip().splitlines()[-1].startswith("cudalens: hint: ")
+    page.close()
 
 
 def test_the_action_is_the_last_line_of_the_traceback_too(book: Book) -> None:
@@ -130,10 +174,7 @@ def test_the_action_is_the_last_line_of_the_traceback_too(book: Book) -> None:
 def test_everything_can_be_read_at_every_width(width: int, reader: Reader, pictures: Path) -> None:
     """Contrast, nothing beyond an edge, no word of a mark cut off; every drawer too."""
     page = reader.page
-    resize(page, {"width": width, "height": 1400})
-    if page.locator("#filebrowser").is_visible() and width < 1400:
-        page.locator(".jp-Notebook").press("Control+b")
-        expect(page.locator("#filebrowser")).to_be_hidden()
+    narrow(page, width)
     reports = page.locator(REPORT)
     for at in range(reports.count()):
         report = reports.nth(at)
