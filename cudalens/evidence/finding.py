@@ -66,7 +66,7 @@ from cudalens.evidence.grown_parameter import grown_parameter
 from cudalens.evidence.marks import marks_of, vanished
 from cudalens.evidence.module_names import other_modules
 from cudalens.evidence.replay import replay
-from cudalens.evidence.tensors import bad_key, facts_of, scalars_of
+from cudalens.evidence.tensors import bad_key, facts_of, scalars_of, with_own_planes
 from cudalens.evidence.trial import ApiTrial, call_of_finding
 from cudalens.guards.past_calls import PastCall, StackLine
 from cudalens.guards.process import PROCESS
@@ -222,6 +222,9 @@ def evidence_of_call(
     tensors = attempt(
         "tensors", lambda: facts_of(violation, failure.values, failure.site, api), tuple
     )
+    as_said = violation
+    in_own_shape = partial(with_own_planes, as_said, failure.values, failure.site)
+    failure.violation = violation = attempt("planes", in_own_shape, lambda: as_said)
     graph = attempt("graph", partial(graph_of, failure, tensors, node), AutogradNeighbourhood)
     bad = failure.values.get(bad_key(violation))
     if violation.is_nonfinite and not violation.argument:

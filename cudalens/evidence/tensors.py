@@ -18,7 +18,7 @@ from cudalens.core.report_types import (
     ravel,
     unravel,
 )
-from cudalens.core.tensor_values import summarise
+from cudalens.core.tensor_values import find_offenders, outside, summarise
 from cudalens.core.user_objects import is_tensor
 from cudalens.guards.process import PROCESS
 from cudalens.source.locate import CallSite
@@ -105,6 +105,33 @@ def facts_of(
         else fact
         for fact in facts
     )
+
+
+def with_own_planes(
+    violation: Violation, values: Mapping[str, Tensor], site: CallSite
+) -> Violation:
+    """Return the finding with the slices of the user's tensor, where its op has another shape.
+
+    ``cross_entropy`` gives its op ``[N, 1, D * H * W]`` for labels of a volume ``[N, D, H, W]``.
+    """
+    operand = values.get(bad_key(violation) or "")
+    offenders, bounds = violation.offenders, violation.bounds
+    low, high = bounds.min, bounds.max
+    if operand is None or not offenders.planes:
+        return violation
+    if not isinstance(low, int | float) or not isinstance(high, int | float):
+        return violation
+    for tensor in (item.value for item in site.others if is_tensor(item.value)):
+        if same_spot(tensor, operand, offenders.first[0].position) is None:
+            continue
+        with _torch.plain_torch(), _torch.no_dispatch_modes():
+            bad = outside(tensor, low, high)
+            for value in bounds.also_allowed:
+                bad &= tensor != value
+            own = find_offenders(tensor, bad, marked=bounds.also_allowed)
+        if own.count == offenders.count:
+            return replace(violation, offenders=replace(offenders, planes=own.planes))
+    return violation
 
 
 def same_spot(tensor: Tensor, operand: Tensor, position: tuple[int, ...]) -> tuple[int, ...] | None:

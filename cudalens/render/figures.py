@@ -85,7 +85,9 @@ def _planes(report: Report, offenders: Offenders) -> Figure | None:
         return None
     # Behind a backward node are gradients, which nobody has named.
     unnamed = "gradients" if report.phase == "backward" else "values"
-    name = words.clip(words.one_line(report.expression or report.argument or unnamed), 24)
+    typed = next((fact.expression for fact in report.tensors if fact.bad_at is not None), None)
+    own = report.expression or typed or report.argument or unnamed
+    name = words.clip(words.one_line(own), 24)
     size = f"{planes[0].size[0]} × {planes[0].size[1]}"
     pictures = tuple(
         plane_picture(plane, name, width=WIDTH // len(planes) if len(planes) > 1 else WIDTH)

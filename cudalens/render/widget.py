@@ -81,9 +81,7 @@ def _markup(html: str = "") -> ipywidgets.HTML:
 
 def _button(name: str, pressed: Callable[[], None]) -> ipywidgets.Button:
     tip = f"save the report as {name} in the notebook's folder"
-    button = ipywidgets.Button(
-        description=name, tooltip=tip, layout=ipywidgets.Layout(**_LAYOUT)
-    )
+    button = ipywidgets.Button(description=name, tooltip=tip, layout=ipywidgets.Layout(**_LAYOUT))
     button.on_click(lambda _: pressed())
     return button
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cudalens.core.report_types import Offender, Offenders, Violation
+from cudalens.core.report_types import Bounds, Offender, Offenders, Violation
+from cudalens.core.tensor_values import find_offenders
 from cudalens.evidence import tensors as module
 from cudalens.evidence.tensors import (
     bad_key,
@@ -18,6 +19,7 @@ from cudalens.evidence.tensors import (
     scalars_of,
     tensor_facts,
     tensors_of_output,
+    with_own_planes,
 )
 from cudalens.guards.process import PROCESS
 from cudalens.source.locate import CallSite
@@ -34,6 +36,23 @@ def violation(position: int | None = None, overwritten: tuple[str, ...] = ()) ->
         overwritten=overwritten,
         offenders=Offenders(count=1, total=3, first=(Offender(position=(1,), value=7),)),
     )
+
+
+@pytest.mark.parametrize(("bad", "is_own"), [(255, True), (-100, False)])
+def test_slices_are_those_of_the_users_tensor(bad: int, is_own: bool) -> None:
+    """A loss gives its op a volume as one row; a tensor with other values stays out."""
+    volume = torch.zeros(2, 3, 4, 5, dtype=torch.long)
+    volume[1, 2, :, 0] = bad
+    row = volume.reshape(2, 1, 60)
+    bounds = Bounds(min=0, max=2, also_allowed=(-100,))
+    found = find_offenders(row, (row < 0) | (row > 2), marked=bounds.also_allowed)
+    finding = Violation(headline="", argument="target", offenders=found, bounds=bounds)
+    site = site_of("torch.relu(vol.reshape(2, 1, 60))", "relu", vol=volume)
+    seen = with_own_planes(finding, {"target": row}, site)
+    assert found.planes[0].size == (2, 60)
+    assert (seen.offenders.planes[0].size == (4, 5)) is is_own
+    assert seen.offenders.planes[0].index == ((1, 2) if is_own else ())
+    assert seen.offenders.first == found.first
 
 
 def test_the_key_of_the_tensor_at_fault() -> None:

@@ -230,9 +230,7 @@ def test_a_tensor_of_no_loader_has_no_batch() -> None:
         ((own, labels),) = loader
         other = torch.full((2,), 99)
         assert is_bad(labels)
-        assert [step.note for step in steps_of(recorder, other)] == [
-            "first out of range here"
-        ]
+        assert [step.note for step in steps_of(recorder, other)] == ["first out of range here"]
         steps = recorder.provenance(own, lambda tensor: False).steps
     assert [step.note for step in steps] == ["batch 1 of loader"]
 
