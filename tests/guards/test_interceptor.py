@@ -19,6 +19,7 @@ import cudalens
 from cudalens import simulate
 from cudalens.core import _torch
 from cudalens.evidence import lost_context
+from cudalens.guards import interceptor
 from cudalens.guards.deferred import NO_ROOM
 from cudalens.guards.pending import PENDING
 from cudalens.recorder import Recorder
@@ -130,3 +131,53 @@ def test_a_table_on_the_cpu_takes_no_index_of_the_device() -> None:
     with cudalens.check(), pytest.raises(RuntimeError, match="either on cpu or on the same") as e:
         HERE[THERE.to("cuda")]
     assert not isinstance(e.value, cudalens.DeviceAssertError)
+
+
+# --- which calls are looked at --------------------------------------------------------------------
+
+HOST, META = torch.ones(2), torch.ones(2, device="meta")
+
+
+class Own(Tensor):
+    """A subclass that adds nothing."""
+
+
+class Sends(Tensor):
+    """A subclass that decides by itself what an op does."""
+
+    @classmethod
+    def __torch_dispatch__(cls, *args: object, **kwargs: object) -> object:
+        raise AssertionError("it was asked")
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "acts"),
+    [
+        ((HOST, 1), {}, True),
+        ((META, 1), {}, False),
+        ((META, HOST), {}, True),
+        ((nn.Parameter(HOST),), {}, True),
+        ((META, [None, HOST]), {}, True),
+        ((META, (HOST,)), {}, True),
+        ((META, [META]), {}, False),
+        ((META,), {"indices": [HOST]}, True),
+        ((HOST.as_subclass(Own),), {}, True),
+        ((META.as_subclass(Own),), {}, False),
+        ((1, None, [1]), {}, False),
+        ((), {}, False),
+    ],
+)
+def test_a_call_is_looked_at_by_where_its_tensors_are(
+    args: tuple[object, ...], kwargs: dict[str, object], acts: bool
+) -> None:
+    on_host = interceptor._acting(Mock(_devices=frozenset({"cpu"}), is_deferred=False))
+    assert on_host(args, kwargs) is acts
+    nowhere = interceptor._acting(Mock(_devices=frozenset({"cuda"}), is_deferred=False))
+    assert nowhere(args, kwargs) is False
+
+
+def test_no_call_is_looked_at_that_a_subclass_decides() -> None:
+    own = Tensor._make_subclass(Sends, HOST)
+    on_host = interceptor._acting(Mock(_devices=frozenset({"cpu"}), is_deferred=False))
+    assert not on_host((HOST, own), {})
+    assert not on_host((HOST, [own]), {})
