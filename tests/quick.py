@@ -59,7 +59,6 @@ OTHERS: Final[dict[str, str]] = {
         "diagnosis/test_observations.py diagnosis/host_errors/test_host_errors.py"
     ),
     "evidence/__init__.py": "test_architecture.py",
-    "evidence/nonfinite.py": "recorder/test_nan_arrivals.py",
     "guards/__init__.py": "guards/test_register.py",
     "guards/_base.py": "guards/test_register.py guards/test_ranges.py",
     "guards/catalogue/__init__.py": "guards/test_register.py",
