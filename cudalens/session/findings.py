@@ -97,11 +97,6 @@ class Findings:
         return " ".join(parts)
 
 
-def _observed(others: str) -> tuple[Observation, ...]:
-    """Return what else was found as a line of the report."""
-    return (Observation(kind="others", text=others.removesuffix(".")),) if others else ()
-
-
 def _place_of(report: Report) -> str:
     is_cell = running_shell() is not None or is_of_cell(report.source, report.frames)
     return "cell" if is_cell else "block"
@@ -208,10 +203,14 @@ class Outcome:
         is_said = (explanation, all_limits) == (shown.explanation, shown.limits)
         if is_said and self.site is None and not is_lost:
             return shown
+        observations = shown.observations
+        if others:
+            line = Observation(kind="others", text=others.removesuffix("."))
+            observations = (*observations, line)
         return replace(
             shown,
             explanation=explanation,
-            observations=(*shown.observations, *_observed(others)),
+            observations=observations,
             context_usable=False if is_lost else shown.context_usable,
             source=shown.source or site.source,
             frames=site.frames or shown.frames,

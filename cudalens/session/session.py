@@ -76,7 +76,11 @@ class CheckSession:
     widgets: bool = True
 
     def __post_init__(self, html: str | Path | None, json: str | Path | None) -> None:
-        _require_positive(self.max_ops)
+        msg = f"max_ops = {self.max_ops!r}: the recorder keeps a whole number of ops, at least one"
+        if not isinstance(self.max_ops, int):
+            raise TypeError(msg)
+        if self.max_ops < 1:
+            raise ValueError(msg)
         if self.nan not in (False, True, "strict"):
             msg = f'nan={self.nan!r}: it is True, False or "strict"'
             raise ValueError(msg)
@@ -344,7 +348,14 @@ class CheckSession:
         if finding is None and other is None:
             finding = next(iter(self.findings), None)
         if finding is not None and not (own is not None or is_retold(finding, error)):
-            self.swallowed = self._swallowed(finding, error)
+            is_first = finding is next(iter(self.findings), None)
+            self.swallowed = SwallowedFinding(
+                is_of_thread=self._is_of_thread and is_first,
+                was_shown=self._was_shown and is_first,
+                other=None if error is None else type(error).__name__,
+                was_raised_while_handled=error is not None
+                and leads_to(finding, error, "__context__"),
+            )
         outcome = Outcome(
             finding=finding,
             error=other,
@@ -427,14 +438,6 @@ class CheckSession:
             self.is_shown_early = True
             self.show_early()
 
-    def _swallowed(self, finding: Report, error: BaseException | None) -> SwallowedFinding:
-        return SwallowedFinding(
-            is_of_thread=self._is_of_thread and finding is self.findings[0],
-            was_shown=self._was_shown and finding is self.findings[0],
-            other=None if error is None else type(error).__name__,
-            was_raised_while_handled=error is not None and leads_to(finding, error, "__context__"),
-        )
-
     def _publish(self, report: Report, error: BaseException | None) -> None:
         """Make this the report of the session, of the process and of the exception."""
         self.report = PROCESS.last = report
@@ -469,14 +472,6 @@ def _identity(error: BaseException) -> tuple[int, type, tuple[str, ...]]:
     """Return what tells an exception from others without keeping it, and what it refers to."""
     # An address is used again, for an exception of another kind or with other words.
     return id(error), type(error), tuple(item for item in error.args if type(item) is str)
-
-
-def _require_positive(max_ops: object) -> None:
-    msg = f"max_ops = {max_ops!r}: the recorder keeps a whole number of ops, at least one"
-    if not isinstance(max_ops, int):
-        raise TypeError(msg)
-    if max_ops < 1:
-        raise ValueError(msg)
 
 
 # --- cudalens.check -------------------------------------------------------------------------------

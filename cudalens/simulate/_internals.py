@@ -69,10 +69,6 @@ def virtual_slots(header: Path) -> dict[str, int]:
     return slots
 
 
-def _address(function: Any) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
-
-
 @cache
 def _native_functions() -> tuple[int, int]:
     """Return the addresses of two functions without arguments: (1, 0) and (0, 0).
@@ -150,7 +146,8 @@ def _install_hooks() -> None:
     hooks = _hooks(_CUDA_HOOKS)
     original = ctypes.c_void_p.from_address(hooks).value
     targets = _targets(slots, _HOOKS_ONE, _HOOKS_ZERO)
-    targets[slots[_PINNED]] = _address(_torch_library("libc10")[_PINNED_ALLOCATOR])
+    allocator = _torch_library("libc10")[_PINNED_ALLOCATOR]
+    targets[slots[_PINNED]] = ctypes.cast(allocator, ctypes.c_void_p).value or 0
     _replace_vtable(hooks, HOOKS_VTABLE_WORDS, targets)
     if str(torch._C._get_accelerator()) != "cuda":
         ctypes.c_void_p.from_address(hooks).value = original

@@ -39,7 +39,10 @@ def _platform() -> str:
 
 
 def _refuse() -> None:
-    if _has_gpu():
+    # A CUDA build without a driver warns that it found none: exactly what is asked here.
+    with warnings.catch_warnings(action="ignore"):
+        has_gpu = torch.cuda.is_available()
+    if has_gpu:
         raise SimulationError("This machine has a GPU: use it, the rehearsal device is not needed.")
     if sys.platform == "win32":
         raise SimulationError("The rehearsal device needs Linux or macOS: on Windows, use WSL 2.")
@@ -87,12 +90,6 @@ def check_self() -> None:
         Simulation(DeviceState())._install()
     except BaseException as error:
         sys.exit(str(error) or type(error).__name__)
-
-
-def _has_gpu() -> bool:
-    # A CUDA build without a driver warns that it found none: exactly what is asked here.
-    with warnings.catch_warnings(action="ignore"):
-        return torch.cuda.is_available()
 
 
 _off: Final = Registrations()

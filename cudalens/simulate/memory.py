@@ -110,10 +110,6 @@ def _statistics(device: Any = None) -> dict[str, int]:
     }
 
 
-def _summary(device: Any = None, abbreviated: bool = False) -> str:
-    return f"{METER.allocated_bytes} bytes in live tensors, peak {METER.peak_bytes}"
-
-
 def _free_and_total(device: Any = None) -> tuple[int, int]:
     check_context()
     return max(TOTAL_BYTES - METER.allocated_bytes, 0), TOTAL_BYTES
@@ -135,7 +131,9 @@ _ANSWERS: Final[dict[str, Any]] = {
     "memory_stats": _statistics,
     "memory_stats_as_nested_dict": _nested_statistics,
     "host_memory_stats host_memory_stats_as_nested_dict": lambda device=None: {},
-    "memory_summary": _summary,
+    "memory_summary": lambda device=None, abbreviated=False: (
+        f"{METER.allocated_bytes} bytes in live tensors, peak {METER.peak_bytes}"
+    ),
     "memory_snapshot": lambda *args, **kwargs: [],
     "mem_get_info get_memory_info": _free_and_total,
     "reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached": (

@@ -212,11 +212,13 @@ def index_select_index_in_range(self: Tensor, dim: int, index: Tensor) -> Need:
         return None
     if self.dim() == 0 and index.numel() != 1:  # torch refuses it
         return None
-    return index_of_dim(index, self, dim, asserts=lookup_key, narrows=_narrows_selected)
-
-
-def _narrows_selected(self: Tensor, dim: int, index: Tensor) -> bool:
-    return compares_32_bits(self, index)
+    return index_of_dim(
+        index,
+        self,
+        dim,
+        asserts=lookup_key,
+        narrows=lambda self, dim, index: compares_32_bits(self, index),
+    )
 
 
 @guard(

@@ -30,10 +30,6 @@ _ADDS_A_ROW = (
 )
 
 
-def _lookup_key(weight: Tensor, indices: Tensor) -> str:
-    return lookup_key(weight, 0, indices)
-
-
 @guard(
     "aten::embedding",
     records=("index_select_small", "gather_rows_fast", "gather_scatter"),
@@ -55,7 +51,8 @@ def embedding_indices_in_range(weight: Tensor, indices: Tensor) -> Need:
     if len(shape) != 2 or shape[1] == 0 or indices.dtype not in INDEX_DTYPES:
         return None
     row = Within("indices", 0, shape[0] - 1, of="weight", dim=0, unit="row", why=_READS_A_ROW)
-    row.asserts, row.narrows = _lookup_key, compares_32_bits
+    row.asserts = lambda weight, indices: lookup_key(weight, 0, indices)
+    row.narrows = compares_32_bits
     return row
 
 
