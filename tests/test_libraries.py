@@ -41,6 +41,15 @@ def test_a_line_more_is_noticed_and_another_time_is_not() -> None:
     assert one.printed_more("loss 0.25 in 1.7 s\ncudalens: x\ndone\n", plain) == ["cudalens: x"]
 
 
+def test_a_bar_of_progress_is_the_same_at_another_speed() -> None:
+    plain = "saved: 100%|████| 2/2 [00:00<00:00, 8.54it/s]\n"
+    slow = (
+        "saved:  50%|██  | 1/2 [00:01<?, ?it/s]\nsaved: 100%|████| 2/2 [00:03<00:00,  1.70s/it]\n"
+    )
+    assert one.printed_more(slow, plain) == []
+    assert one.printed_more(plain.replace("saved", "found"), plain) != []
+
+
 def test_a_program_that_differs_is_told_and_marked() -> None:
     ways = {name: {"problem": ""} for name in one.WAYS}
     outcome = {"title": "a program", "ways": ways, "seconds": 3, "versions": ["torch 2.13.0"]}

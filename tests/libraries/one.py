@@ -189,8 +189,10 @@ def _ending(text: str) -> str:
     return "\n".join(lines[last : last + 6])
 
 
-# Times, addresses and rates differ from run to run.
-_VARYING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?(e-?\d+)?|[-/\\|]")
+# Times, addresses and rates differ from run to run; so does how often a bar of progress is drawn.
+_VARYING = re.compile(
+    r"0x[0-9a-f]+|\[[^\]]*(it/s|s/it)[^\]]*\]|\d+(\.\d+)?(e-?\d+)?|[-/\\|\s\u2500-\u259f]"
+)
 
 
 def printed_more(way: str, plain: str) -> list[str]:
