@@ -137,13 +137,15 @@ def _of_graph(report: Report) -> Strip | None:
     fitting = _fitting(list(drawn.values()))
     column = {main[place]: at + shift for at, (place, _) in enumerate(fitting, 1) if place >= 0}
     nodes = [replace(node, column=at + shift) for at, (_, node) in enumerate(fitting, 1)]
-    lane = 1
+    taken: list[tuple[int, range]] = []
     for chain, end, start in lanes:
         if end not in column or (len(chain) >= column[end]):
             continue
-        lane += 1
+        places = range(column[end] - len(chain), column[end])
+        lane = _free_lane(taken, places)
+        taken.append((lane, places))
         for at, key in enumerate(chain):
-            place = column[end] - len(chain) + at
+            place = places[at]
             begins = at == 0 and start is not None and column.get(start) == place - 1
             nodes.append(
                 replace(
@@ -156,6 +158,13 @@ def _of_graph(report: Report) -> Strip | None:
                 )
             )
     return Strip(nodes=tuple(nodes))
+
+
+def _free_lane(taken: Sequence[tuple[int, range]], places: range) -> int:
+    """Return the first lane below the main one with room for these columns and one on each side."""
+    near = range(places.start - 1, places.stop + 1)
+    full = {lane for lane, own in taken if own.start < near.stop and near.start < own.stop}
+    return next(lane for lane in range(2, len(taken) + 3) if lane not in full)
 
 
 def _whole_module(report: Report, box: Box, types: Types) -> str:

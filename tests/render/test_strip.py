@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from cudalens.core.report import (
     AutogradNeighbourhood,
     GraphEdge,
@@ -67,6 +69,21 @@ def test_each_argument_of_cat_has_an_arrow_of_its_own() -> None:
     assert cat.has_arrow
     assert [item.joins for item in found if item.lane > 1] == [True, True]
     assert {item.column for item in found if item is not cat} == {cat.column - 1}
+
+
+@pytest.mark.parametrize(("end", "lanes"), [("d", {2}), ("c", {2, 3})])
+def test_branches_that_lie_apart_share_a_lane(end: str, lanes: set[int]) -> None:
+    ops = [node(key, f"torch.{key}", shape=(at, 1)) for at, key in enumerate("abc")]
+    sides = [node(key, f"torch.{key}", shape=(9, at)) for at, key in enumerate("st")]
+    lines = [replace(part, source=LineRef(line=at)) for at, part in enumerate([*ops, *sides])]
+    pairs = [("a", "b"), ("b", "c"), ("c", "d"), ("s", "b"), ("t", end)]
+    graph = AutogradNeighbourhood(
+        nodes=(*lines, node("d", "torch.d", "failed", name="d")),
+        edges=tuple(GraphEdge(src=src, dst=dst, input=0) for src, dst in pairs),
+        focus="d",
+    )
+    found = nodes(make_report(graph=graph))
+    assert {item.lane for item in found} - {1} == lanes
 
 
 def test_a_shape_error_has_a_strip_of_the_recorded_calls() -> None:
