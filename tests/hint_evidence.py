@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
+from cudalens.core._python import parse_expression
+from cudalens.core.evidence_types import CallSyntax
 from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN, WRITES, ProvenanceStep
 from cudalens.core.report import Evidence, Report
 from cudalens.core.report_types import (
@@ -25,7 +27,6 @@ from cudalens.core.report_types import (
 )
 from cudalens.diagnosis.candidates import Trial, TrialResult
 from cudalens.diagnosis.diagnose import diagnose
-from cudalens.diagnosis.user_code import syntax_of
 from tests.builders import fact, spelled
 
 MAX_UNIQUE, MAX_FIRST = 32, 20
@@ -41,6 +42,16 @@ class Cause(NamedTuple):
     fix: str | None = None
     says: tuple[str, ...] = ()
     """Parts of the text."""
+
+
+def syntax_of(text: str) -> CallSyntax | None:
+    """Return the syntax of a call that is alone on its line."""
+    try:
+        node = parse_expression(text).body
+    except (SyntaxError, ValueError):
+        return None
+    segment = ast.get_source_segment(text, node) or text
+    return CallSyntax(node=node, text=segment, is_written_so="\n" not in segment)
 
 
 def check_cause(cause: Cause) -> None:

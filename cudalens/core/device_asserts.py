@@ -17,6 +17,8 @@ from typing import Any, Final
 
 from cudalens.core.text_files import packaged
 
+ASSERT_CODE = 710
+"""``cudaErrorAssert``."""
 MAX_LINES = 20
 MAX_THREADS = 1 << 14
 """Threads that are told apart; a log may hold millions of lines."""

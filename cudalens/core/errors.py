@@ -22,7 +22,19 @@ if TYPE_CHECKING:
     from cudalens.core.report import Report
 
 
-class DeviceAssertError(RuntimeError):
+class _ReportedError(Exception):
+    """An exception with the report of what it says."""
+
+    def __init__(self, message: str, report: Report | None = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Multiprocessing and DataLoader workers pickle exceptions; args alone lose the report.
+        return (type(self), (str(self), self.report))
+
+
+class DeviceAssertError(_ReportedError, RuntimeError):
     """An op was stopped before its launch because a device-side assert would have fired.
 
     ``str()`` is complete by itself; ``report`` is the :class:`cudalens.Report`.
@@ -36,14 +48,6 @@ class DeviceAssertError(RuntimeError):
         indices 2
     """
 
-    def __init__(self, message: str, report: Report | None = None) -> None:
-        super().__init__(message)
-        self.report = report
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # Multiprocessing and DataLoader workers pickle exceptions; args alone lose the report.
-        return (type(self), (str(self), self.report))
-
 
 class DeviceIndexError(DeviceAssertError, IndexError):
     """An index, label or id is outside the tensor, table or classes that it selects from."""
@@ -53,19 +57,12 @@ class DeviceValueError(DeviceAssertError, ValueError):
     """A value is outside the interval that the op accepts, or is not a number."""
 
 
-class NonFiniteError(RuntimeError, FloatingPointError):
+class NonFiniteError(_ReportedError, RuntimeError, FloatingPointError):
     """A NaN or an infinity has reached the loss, a gradient, a parameter or the host.
 
     Raised only where it was asked for: ``%%cudacheck --nan`` or ``check(nan=True)``; with
     ``strict`` by the call that made it.
     """
-
-    def __init__(self, message: str, report: Report | None = None) -> None:
-        super().__init__(message)
-        self.report = report
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (str(self), self.report))
 
 
 class SimulationError(RuntimeError):

@@ -140,8 +140,6 @@ class Evidence:
     """Start method of the workers of a DataLoader: ``fork``, ``forkserver`` or ``spawn``."""
     has_run_kernels: bool = False
     """True if the values at fault were read by kernels before the call was refused."""
-    libraries: tuple[str, ...] = ()
-    """Libraries in use that some hints name: ``transformers``, ``torch_geometric``."""
     environment: Environment = field(default_factory=Environment)
     is_checked: bool = True
     """True if the failing code ran inside a check."""

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from cudalens.core.device_asserts import ASSERT_CODE
 from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import (
@@ -33,14 +34,11 @@ from cudalens.diagnosis.origins import (
     lost_dimension,
     true_division,
 )
-from cudalens.diagnosis.user_code import Fix, call_node, list_items, written
+from cudalens.diagnosis.user_code import LONGEST_NAME, Fix, call_node, list_items, written
 
-ASSERT_CODE = 710
 _ASSERT_SENTENCE = "device-side assert triggered"
 _CAUSES = ("table_of_positions", "input_beyond_positions", "batch_first", "problem_type")
 """Readings of an exception that say more than an edit with which the call succeeds."""
-_LONGEST_NAME = 40
-"""Characters; a longer expression is no name to begin a sentence with."""
 
 
 def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
@@ -350,9 +348,9 @@ def _own_name(expression: str | None) -> str | None:
     Of a long call it is the function: ``torch.tanh(…)``.
     """
     node = syntax(expression)
-    if expression and len(expression) > _LONGEST_NAME and isinstance(node, ast.Call):
+    if expression and len(expression) > LONGEST_NAME and isinstance(node, ast.Call):
         expression = f"{ast.unparse(node.func)}(…)"
-    if not expression or len(expression) > _LONGEST_NAME:
+    if not expression or len(expression) > LONGEST_NAME:
         return None
     binds = isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call)
     # The text of `:=` has parentheses of its own.

@@ -19,7 +19,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, SourceSpan, TensorFact
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.candidates import Trial
-from cudalens.diagnosis.hints.nonfinite import input_of, made, vanished_in
+from cudalens.diagnosis.hints.nonfinite import ROUNDING, input_of, made, vanished_in
 from cudalens.diagnosis.user_code import (
     Change,
     Fix,
@@ -34,8 +34,6 @@ from cudalens.diagnosis.user_code import (
 
 _LOGARITHMS = ("log", "log2", "log10")
 _OF_UNIT = ("acos", "asin")
-_ROUNDING = 1e-5
-"""So far beyond the end of a domain rounding takes a number, as a rule."""
 _SAFE = {"acos": 0, "asin": 0, "atanh": 0, "exp": 0, "expm1": 0, "acosh": 2}
 """Where a function and its slope are finite; for all others at 1."""
 _LOOKS = functions(Trait.COMPARES) | functions(Trait.FACT) | functions(Trait.NEVER_COPIES)
@@ -150,13 +148,13 @@ def _within_domain(evidence: Evidence) -> Iterator[Hint]:
     if name in _LOGARITHMS and low == 0:
         text = f"{name}(0) is -inf: clamp_min changes no value above {small}"
         yield from _hint(evidence, fact, f"{{x}}.clamp_min({small})", "log_of_zero", text)
-    if name in _OF_UNIT and max(-1 - low, high - 1) <= _ROUNDING:
+    if name in _OF_UNIT and max(-1 - low, high - 1) <= ROUNDING:
         text = f"rounding took a value beyond the numbers from -1 to 1, which {name} takes"
         inside = "0.999" if fact.dtype in ("float16", "bfloat16") else "0.999999"
         for end in ("1", inside):  # at 1 the slope is infinite
             template = f"{{x}}.clamp(-{end}, {end})"
             yield from _hint(evidence, fact, template, "rounded_out_of_domain", text)
-    if name == "sqrt" and -_ROUNDING <= low < 0 and high > 0:
+    if name == "sqrt" and -ROUNDING <= low < 0 and high > 0:
         text = "rounding took a value below 0, where sqrt has no value"
         for end in ("0", small):
             template = f"{{x}}.clamp_min({end})"

@@ -19,12 +19,10 @@ from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import (
     LineRef,
-    MarkedLine,
     Number,
     Observation,
     Offenders,
     OtherModule,
-    SourceSpan,
     format_count,
     syntax,
 )
@@ -34,10 +32,10 @@ from cudalens.diagnosis.hints._makers import FROM_PYTHON, maker_steps, makes_val
 from cudalens.diagnosis.hints._reading import filled_side, ids_of
 from cudalens.diagnosis.hints._roles import Role, bad_values, fault, role_of
 from cudalens.diagnosis.hints.labels import head_of
-from cudalens.diagnosis.observed_errors import observe_error
+from cudalens.diagnosis.observed_errors import marked, observe_error
 from cudalens.diagnosis.observed_nonfinite import discarded
 from cudalens.diagnosis.origins import bounding
-from cudalens.diagnosis.user_code import is_failing_line, list_of, parsed, place
+from cudalens.diagnosis.user_code import code_of, is_failing_line, list_of, parsed, place, shortened
 
 Observer = Callable[[Evidence, Trial], Iterable[Observation]]
 _NOUNS: dict[Role | None, str] = {"label": "labels", "one_hot": "labels", "token": "ids"}
@@ -46,7 +44,6 @@ _UNITS: dict[Role | None, str] = {"label": "class", "one_hot": "class", "token":
 _ALL: tuple[Role, ...] = ("label", "one_hot", "token", "position", "index", "edge", "segment")
 _MAX_RUNS = 4
 _MAX_LINES = 3
-_LONGEST = 80
 _INTEGER_MAKERS = {
     "argmax": "positions of the largest",
     "argmin": "positions of the smallest",
@@ -82,11 +79,6 @@ def observe(evidence: Evidence, trial: Trial, limits: Limits) -> tuple[Observati
 
 def _listed(observer: Observer, evidence: Evidence, trial: Trial) -> tuple[Observation, ...]:
     return tuple(observer(evidence, trial))
-
-
-def _marked(line: LineRef | SourceSpan, mark: str) -> MarkedLine:
-    ref = line.ref if isinstance(line, SourceSpan) else line
-    return MarkedLine(line=ref.line, text=ref.text, cell=ref.cell, file=ref.file, mark=mark)
 
 
 # --- the values -----------------------------------------------------------------------------------
@@ -273,7 +265,7 @@ def came_from(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
             kind="came_from",
             text=text,
             facts={"op": items[0].op, "values": tuple(values), "count": count},
-            sources=(_marked(line, mark + share),),
+            sources=(marked(line, mark + share),),
         )
 
 
@@ -308,7 +300,7 @@ def item(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         return
     violation = evidence.violation
     samples = [it.sample for it in violation.offenders.first] if violation is not None else []
-    sources = (_marked(last.source, last.note),) if last.source is not None else ()
+    sources = (marked(last.source, last.note),) if last.source is not None else ()
     facts = {"samples": tuple(dict.fromkeys(it for it in samples if it is not None))}
     yield Observation(kind="item", text=last.note, facts=facts, sources=sources)
 
@@ -337,20 +329,20 @@ def bound(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     facts |= {"holder": origin.holder, "expression": origin.expression}
     if is_failing_line(origin.at, evidence):
         return
-    code, verb = _shortened(origin.expression), _verb(origin.expression, is_set=origin.is_set)
+    code, verb = shortened(origin.expression), _verb(origin.expression, is_set=origin.is_set)
     text = f"{many}, {verb} in {place(origin.at, evidence)}: {code}"
-    sources = [_marked(origin.at, f"{_are(many)} {verb} here")]
+    sources = [marked(origin.at, f"{_are(many)} {verb} here")]
     if not origin.is_set and verb == "set":
         fact = evidence.tensor(violation.related or "self")
         holder = origin.holder or (fact.expression if fact is not None else None)
         if holder is None:
             return
         text = f"{many}, those of {holder}, made in {place(origin.at, evidence)}: {code}"
-        sources = [_marked(origin.at, f"{holder} is made here")]
+        sources = [marked(origin.at, f"{holder} is made here")]
     if origin.made is not None and (what := origin.holder):
         code = origin.made_by or origin.made.text or ""
-        text += f" ({what} is made in {place(origin.made, evidence)}: {_shortened(code)})"
-        sources.append(_marked(origin.made, f"{what} is made here"))
+        text += f" ({what} is made in {place(origin.made, evidence)}: {shortened(code)})"
+        sources.append(marked(origin.made, f"{what} is made here"))
     text += _beside(bounding(evidence, trial)[0])
     yield Observation(kind="bound", text=text, facts=facts, sources=tuple(sources))
 
@@ -366,19 +358,19 @@ def _bound_of_variables(
     number = evidence.violation.size
     if size is not None and size.value and _chooses(size.value):
         verb = _verb(size.value)
-        text = f"{many}, by {size.name}, {verb} in {place(size.at, evidence)}: {_code_of(size)}"
-        sources = [_marked(size.at, f"{_are(many)} {verb} here")]
+        text = f"{many}, by {size.name}, {verb} in {place(size.at, evidence)}: {code_of(size)}"
+        sources = [marked(size.at, f"{_are(many)} {verb} here")]
         if made.value:
-            text += f" ({made.name} is made in {place(made.at, evidence)}: {_code_of(made)})"
-            sources.append(_marked(made.at, f"{made.name} is made here"))
+            text += f" ({made.name} is made in {place(made.at, evidence)}: {code_of(made)})"
+            sources.append(marked(made.at, f"{made.name} is made here"))
     elif made.value and (_shows(made.value, number) or _verb(made.value) == "read"):
         verb = _verb(made.value)
-        text = f"{many}, {verb} in {place(made.at, evidence)}: {_code_of(made)}"
-        sources = [_marked(made.at, f"{_are(many)} {verb} here")]
+        text = f"{many}, {verb} in {place(made.at, evidence)}: {code_of(made)}"
+        sources = [marked(made.at, f"{_are(many)} {verb} here")]
     elif made.value and made.name and not re.fullmatch(r"[\w.]+\(\)", made.value):
         # Its number is from elsewhere; an empty container has no size of its items.
-        text = f"{many}, those of {made.name}, made in {place(made.at, evidence)}: {_code_of(made)}"
-        sources = [_marked(made.at, f"{made.name} is made here")]
+        text = f"{many}, those of {made.name}, made in {place(made.at, evidence)}: {code_of(made)}"
+        sources = [marked(made.at, f"{made.name} is made here")]
     elif made.name and not made.name.isidentifier():
         text, sources = f"{many}, those of {made.name}", []
     else:
@@ -426,14 +418,6 @@ def _are(many: str) -> str:
     return f"{many} {'is' if many.startswith('1 ') else 'are'}"
 
 
-def _code_of(made: Binding) -> str:
-    return _shortened(made.value or made.at.text or "")
-
-
-def _shortened(code: str) -> str:
-    return code if len(code) <= _LONGEST else f"{code[:_LONGEST].rstrip()}…"
-
-
 # --- marks and regularities -----------------------------------------------------------------------
 
 
@@ -446,7 +430,7 @@ def pattern(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     for constant in marks.constants:
         at = f", set in {place(constant.line, evidence)}" if constant.line is not None else ""
         mark = f"{constant.name} is {constant.value}"
-        source = (_marked(constant.line, mark),) if constant.line is not None else ()
+        source = (marked(constant.line, mark),) if constant.line is not None else ()
         facts = {"name": constant.name, "value": constant.value}
         yield say(text=f"{constant.value} is {constant.name}{at}", facts=facts, sources=source)
     if marks.zero_at is not None:
@@ -462,7 +446,7 @@ def pattern(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         yield say(text=f"the bad values are only at the {side} of rows", facts={"side": side})
     if (made := _made_by(evidence)) is not None:
         text, facts, line = made
-        source = (_marked(line, text),) if line is not None else ()
+        source = (marked(line, text),) if line is not None else ()
         yield say(text=text, facts=facts, sources=source)
     for constant_text in marks.vanished:
         text = f"{constant_text} is 0 in {violation.dtype or 'this dtype'}"

@@ -21,7 +21,7 @@ from cudalens.core.report_types import (
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.host_errors._base import is_known_message
-from cudalens.diagnosis.user_code import is_failing_line, place
+from cudalens.diagnosis.user_code import code_of, is_failing_line, place
 
 _OF_SIZES = re.compile(
     r"\bsizes?\b|\bshapes?\b|must match|divisible|batch_size|out of bounds|\bchannels\b|length"
@@ -30,7 +30,6 @@ _OF_DEVICES = re.compile(r"\bdevices?\b|\bcpu\b|\bcuda(?::\d+)?\b", re.IGNORECAS
 _OF_DTYPES = re.compile(
     r"\bdtypes?\b|\btype\b|Float|Double|Half|Long|\bInt\b|not implemented for|\bbool\b"
 )
-_LONGEST = 80
 _MAX_MISFITS = 3
 _FEW = 20
 """Items of a list that a line shows."""
@@ -65,7 +64,7 @@ def observe_error(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     if (change := evidence.regrouped) is not None:
         before, after = format_shape(change.before), format_shape(change.after)
         text = f"{place(change.line, evidence)} makes {after} of {before}: {change.line.text}"
-        source = _marked(change.line, f"{before} becomes {after} here")
+        source = marked(change.line, f"{before} becomes {after} here")
         facts = {"before": change.before, "after": change.after}
         yield Observation(kind="shape", text=text, facts=facts, sources=(source,))
     elif kind is not None:
@@ -89,7 +88,8 @@ def _not_numbers(evidence: Evidence) -> Iterator[Observation]:
             yield Observation(kind="values", text=text, facts=facts)
 
 
-def _marked(line: LineRef | SourceSpan, mark: str) -> MarkedLine:
+def marked(line: LineRef | SourceSpan, mark: str) -> MarkedLine:
+    """Return a line with what is said of it."""
     ref = line.ref if isinstance(line, SourceSpan) else line
     return MarkedLine(line=ref.line, text=ref.text, cell=ref.cell, file=ref.file, mark=mark)
 
@@ -152,8 +152,8 @@ def _lists(evidence: Evidence, trial: Trial, message: str) -> Iterator[Observati
             sources: tuple[MarkedLine, ...] = ()
             if made is not None and made.value and not is_failing_line(made.at, evidence):
                 assert root is not None
-                text += f", {root[0]} is made in {place(made.at, evidence)}: {_code(made)}"
-                sources = (_marked(made.at, f"{root[0]} is made here"),)
+                text += f", {root[0]} is made in {place(made.at, evidence)}: {code_of(made)}"
+                sources = (marked(made.at, f"{root[0]} is made here"),)
             facts = {"name": name, "values": tuple(items)}
             yield Observation(kind="argument", text=text, facts=facts, sources=sources)
 
@@ -192,7 +192,7 @@ def _operands(
             seen.add(name)
             what = _what(fact, kind) if name == fact.expression else ""
             is_what = f" is {what}," if what else " is"
-            text = f"{name}{is_what} made in {place(made.at, evidence)}: {_code(made)}"
+            text = f"{name}{is_what} made in {place(made.at, evidence)}: {code_of(made)}"
             if kind == "device" and fact.device == "cpu" and _is_without_device(made):
                 text += " (without device=)"
             mark = f"{what} is made here" if what else f"{name} is made here"
@@ -205,14 +205,14 @@ def _operands(
                     "dtype": fact.dtype,
                     "device": fact.device,
                 },
-                sources=(_marked(made.at, mark),),
+                sources=(marked(made.at, mark),),
             )
     layer = trial.layer(evidence.module_path) if evidence.module_path else None
     if layer is None or not layer.value or layer.name in seen:
         return
     if not is_failing_line(layer.at, evidence):
-        text = f"{layer.name} is made in {place(layer.at, evidence)}: {_code(layer)}"
-        source = _marked(layer.at, f"{layer.name} is made here")
+        text = f"{layer.name} is made in {place(layer.at, evidence)}: {code_of(layer)}"
+        source = marked(layer.at, f"{layer.name} is made here")
         layer_facts = {"name": layer.name, "code": layer.value}
         yield Observation(kind=kind, text=text, facts=layer_facts, sources=(source,))
 
@@ -250,11 +250,6 @@ def _made_of(fact: TensorFact, trial: Trial) -> Iterator[tuple[str, Binding]]:
             yield name, made
 
 
-def _code(made: Binding) -> str:
-    value = made.value or made.at.text or ""
-    return value if len(value) <= _LONGEST else f"{value[:_LONGEST].rstrip()}…"
-
-
 # --- autograd -------------------------------------------------------------------------------------
 
 
@@ -267,7 +262,7 @@ def _writes(evidence: Evidence) -> Iterator[Observation]:
         if step.source is not None and step.source.line is not None:
             text = f"{place(step.source, evidence)} needs{name or ' it'} in backward"
             text += f": {step.source.text}"
-            source = _marked(step.source, f"needs{name or ' its values'} in backward")
+            source = marked(step.source, f"needs{name or ' its values'} in backward")
             yield Observation(kind="write", text=text, facts={"op": step.op}, sources=(source,))
     writes = change.writes or ((change.modified,) if change.modified is not None else ())
     is_again = False
@@ -276,7 +271,7 @@ def _writes(evidence: Evidence) -> Iterator[Observation]:
             continue
         again = " again" if is_again else ""
         text = f"{place(step.source, evidence)} changes{name or ' it'}{again}: {step.source.text}"
-        source = _marked(step.source, f"changes{name or ' it'}{again}")
+        source = marked(step.source, f"changes{name or ' it'}{again}")
         yield Observation(kind="write", text=text, facts={"op": step.op}, sources=(source,))
         is_again = True
 
@@ -287,19 +282,19 @@ def _graph(evidence: Evidence) -> Iterator[Observation]:
     assert freed is not None and freed.made is not None
     made = _here(freed.made, evidence)
     text = f"{place(made, evidence)} made this part of the graph: {made.text}"
-    source = _marked(made, "this part of the graph is made here")
+    source = marked(made, "this part of the graph is made here")
     yield Observation(kind="graph", text=text, facts={"node": freed.node}, sources=(source,))
     if freed.freed is not None:
         line = _here(freed.freed, evidence)
         is_same = here is not None and line.line == here.line
         when = " in an earlier pass" if is_same else ""
         text = f"{place(line, evidence)} freed it{when}: {line.text}"
-        source = _marked(line, f"freed it{when}")
+        source = marked(line, f"freed it{when}")
         yield Observation(kind="graph", text=text, facts={"node": freed.node}, sources=(source,))
     if freed.read is not None:
         line, name = _here(freed.read, evidence), freed.name or "it"
         text = f"{place(line, evidence)} used {name} after that: {line.text}"
-        source = _marked(line, f"uses {name} of before")
+        source = marked(line, f"uses {name} of before")
         yield Observation(kind="graph", text=text, facts={"name": freed.name}, sources=(source,))
 
 

@@ -23,6 +23,7 @@ from cudalens.diagnosis.user_code import (
     Fix,
     api_function,
     call_node,
+    code_of,
     last_name,
     list_of,
     parsed,
@@ -37,7 +38,6 @@ _AT_ORIGIN = frozenset(
 
 A cast and a move act at the failing call alone: others may need the dtype and device as they are.
 """
-_LONGEST = 80
 _MAX_HOPS = 4
 
 
@@ -139,7 +139,7 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
         what = "" if held[0] == name else f"{held[0]}, "
         what = f"{what}a plain attribute" if kind == "attribute" else f"in {what}a plain {kind}"
         if place_of is not None and place_of.value:
-            what += f" made in {place(place_of.at, evidence)}: {_short(place_of)}"
+            what += f" made in {place(place_of.at, evidence)}: {code_of(place_of)}"
         text = f"{hint.text}; it is {what}; .to() of the module moves what is registered: make it "
         registered = "a buffer with register_buffer"
         assert isinstance(hint.fix, Fix)
@@ -205,10 +205,10 @@ def _where_dropped(hint: Hint, trial: Trial) -> str:
             case ast.Subscript(ast.Name(whole), ast.Constant(int()) | ast.Name()):
                 # A list or a dict has items, and no dimensions.
                 if trial.binding(whole, of_shape=True) is not None:
-                    return f"; line {binding.at.line} took one away: {name} = {_short(binding)}"
+                    return f"; line {binding.at.line} took one away: {name} = {code_of(binding)}"
             case ast.Call(func) if last_name(func) == "squeeze":
                 line = f"line {binding.at.line} takes away what has size 1"
-                return f"; {line}: {name} = {_short(binding)}"
+                return f"; {line}: {name} = {code_of(binding)}"
     return ""
 
 
@@ -321,8 +321,9 @@ def true_division(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
             made = trial.binding(name := value.id)
             value = _root(syntax((made and made.value) or ""))
         if made is not None and isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
-            text = f"{name} is made in {place(made.at, evidence)}: {_short(made)}; / gives floats, "
-            yield Hint(rule="true_division", text=f"{text}// whole numbers")
+            text = f"{name} is made in {place(made.at, evidence)}: {code_of(made)}"
+            text += "; / gives floats, // whole numbers"
+            yield Hint(rule="true_division", text=text)
             return
 
 
@@ -351,7 +352,7 @@ def batch_second(evidence: Evidence, trial: Trial) -> Hint | None:
         if is_mask or (rank == 3 and sizes[at] == batch and sizes[1] != x.shape[1]):
             name = ast.unparse(tree.func)
             made = trial.binding(name)
-            line = f", made in {place(made.at, evidence)}: {_short(made)}" if made else ""
+            line = f", made in {place(made.at, evidence)}: {code_of(made)}" if made else ""
             return Hint(
                 rule="batch_second",
                 text=f"{name} has batch_first=False{line}; it takes dimension 1 for the batch, and "
@@ -372,8 +373,3 @@ def lost_dimension(evidence: Evidence, lost: LostDimension) -> Hint:
         which = f"dimension {dropped[0]}" if len(dropped) == 1 else f"dimensions {(*dropped,)}"
         text += f": give squeeze the {which}"
     return Hint(rule="batch_squeezed", text=text)
-
-
-def _short(binding: Binding) -> str:
-    value = binding.value or binding.at.text or ""
-    return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from cudalens.core._python import parse_expression
-from cudalens.core.evidence_types import CallSyntax
+from cudalens.core.evidence_types import Binding
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Expression, LineRef, SourceSpan, TensorFact, syntax
 
@@ -72,8 +72,19 @@ class Fix(str):
 
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant, ast.List)
 _TARGETS = (ast.Name, ast.Attribute, ast.Subscript)
-_LONGEST_NAME = 40
+_LONGEST_CODE = 80
+LONGEST_NAME = 40
 """Characters; a longer expression is no name to begin a sentence with."""
+
+
+def code_of(binding: Binding) -> str:
+    """Return the code that gave a name its value, cut where it is long."""
+    return shortened(binding.value or binding.at.text or "")
+
+
+def shortened(code: str) -> str:
+    """Return code to stand in a sentence, cut where it is long."""
+    return code if len(code) <= _LONGEST_CODE else f"{code[:_LONGEST_CODE].rstrip()}…"
 
 
 def parsed(expression: str) -> ast.expr | None:
@@ -89,16 +100,6 @@ def in_library(evidence: Evidence, name: str) -> bool:
     last = max((at for at, frame in enumerate(evidence.frames) if frame.is_user), default=-1)
     below = [frame.file.replace("\\", "/") for frame in evidence.frames[last + 1 :]]
     return any(f"/{name}/" in file for file in below)
-
-
-def syntax_of(text: str) -> CallSyntax | None:
-    """Return the syntax of a call that is no line of the user's: the line as a fix changes it."""
-    try:
-        node = parse_expression(text).body
-    except (SyntaxError, ValueError):
-        return None
-    segment = ast.get_source_segment(text, node) or text
-    return CallSyntax(node=node, text=segment, is_written_so="\n" not in segment)
 
 
 def call_node(evidence: Evidence) -> ast.expr | None:
@@ -268,7 +269,7 @@ def last_name(node: ast.AST) -> str | None:
 
 def is_name(expression: str | None) -> bool:
     """Return whether an expression is a name, an attribute or an entry of readable length."""
-    return isinstance(syntax(expression), _TARGETS) and len(expression or "") <= _LONGEST_NAME
+    return isinstance(syntax(expression), _TARGETS) and len(expression or "") <= LONGEST_NAME
 
 
 def called_name(evidence: Evidence) -> str | None:

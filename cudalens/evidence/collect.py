@@ -5,7 +5,6 @@ Each collector is on its own: one that fails leaves one line in ``limits`` and t
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,8 +47,6 @@ from cudalens.source.running_call import RunningCall
 from cudalens.source.stack import Entry, StackEntry, frame_of, place_of
 
 FORWARD_CALL = "the forward call of the op that failed"
-LIBRARIES = ("transformers", "torch_geometric", "torchvision", "accelerate", "datasets")
-"""Libraries that some hints name."""
 
 
 @dataclass(kw_only=True)
@@ -169,7 +166,6 @@ def evidence_of(
         owners=attempt("modules", owners, tuple),
         call_context=attempt("observations", lambda: context.observe(frames, site), CallContext),
         environment=attempt("environment", context.describe, Environment),
-        libraries=tuple(name for name in LIBRARIES if name in sys.modules),
         # No notebook and no IPython runs here.
         is_script=running_shell() is None and not is_of_cell(site.source, site.frames),
         timing=attempt("timing", lambda: timing_since(failure.started), Timing),

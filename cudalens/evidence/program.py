@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.user_code import last_name
 from cudalens.source.files import CELLS, cell_number, source_lines
-from cudalens.source.running_node import parsed_source
+from cudalens.source.running_node import FUNCTIONS, parsed_source
 
 _MAX_FILES = 64
 _MAX_HOPS = 8
@@ -38,8 +38,7 @@ _FACTORIES = functions(Trait.TAKES_SIZES | Trait.FACTORY)
 _METHODS = functions(Trait.TAKES_SIZES, without=Trait.FACTORY)
 _EMPTY = frozenset({"ParameterList", "ParameterDict", "ModuleList", "ModuleDict", "list"})
 """Containers that are filled later where their call has no argument."""
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_SCOPES = (*_FUNCTIONS, ast.ClassDef)
+_SCOPES = (*FUNCTIONS, ast.ClassDef)
 
 
 class Spot(NamedTuple):

@@ -20,6 +20,7 @@ from cudalens.evidence.call_stack import without_detours
 from cudalens.source.files import is_own_file, is_user_file
 from cudalens.source.locate import runs_torch
 from cudalens.source.running_call import ABSENT, RunningCall
+from cudalens.source.shown_frames import file_of
 from cudalens.source.stack import place_of
 
 _NEVER = (
@@ -75,7 +76,7 @@ def _above_hook(entries: list[TracebackType]) -> list[TracebackType]:
 
     The call was written above, with the user's names: the hook's own are those of any call.
     """
-    users = [at for at, item in enumerate(entries) if is_user_file(_file(item))]
+    users = [at for at, item in enumerate(entries) if is_user_file(file_of(item))]
     hooks = [at for at in users if entries[at].tb_frame.f_code.co_name == _HOOK]
     first = hooks[0] if hooks else 0
     is_last = [at for at in users if at >= first] == hooks
@@ -93,10 +94,6 @@ def _hands_on(hook: TracebackType) -> bool:
     code = hook.tb_frame.f_code
     parameters = code.co_varnames[1 : code.co_argcount]
     return isinstance(function, ast.Name) and function.id == next(iter(parameters), None)
-
-
-def _file(entry: TracebackType) -> str:
-    return entry.tb_frame.f_code.co_filename
 
 
 def is_torch_error(error: BaseException, raised: ApiCall | None = None) -> bool:

@@ -37,8 +37,6 @@ next_sequence_nr: Callable[[], int] = _get_sequence_nr
 """Return the number that the next autograd node of this thread will get."""
 function_modes: Callable[[], int] = _len_torch_function_stack
 """Return how many function modes see the calls of this thread."""
-current_node: Callable[[], Any] = torch._C._current_autograd_node
-"""Return the autograd node that this thread is running."""
 TRACERS: tuple[tuple[Any, str], ...] = (
     (torch._C, "_create_graph_by_tracing"),
     (torch._C, "_create_function_from_trace"),

@@ -17,7 +17,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from cudalens.core._python import raise_if_outside
-from cudalens.core._torch import Unseen
+from cudalens.core._torch import Unseen, current_node
 from cudalens.core.call import ApiCall, NodeMark
 from cudalens.core.evidence_types import SavedValues
 from cudalens.recorder import _torch
@@ -179,7 +179,7 @@ class BackwardPass:
 
     def _mark(self, grads: Any) -> None:
         """Mark the node that is about to run."""
-        node = self.marks[get_ident()] = _torch.current_node()
+        node = self.marks[get_ident()] = current_node()
         if self._is_anomalous:
             with Unseen():
                 self._saved[get_ident()] = saved_values(node)
@@ -196,7 +196,7 @@ class BackwardPass:
                 recorder.wait_for_all()
             except Exception as error:
                 raise_if_outside(error)
-                self.fault = _mark_of(self.marks.get(get_ident()) or _torch.current_node())
+                self.fault = _mark_of(self.marks.get(get_ident()) or current_node())
                 recorder.note_end(error, ApiCall(func=None, site=self.site, node=self.fault))
         self._mark(grads)
 
@@ -204,7 +204,7 @@ class BackwardPass:
         """Look at the gradients that the running node has made."""
         if self.finding is None:
             try:
-                self.finding = watch(_torch.current_node(), made, inputs, self.notes)
+                self.finding = watch(current_node(), made, inputs, self.notes)
             except Exception as trouble:
                 self._recorder.internal_error("a gradient was not looked at", trouble)
 
@@ -212,7 +212,7 @@ class BackwardPass:
         """Look at the gradients of a ``where``, and keep its condition for the nodes before it."""
         if self.finding is None:
             try:
-                keep_condition(_torch.current_node(), self.notes)
+                keep_condition(current_node(), self.notes)
             except Exception as trouble:
                 self._recorder.internal_error("a condition was not kept", trouble)
         self._look(watch, *args)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
 
+from cudalens.core._compiler import COMPILER
 from cudalens.core.late_import import when_loaded
 from cudalens.recorder._torch import remove_stance
 
 RAN_EAGERLY = "compiled functions ran eagerly in this block; --no-force-eager keeps them compiled"
-_COMPILER = "torch._dynamo"
 _WRAPPER_FILE = "torch/_dynamo/eval_frame.py"
 _WRAPPER = "_TorchDynamoContext."
 """The class whose functions run what was compiled.  What the same file keeps from being compiled,
@@ -51,7 +51,7 @@ class EagerCompiler:
 
     def __enter__(self) -> EagerCompiler:
         """Set the stance, or wait for the compiler to be imported."""
-        self._leave = when_loaded(_COMPILER, self._set_stance)
+        self._leave = when_loaded(COMPILER, self._set_stance)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from cudalens.core._python import raise_if_outside
-from cudalens.core._torch import Unseen, is_accelerator, is_plain
+from cudalens.core._torch import Unseen, current_node, is_accelerator, is_plain
 from cudalens.core.call import THREAD, ApiCall, Extreme, NodeMark
 from cudalens.core.errors import DeviceAssertError
 from cudalens.core.limits import Limits
@@ -460,7 +460,7 @@ class RecordingMode(_torch.RemovableMode):
                 site = self.sites.of(caller)
                 if self.passes:
                     site = self._of_worker(site, 0, 0)[0]
-                if call.node is None and (node := _torch.current_node()) is not None:
+                if call.node is None and (node := current_node()) is not None:
                     call.node = NodeMark(node.name(), node._sequence_nr())
                 call.site = site
             self.note_end(error, call)

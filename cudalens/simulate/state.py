@@ -16,9 +16,9 @@ from typing import Any, Final, NoReturn
 
 import torch
 
+from cudalens.core.device_asserts import ASSERT_CODE
 from cudalens.core.errors import NotRehearsedError
 
-ASSERT_ERROR_CODE: Final = 710  # cudaErrorAssert
 INVALID_DEVICE_CODE: Final = 101  # cudaErrorInvalidDevice
 _ASSERT_TEXT: Final = (
     "CUDA error: device-side assert triggered\n"
@@ -67,8 +67,6 @@ class DeviceState:
         """True if the error has been raised, after which every launch raises it again."""
         self._forks = Forks.count
         self.sync_debug_mode = 0
-        self.sync_count = 0
-        """Number of times the host waited in a call that this mode reports."""
 
     @property
     def pending(self) -> str | None:
@@ -129,7 +127,6 @@ class DeviceState:
 
         Not ``torch.cuda.synchronize`` and not an event's: those say themselves that they wait.
         """
-        self.sync_count += 1
         if self.sync_debug_mode == _RAISES:
             raise RuntimeError(_SYNC_TEXT)
         if self.sync_debug_mode:
@@ -156,7 +153,7 @@ class DeviceState:
         if is_first:
             os.write(STDERR_FD, f"{failure.text}\n".encode())
         advice = "" if self.is_blocking else _ASYNC_TEXT
-        raise _error(_ASSERT_TEXT + advice, ASSERT_ERROR_CODE)
+        raise _error(_ASSERT_TEXT + advice, ASSERT_CODE)
 
     @property
     def is_forked(self) -> bool:

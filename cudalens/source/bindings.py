@@ -16,10 +16,9 @@ from cudalens.core.evidence_types import Binding
 from cudalens.core.report_types import Expression, SourceSpan
 from cudalens.core.torch_functions import CONVERSIONS
 from cudalens.source.files import cell_number, source_lines, typed_line
-from cudalens.source.running_node import Running, parsed_source, text_of
+from cudalens.source.running_node import FUNCTIONS, Running, parsed_source, text_of
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_INNER = (*_FUNCTIONS, ast.ClassDef, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_INNER = (*FUNCTIONS, ast.ClassDef, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _SETTING = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For)
 _BLOCK = (ast.stmt, ast.ExceptHandler, ast.match_case)

@@ -31,6 +31,8 @@ _INLINED = (ast.ListComp, ast.SetComp, ast.DictComp)
 _SCOPES = (ast.Lambda, ast.GeneratorExp, *_INLINED)
 _ELSEWHERE = (ast.stmt, ast.ExceptHandler, ast.match_case, *_SCOPES)
 _SUBSCRIPTS = ("BINARY_SUBSCR", "BINARY_SLICE", "STORE_SUBSCR", "STORE_SLICE", "DELETE_SUBSCR")
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+"""Syntax whose body runs later."""
 
 
 @dataclass(frozen=True, kw_only=True)

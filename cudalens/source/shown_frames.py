@@ -31,12 +31,12 @@ def shown_frames(trace: TracebackType | None) -> list[TracebackType]:
     for is_between, run in groupby(entries_from_traceback(trace), _is_between):
         entries = list(run)
         if is_own_call:  # of torch's functions, by us and not by the user
-            entries = list(dropwhile(lambda entry: torch_path(_file(entry)), entries))
+            entries = list(dropwhile(lambda entry: torch_path(file_of(entry)), entries))
         is_own_call = is_between and _asks_for_itself(entries[-1])
         if not entries:
             continue
-        if not (is_between and any(is_own_file(_file(entry)) for entry in entries)):
-            outer = (item for item in reversed(shown) if not is_machinery(_file(item)))
+        if not (is_between and any(is_own_file(file_of(entry)) for entry in entries)):
+            outer = (item for item in reversed(shown) if not is_machinery(file_of(item)))
             call = next(outer, None)
             if call is not None and _is_once_more(call, entries[0]):
                 del shown[shown.index(call) :]
@@ -51,7 +51,7 @@ def shown(trace: TracebackType | None) -> TracebackType | None:
 
 def without_torch(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the frames of torch, where it has any others."""
-    users = [entry for entry in entries_from_traceback(trace) if not torch_path(_file(entry))]
+    users = [entry for entry in entries_from_traceback(trace) if not torch_path(file_of(entry))]
     return linked(users) or trace
 
 
@@ -128,7 +128,8 @@ def with_causes(error: BaseException, *links: str) -> list[BaseException]:
     return list(causes.values())
 
 
-def _file(entry: TracebackType) -> str:
+def file_of(entry: TracebackType) -> str:
+    """Return the file of a link of a traceback."""
     return entry.tb_frame.f_code.co_filename
 
 
@@ -139,7 +140,7 @@ def _asks_for_itself(entry: TracebackType) -> bool:
 
 
 def _is_between(entry: TracebackType) -> bool:
-    file = _file(entry)
+    file = file_of(entry)
     return is_own_file(file) or is_machinery(file) or torch_path(file) in _DISPATCH
 
 
@@ -147,5 +148,5 @@ def _is_once_more(call: TracebackType, entry: TracebackType) -> bool:
     """Return whether code of ours was called by a frame only to run the same once more."""
     codes = [item.tb_frame.f_code for item in (call, entry)]
     is_line = all(is_top(code.co_name) for code in codes) and call.tb_lineno == entry.tb_lineno
-    is_same = is_line and _file(call) == _file(entry)
-    return is_same or (codes[0] is codes[1] and torch_path(_file(entry)) != "")
+    is_same = is_line and file_of(call) == file_of(entry)
+    return is_same or (codes[0] is codes[1] and torch_path(file_of(entry)) != "")

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cudalens.core.torch_functions import Trait, functions
-from cudalens.source.running_node import parsed_source
+from cudalens.source.running_node import FUNCTIONS, parsed_source
 
-_LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _FUNCTIONS_THAT_READ = frozenset(
     (
         *("print", "display", "len", "type", "isinstance", "id", "repr", "str", "abs", "round"),
@@ -98,7 +97,7 @@ def _may_write(node: ast.AST) -> bool:
 def _executed(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes that run where a statement runs, without what calls run later."""
     yield node
-    if isinstance(node, _LATER):
+    if isinstance(node, FUNCTIONS):
         parts: Iterator[ast.AST] = iter((*getattr(node, "decorator_list", ()), node.args))
     else:
         parts = ast.iter_child_nodes(node)

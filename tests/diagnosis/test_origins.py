@@ -20,8 +20,9 @@ from cudalens.diagnosis.origins import (
     lost_dimension,
     true_division,
 )
-from cudalens.diagnosis.user_code import Change, Fix, syntax_of
+from cudalens.diagnosis.user_code import Change, Fix
 from tests.builders import chain, fact, node, spelled
+from tests.hint_evidence import syntax_of
 
 HERE = SourceSpan(cell=1, line=9, end_line=9, text="f(y)")
 
@@ -273,7 +274,7 @@ def test_a_layer_that_takes_dimension_1_for_the_batch() -> None:
 
     hint = said()
     assert hint is not None
-    assert "fits h (1, 4, 8) with a batch of 4 in dimension 0" in hint.text
+    assert "fits h [1, 4, 8] with a batch of 4 in dimension 0" in hint.text
     assert said(is_batch_second=False) is None
     assert said(is_model=True) is None
     assert said((facts[0], fact(None, "float32[1,7,8]", "h"))) is None

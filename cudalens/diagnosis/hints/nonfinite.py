@@ -31,7 +31,7 @@ _DOMAINS: dict[str, _Domain] = {
     "log10": _POSITIVE,
 }
 """Between which numbers a function has a finite result, at these as well or not, and in words."""
-_ROUNDING = 1e-5
+ROUNDING = 1e-5
 """So far beyond the end of a domain rounding takes a number, as a rule."""
 _LARGEST = {
     "float8_e4m3fn": 448.0,
@@ -141,7 +141,7 @@ def _of_domain(evidence: Evidence, op: str, value: float) -> str | None:
         return None
     text = f"{op}({value:g}) is not finite: {op} takes {needs}"
     fact = evidence.tensor("self")
-    if is_closed and max(low - value, value - high) <= _ROUNDING:
+    if is_closed and max(low - value, value - high) <= ROUNDING:
         return f"{text}, and rounding may take one beyond: clamp it"
     if fact is None or not fact.expression or numel(fact) < 2:
         return text

@@ -9,8 +9,8 @@ from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import OpName
 from cudalens.diagnosis.diagnose import diagnose
 from cudalens.diagnosis.host_errors import is_sticky, table
-from cudalens.diagnosis.user_code import syntax_of
 from cudalens.evidence.memory import is_full
+from tests.hint_evidence import syntax_of
 from tests.hostcells import run_cell
 
 DSA = (
