@@ -23,9 +23,9 @@ HEADERS = {
     13: ("nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88"),
 }
 """CUDA's headers and its runtime library, by the major release that torch was built with."""
-RELEASES = ("2.10.0", "2.11.0", "2.13.0", "2.15.0")
-"""What people have, and the newest; ``make compat`` runs them all.  ``values.py`` asks torch for
-the kernel of an op, which torch 2.8 does not give."""
+RELEASES = ("2.8.0", "2.10.0", "2.11.0", "2.13.0", "2.15.0")
+"""What people have, and the newest; ``make compat`` runs them all.  Torch 2.8 needs g++, too: it
+gives Python no kernel of an op, and a module is built that does."""
 IN_CI = ("2.11.0", "2.13.0")
 """The newest that the project is developed with, and the older one that Colab has: its allocator
 has no setting that catches what is freed after a fault, and it uses other words."""
@@ -87,7 +87,7 @@ def prepared(release: str) -> tuple[Path, Path]:
     major = build.cuda_of(torch / "torch")
     headers = BUILT / f"headers{major}"
     _install(headers, *HEADERS[major])
-    sources = [build.HERE / "runtime.c", build.HERE / "build.py"]
+    sources = [build.HERE / name for name in ("runtime.c", "build.py", "kernels.cpp")]
     made = libraries / build.runtime(major)
     if not made.exists() or made.stat().st_mtime < max(path.stat().st_mtime for path in sources):
         build.build(torch / "torch", headers, libraries)

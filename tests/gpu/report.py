@@ -36,8 +36,9 @@ library of our own (`tests/standin`). Everything above that library is torch's c
 allocators, pinned memory, streams, events, CUDA graphs, autograd's device thread, error texts, \
 destructors that abort. Kernels do nothing, faults are injected, and which calls of CUDA return \
 a sticky error is our reading of its documentation and of public logs. `TORCH=all` \
-runs torch 2.10.0, 2.11.0, 2.13.0 and 2.15.0. Run whole in November 2026: all 220 tests passed \
-with torch 2.10.0, 2.11.0 and 2.13.0, in an earlier state all 194 of that time with 2.15.0.
+runs torch 2.8.0, 2.10.0, 2.11.0, 2.13.0 and 2.15.0. Run whole in November 2026: all 220 tests of \
+that time passed with torch 2.10.0, 2.11.0 and 2.13.0, in an earlier state all 194 with 2.15.0; on \
+2.8.0 it has not run whole.
 - **the rehearsal device** (`make test`): our imitation of a GPU, on the CPU build.
 
 | what | on a GPU | on torch's CUDA build | on the rehearsal device |
