@@ -433,6 +433,11 @@ class LineRef:
             return f"In [{self.cell}] line {self.line}"
         return f"{self.file}:{self.line}" if self.file else f"line {self.line}"
 
+    def near(self, here: SourceSpan | None) -> str:
+        """Return ``line 9`` of the cell or file of ``here``, the whole place of another."""
+        is_near = here is not None and (self.cell, self.file) == (here.cell, here.file)
+        return f"line {self.line}" if is_near else self.where
+
     def format(self) -> str:
         """Return the place and its text: ``In [3] line 7: w += 1``; empty without a line."""
         return f"{self.where}: {self.text}" if self.where and self.text else self.where

@@ -382,9 +382,9 @@ def _direct_call(evidence: Evidence) -> ast.Call | None:
 
 def place(at: SourceSpan | LineRef, evidence: Evidence) -> str:
     """Return ``line 7``, with the cell or file where that is not the failing line's."""
-    here = evidence.source
-    is_here = here is None or (at.cell, at.file) == (here.cell, here.file)
-    return f"line {at.line}" if is_here else LineRef(line=at.line, cell=at.cell, file=at.file).where
+    if evidence.source is None:
+        return f"line {at.line}"
+    return LineRef(line=at.line, cell=at.cell, file=at.file).near(evidence.source)
 
 
 def is_failing_line(at: SourceSpan | LineRef, evidence: Evidence) -> bool:

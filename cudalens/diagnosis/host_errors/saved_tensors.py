@@ -10,7 +10,7 @@ from cudalens.core._python import parse
 from cudalens.core.evidence_types import FreedGraph, InPlaceChange
 from cudalens.core.graph_types import ProvenanceStep
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint, LineRef, SourceSpan, format_shape
+from cudalens.core.report_types import Hint, LineRef, format_shape
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern
 from cudalens.diagnosis.host_errors._words import (
@@ -235,7 +235,7 @@ def _headline(evidence: Evidence, step: ProvenanceStep, changed: str) -> str:
     backward = f"{here.text}" if here is not None and _is_backward(here.text) else "backward"
     if ref is None or not ref.where:
         return f"{step.op or 'an op'} changed a tensor, which {backward} needs"
-    place = _place(ref, here)
+    place = ref.near(here)
     rest = f"changed {changed or 'a tensor'}, which {backward} needs"
     if not ref.text:
         return f"{place} {rest}"
@@ -248,12 +248,6 @@ def _headline(evidence: Evidence, step: ProvenanceStep, changed: str) -> str:
 def _is_backward(code: str | None) -> bool:
     """Return whether a short line is one call of backward: ``loss.backward()``."""
     return re.fullmatch(r"[\w.]{1,20}\.backward\([\w=, ]{0,20}\)", code or "") is not None
-
-
-def _place(ref: LineRef, here: SourceSpan | None) -> str:
-    """Return ``line 9`` of the failing line's own cell or file, ``In [2] line 9`` of another."""
-    is_near = here is not None and (ref.cell, ref.file) == (here.cell, here.file)
-    return f"line {ref.line}" if is_near else ref.where
 
 
 def _changed(ref: LineRef | None) -> str:
@@ -301,7 +295,7 @@ def _out_of_place(evidence: Evidence) -> Hint | None:
     code = modified.modified.source.text or ""
     at = modified.out_of_place
     new = "" if modified.is_shared else _as_new_tensor(code)
-    text = f"make a new tensor in {_place(modified.modified.source, evidence.source)} instead of "
+    text = f"make a new tensor in {modified.modified.source.near(evidence.source)} instead of "
     text += "changing the one that backward needs"
     if new and at is not None and not modified.is_parameter:
         return Hint(rule="out_of_place", text=text, fix=new, tried=True, at=at)
@@ -330,7 +324,7 @@ def _before_writes(evidence: Evidence, modified: InPlaceChange) -> str:
     name = _changed(line)
     if line is None or not name:
         return ""
-    where, statement = _place(line, evidence.source), _statement(line.text)
+    where, statement = line.near(evidence.source), _statement(line.text)
     savers = [it.source for it in modified.savers if it.source is not None]
     if any((it.line, it.cell, it.file) == (line.line, line.cell, line.file) for it in savers):
         parts = [part for part in ast.walk(statement) if _is_part_read(part, name)]
@@ -339,7 +333,7 @@ def _before_writes(evidence: Evidence, modified: InPlaceChange) -> str:
             return f"{where} writes over {part}, which backward needs: read {part}.clone() there"
         return f"{where} writes to {name}, which it has read: write to a new tensor there"
     others = [it.source for it in modified.writes[1:] if it.source is not None]
-    places = " and ".join(_place(it, evidence.source) for it in others)
+    places = " and ".join(it.near(evidence.source) for it in others)
     also = f" ({places} {'changes' if len(others) == 1 else 'change'} it too)" if others else ""
     if modified.is_shared:
         return f"{where} changes {name}, which another name has too: change a copy of it{also}"
@@ -376,7 +370,7 @@ def _as_new_tensor(code: str) -> str:
 def _after_step(evidence: Evidence, step: LineRef, savers: Sequence[ProvenanceStep]) -> Hint:
     """Name what the parameters computed before an optimizer changed them."""
     freed, saver = evidence.freed, savers[0].source if len(savers) == 1 else None
-    place = _place(step, evidence.source)
+    place = step.near(evidence.source)
     if freed is not None and freed.read and freed.is_made_again:
         changed = f", and {place} has changed the parameters since"
         return _carried_state(evidence, freed, changed)
@@ -384,7 +378,7 @@ def _after_step(evidence: Evidence, step: LineRef, savers: Sequence[ProvenanceSt
     if freed is not None and freed.name:
         made = f" with which {_where(freed.holder)} made {freed.name}"
     elif saver and (stored := _names(saver.text)[0]):
-        made = f" with which {_place(saver, evidence.source)} made {' and '.join(sorted(stored))}"
+        made = f" with which {saver.near(evidence.source)} made {' and '.join(sorted(stored))}"
     text = f"the step changes the parameters{made}: {_AGAIN}"
     return Hint(rule="out_of_place", text=text)
 
