@@ -134,7 +134,7 @@ def test_known_values(value: object, is_it: bool) -> None:
     [
         (None, "None"),
         ([1, 2], "a list of 2"),
-        (X.numpy(), "a numpy.ndarray of float32 (2, 3)"),
+        (X.numpy(), "a numpy.ndarray of float32 [2, 3]"),
         (X.sum, "a method that was not called"),
         ({}, "a dict"),
         (1, "an int"),
