@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cudalens.core.api_names import stem_of
 from cudalens.core.evidence_types import Marks, NamedConstant
-from cudalens.core.graph_types import ProvenanceStep
+from cudalens.core.graph_types import FIRST_BAD, ProvenanceStep
 from cudalens.core.report_types import LineRef, Violation
 from cudalens.core.tensor_values import number
 from cudalens.core.torch_functions import Trait, stems
@@ -25,7 +25,7 @@ from cudalens.source.safe_eval import instance_dict
 from cudalens.source.stack import namespaces
 
 _MAX_KINDS = 4
-_MAKERS = stems(Trait.NUMBERS) | stems(Trait.COMPARES) | stems(Trait.ROUNDS) | {"topk"}
+_MAKERS = stems(Trait.NUMBERS) | stems(Trait.COMPARES) | stems(Trait.ROUNDS)
 """Functions that say what an integer of theirs is: a place, a truth, a rounded number."""
 _SMALL = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -51,7 +51,7 @@ def marks_of(
     values = tensor.detach()[bad]
     kinds = values.unique()[: _MAX_KINDS + 1].tolist() if values.numel() else []
     size = violation.size
-    maker = next((it for it in steps if stem_of(it.op or "") in _MAKERS), None)
+    maker = next(filter(_makes_integers, steps), None)
     few = [int(it) for it in kinds if it == it and it == int(it)] if len(kinds) < 5 else []  # noqa: PLR0124
     return Marks(
         value=number(kinds[0]) if len(kinds) == 1 and values.numel() > 1 else None,
@@ -61,6 +61,12 @@ def marks_of(
         copies=_copies(tensor),
         maker=maker,
     )
+
+
+def _makes_integers(step: ProvenanceStep) -> bool:
+    stem = stem_of(step.op or "")
+    # The values that topk gives are those of its argument: only what began here is a position.
+    return stem in _MAKERS or (stem == "topk" and (step.note or "").startswith(FIRST_BAD))
 
 
 def _is_zero_at(other: Tensor, tensor: Tensor, bad: Tensor) -> bool:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cudalens.core.evidence_types import Marks
-from cudalens.core.graph_types import ProvenanceStep
+from cudalens.core.graph_types import FIRST_BAD, ProvenanceStep
 from cudalens.core.report_types import Violation
 from cudalens.evidence import finding
 from cudalens.evidence.marks import marks_of, vanished
@@ -57,6 +57,13 @@ def test_copies_of_an_expanded_tensor() -> None:
 def test_the_maker_of_integers(op: str, is_maker: bool) -> None:
     steps = [ProvenanceStep(op="torch.Tensor.long"), ProvenanceStep(op=op)]
     assert marks([1, 7], steps=steps).maker == (steps[1] if is_maker else None)
+
+
+@pytest.mark.parametrize("note", [None, FIRST_BAD])
+def test_topk_makes_positions_only_where_the_values_begin(note: str | None) -> None:
+    """The values that it gives were there before, and are no positions."""
+    step = ProvenanceStep(op="torch.topk", note=note)
+    assert marks([1, 7], steps=[step]).maker == (step if note else None)
 
 
 @pytest.mark.parametrize(
