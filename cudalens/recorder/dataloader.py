@@ -47,7 +47,7 @@ class Batch:
     is_stacked: bool = False
     """True if row 3 is the fourth item: torch or transformers made the batch of its items."""
     is_collated_here: bool = False
-    """True if a function of the user's made it in this process: its calls are recorded."""
+    """True if it was made in this process: the calls that made it are recorded."""
     at: int = 0
     """Which of the tensors was asked about."""
 
@@ -86,8 +86,7 @@ class Batches:
                 sampler=_reference(iterator._index_sampler),
                 iterator=ref(iterator),
                 is_stacked=_keeps_rows(iterator._collate_fn),
-                is_collated_here=getattr(iterator, "_num_workers", 0) == 0
-                and iterator._collate_fn not in _OF_TORCH,
+                is_collated_here=getattr(iterator, "_num_workers", 0) == 0,
             )
         )
 

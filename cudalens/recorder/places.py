@@ -50,3 +50,47 @@ def contains(tensor: Tensor, value: Tensor) -> bool:
     """Return whether a tensor has an element of a value; NaN is equal to NaN."""
     value = value.to(tensor.device)
     return bool(((tensor == value) | ((tensor != tensor) & (value != value))).any())  # noqa: PLR0124
+
+
+def joined_at(
+    stem: str,
+    shape: Position,
+    parts: Sequence[Position],
+    positions: Sequence[Position],
+    dim: int | None = None,
+) -> list[tuple[int, Position]] | None:
+    """Return for each element of ``stack`` or ``cat`` its input, and its place in that.
+
+    ``None`` for another function, and where the shapes fit more than one dimension.
+
+    Args:
+        shape, parts: of the result and of the inputs.
+        dim: in which ``stack`` counts the inputs, where that is known.
+
+    Example:
+        >>> joined_at("cat", (5,), [(2,), (3,)], [(1,), (4,)])
+        [(0, (1,)), (1, (2,))]
+    """
+    is_stack = stem == "stack"
+    if not is_stack and (stem not in ("cat", "concat") or {*map(len, parts)} != {len(shape)}):
+        return None
+
+    def fits(at: int, size: int) -> bool:
+        rest = {shape[:at] + shape[at + 1 :]}
+        if is_stack:
+            return size == len(parts) and rest == {*parts} and dim in (None, at)
+        is_sum = size == sum(part[at] for part in parts)
+        return is_sum and rest == {part[:at] + part[at + 1 :] for part in parts}
+
+    dims = [at for at, size in enumerate(shape) if fits(at, size)]
+    if len(dims) != 1:
+        return None
+    at, found = dims[0], []
+    for item in positions:
+        part, place = (item[at], 0) if is_stack else (0, item[at])
+        while not is_stack and place >= parts[part][at]:
+            place -= parts[part][at]
+            part += 1
+        own = () if is_stack else (place,)
+        found.append((part, (*item[:at], *own, *item[at + 1 :])))
+    return found

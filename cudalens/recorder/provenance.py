@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import torch
@@ -25,11 +25,12 @@ from cudalens.core.torch_functions import CONVERSIONS, Trait, functions
 from cudalens.recorder.calls import FROM_PYTHON, Recorded
 from cudalens.recorder.dataloader import Batch, describe
 from cudalens.recorder.history import Snapshot
+from cudalens.recorder.marked import Marked, parts_of
 from cudalens.recorder.places import Position, contains, in_memory, reshaped, values_at
+from cudalens.recorder.sites import RawSite
 from cudalens.recorder.tensor_refs import Ref, is_ref
 
 _MAX_STEPS = 24
-_MAX_LISTED = 20
 _MAX_CALLS = 1000
 _MAX_PLACES = 1 << 20
 """Up to this many bad elements are followed; up to four times as many elements have a key."""
@@ -58,31 +59,8 @@ class Provenance:
     """The tensor with bad values that no recorded call has made or written to."""
     given: Tensor | None = None
     """The one living tensor that the call which is proven to have made them was given."""
-
-
-class _Marked(NamedTuple):
-    """A tensor on the way, and the listed bad elements in it."""
-
-    tensor: Ref
-    origins: tuple[Position, ...]
-    """Their positions in the tensor at fault."""
-    positions: Sequence[Position] | None = None
-    """Their places in the tensor, or those of the rows that hold them."""
-    values: Tensor | None = None
-    """Their values on the host; ``None`` where a call has computed others of them."""
-    bad: tuple[Tensor, Tensor] | None = None
-    """Flat places and values of all its bad elements, on the host, where they are known."""
-    state: str = "unknown"
-    """``bad`` if it is proven to have had them, ``good`` if none of them, ``other`` if it had bad
-    values, perhaps others, and ``unknown`` for a tensor that is dead or was written to since."""
-
-    def relisted(self, shape: Position) -> _Marked:
-        """Return it with the first few of its bad elements listed, where none is."""
-        if self.positions or self.bad is None or not len(self.bad[0]):
-            return self
-        places, values = (item[:_MAX_LISTED] for item in self.bad)
-        positions = [unravel(int(place), shape) for place in places]
-        return self._replace(origins=((),) * len(positions), positions=positions, values=values)
+    entry: RawSite | None = None
+    """Where a function made the first tensor on the way of values of Python's."""
 
 
 class ProvenanceWalk:
@@ -109,8 +87,8 @@ class ProvenanceWalk:
         )
         self._is_of_integers = not (tensor.is_floating_point() or tensor.is_complex())
         """Floats that integers were made of have no bound."""
-        self._at = _Marked(ref(tensor), tuple(positions))
-        self._pending: list[tuple[_Marked, int]] = []
+        self._at = Marked(ref(tensor), tuple(positions))
+        self._pending: list[tuple[Marked, int]] = []
         """Other tensors that bad elements were copied from, each as it was before a call."""
         self._passed: list[tuple[Any, int]] = []
         """The batches that were named."""
@@ -188,6 +166,11 @@ class ProvenanceWalk:
             if before is not None and before.divisor == 0:
                 yield describe_step(before, self._snapshot, DIVIDES)
         self._is_over = source is None
+        if source is None and not is_first:
+            parts = parts_of(call, self._at, self._snapshot, self._dim_of_items())
+            if parts:
+                self._at, self._before, self._is_over = parts[0], call.seq, False
+                self._pending += [(part, call.seq) for part in parts[1:]]
         if source is not None:
             has_same = call.api.stem in _IN_ORDER and source.values is not None
             if has_same and source.state == "unknown":
@@ -221,6 +204,10 @@ class ProvenanceWalk:
         operand = call.operand
         written: Any = operand() if is_ref(operand) else torch.tensor(operand)
         self._before = call.seq
+        is_unknown = self._at.values is None and self._at.positions is None
+        if is_unknown and self._is_of_integers and self._at.state != "bad":
+            self._is_over = True  # it may have written another bad value than those followed
+            return
         if self._contains_some(written):
             note = f"{WRITES} {written.item()}" if written.dim() == 0 else None
             yield describe_step(call, self._snapshot, note)
@@ -273,7 +260,7 @@ class ProvenanceWalk:
             if dtype == values.dtype:
                 chosen = [at for at, number in enumerate(hits) if number >= 0]
                 copied = of_source[is_hit], values[is_hit]
-                marked = _Marked(
+                marked = Marked(
                     operand,
                     tuple(self._at.origins[at] for at in chosen),
                     [unravel(hits[at], tuple(source_shape)) for at in chosen],
@@ -305,7 +292,7 @@ class ProvenanceWalk:
         )
         return bool(rest)
 
-    def _passed_on(self, call: Recorded) -> _Marked | None:
+    def _passed_on(self, call: Recorded) -> Marked | None:
         """Return the one tensor that a choice like ``where`` took the bad values from."""
         numbers, values = call.numbers, self._at.values
         if numbers is None or values is None or call.written:
@@ -365,6 +352,8 @@ class ProvenanceWalk:
             is_known = has_rows and call.api.stem != "as_strided"
             positions = [item[:1] for item in positions] if is_known else None
         self._at = self._at._replace(tensor=base, positions=positions, values=values, bad=bad)
+        if positions is None and values is not None and self._snapshot.is_untouched(base, call.seq):
+            self._at = self._at.found_again()
 
     def _go_to_base(self) -> bool:
         """Go on with the base of a view that only torch knows, as that of labels in ``one_hot``.
@@ -384,11 +373,12 @@ class ProvenanceWalk:
             self.provenance.origin = living if self._is_bad(living) else None
         return False
 
-    def _source_of(self, call: Recorded) -> tuple[_Marked | None, bool]:
+    def _source_of(self, call: Recorded) -> tuple[Marked | None, bool]:
         """Return the input to follow, if one is certain, and whether no input had bad elements."""
         if call.reads is None:
             return None, False
         if call.api.stem in FROM_PYTHON:
+            self.provenance.entry = self.provenance.entry or call.site
             return None, True
         target = call.written[0].tensor if call.written else None
         refs = {id(item): item for item in self._value_inputs(call) if item is not target}
@@ -406,7 +396,13 @@ class ProvenanceWalk:
             return suspects[0]._replace(positions=None, bad=None), False
         return suspects[0] if len(suspects) == 1 else None, not suspects
 
-    def _are_of_one_line(self, inputs: Sequence[_Marked], call: Recorded) -> bool:
+    def _dim_of_items(self) -> int | None:
+        """Return the dimension in which torch stacks the items of a batch, for a batch alone."""
+        batch = self.provenance.batch
+        is_batch = batch is not None and any(it is self._at.tensor for it in batch.tensors)
+        return 0 if is_batch and batch is not None and batch.is_stacked else None
+
+    def _are_of_one_line(self, inputs: Sequence[Marked], call: Recorded) -> bool:
         """Return whether all inputs, dead by now, came in from Python on one line."""
         if any(item.state != "unknown" for item in inputs):
             return False
@@ -449,7 +445,7 @@ class ProvenanceWalk:
             return [(0,) * len(shape)] * len(self._at.positions)
         return reshaped(self._at.positions, own, shape)
 
-    def _marked_in(self, call: Recorded, tensor: Ref) -> _Marked:
+    def _marked_in(self, call: Recorded, tensor: Ref) -> Marked:
         """Return what is known of the bad elements in an input, as it was before a call."""
         snapshot, origins = self._snapshot, self._at.origins
         living, dtype = tensor(), snapshot.meta_of(tensor)[1]
@@ -462,7 +458,7 @@ class ProvenanceWalk:
         is_in_place = call.api.stem in _IN_ORDER or call.numbers is not None
         is_whole = is_same and is_in_place and shape is not None and own_shape is not None
         bad = self._at.bad if is_whole and math.prod(shape) == math.prod(own_shape) else None
-        marked = _Marked(tensor, origins, positions, values, bad)
+        marked = Marked(tensor, origins, positions, values, bad)
         has_no_bound = self._is_of_integers and dtype is not None and dtype.is_floating_point
         if living is None or has_no_bound or not snapshot.is_untouched(tensor, call.seq):
             return marked
@@ -474,7 +470,7 @@ class ProvenanceWalk:
             listed = [at for at, is_match in enumerate(matches) if is_match]
             places, state = [positions[at] for at in listed], "bad" if listed else "good"
             kept = tuple(origins[at] for at in listed)
-            return _Marked(tensor, kept, places, own[listed], marked.bad, state)
+            return Marked(tensor, kept, places, own[listed], marked.bad, state)
         if values is None:
             return marked._replace(state="other")
         held = [contains(living, value) for value in values]

@@ -145,7 +145,7 @@ for x, t in DataLoader({ds}, 10):
         ("[(x, t) for x, t in zip(ids, y)]", 0, "1 of 400 labels of the dataset is 5 (item 2)"),
         ("Own(ids, y)", 0, "1 of 400 labels of the dataset is 5 (item 2)"),
         # The labels are computed, and the ids of their row have their value by chance.
-        ("Own(ids, y)", 1, "the labels run from 0 to 5 without a gap"),
+        ("Own(ids, y)", 1, "1 of 10 labels is 5"),
     ],
     ids=["tensors", "tuples", "attributes", "computed"],
 )

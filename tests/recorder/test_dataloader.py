@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 
 import cudalens
+from cudalens.core.graph_types import ProvenanceStep
 from cudalens.recorder import Recorder
 
 BAD = 23
@@ -70,6 +71,11 @@ def nested(items: list[Any]) -> dict[str, Any]:
     return {"rest": [{"own": own, "labels": labels}]}
 
 
+def to_batch(steps: Sequence[ProvenanceStep]) -> Sequence[ProvenanceStep]:
+    """The steps up to that of the loader: those behind it made the items."""
+    return steps[: 1 + next(at for at, step in enumerate(steps) if step.op is None)]
+
+
 def first_note(samples: Dataset[Any], **options: Any) -> tuple[str | None, int, int, list[int]]:
     """Load until a bad label comes, and ask where it came from.
 
@@ -85,7 +91,7 @@ def first_note(samples: Dataset[Any], **options: Any) -> tuple[str | None, int, 
                 steps = steps_of(recorder, moved.view(-1))
                 assert recorder.limits == []
                 row = int((labels > 2).nonzero()[0])
-                return steps[-1].note, number, row, own.flatten().tolist()
+                return to_batch(steps)[-1].note, number, row, own.flatten().tolist()
     raise AssertionError
 
 
@@ -173,7 +179,7 @@ def test_an_older_batch_stays_known() -> None:
         row = int((labels > 2).nonzero()[0])
         next(batches)
         del batches
-        note = steps_of(recorder, labels)[-1].note
+        note = to_batch(steps_of(recorder, labels))[-1].note
     assert note.endswith(f"of loader, row {row} = samples[23]")
     assert own[row] == BAD
 
@@ -218,7 +224,7 @@ def test_a_dead_batch_is_known_through_its_copy() -> None:
     loader = DataLoader(samples, batch_size=8)
     with Recorder() as recorder:
         labels = next(copied for _, y in loader if is_bad(copied := y.clone()))
-        steps = steps_of(recorder, labels)
+        steps = to_batch(steps_of(recorder, labels))
     assert [step.op for step in steps] == ["torch.Tensor.clone", None]
     assert steps[-1].note == "batch 3 of loader, row 7 = samples[23]"
 
@@ -231,7 +237,7 @@ def test_a_tensor_of_no_loader_has_no_batch() -> None:
         other = torch.full((2,), 99)
         assert is_bad(labels)
         assert [step.note for step in steps_of(recorder, other)] == ["first out of range here"]
-        steps = recorder.provenance(own, lambda tensor: False).steps
+        steps = to_batch(recorder.provenance(own, lambda tensor: False).steps)
     assert [step.note for step in steps] == ["batch 1 of loader"]
 
 
@@ -242,7 +248,7 @@ def test_what_was_written_into_a_batch_did_not_come_with_it(value: int, op: str 
     with Recorder() as recorder:
         ((_, labels),) = loader
         labels[0] = value
-        steps = steps_of(recorder, labels)
+        steps = to_batch(steps_of(recorder, labels))
     of_loader = (None, "batch 1 of loader, row 23 (dataset item 23)")
     assert [(step.op, step.note) for step in steps] == [(op, "it writes 77")] * bool(op) + [
         of_loader
@@ -267,7 +273,7 @@ def test_the_row_of_a_column_is_that_of_the_batch(part: Any, is_row_known: bool)
         ((batch,),) = DataLoader(TensorDataset(pairs), batch_size=40)
         bad = part(batch)
         positions = [tuple(place) for place in (bad == 99).nonzero().tolist()]
-        note = recorder.provenance(bad, is_bad, positions).steps[-1].note
+        note = to_batch(recorder.provenance(bad, is_bad, positions).steps)[-1].note
     assert (", row 23 " in note) is (", row " in note) is is_row_known
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from cudalens.core.graph_types import FIRST_BAD
 from cudalens.recorder import Recorder
+from cudalens.recorder.places import joined_at
 from cudalens.recorder.saved_tensor import find_modified
 from tests.probes import cell
 
@@ -465,7 +466,8 @@ BLAMED = {
     "a column keeps the place, and another column was bad before": (COLUMNS, [2]),
     "a concatenation tells by the value": (JOINED.format(11), [2]),
     "of two bad inputs that share a value none is chosen": (SHARED, []),
-    "of two equal bad inputs none is chosen": (JOINED.format(12), []),
+    "of two equal bad inputs the one at the place": (JOINED.format(12), [2]),
+    "of two bad inputs that are both shown each": (JOINED.format(12).removesuffix("[2:]"), [1, 2]),
     "of two bad terms none is chosen": (ADDED, []),
     "what a dead tensor wrote is not known": (OVERWRITTEN.format("5\nreturn labels"), []),
 }  # fmt: skip
@@ -481,3 +483,32 @@ def test_a_line_is_blamed_for_the_bad_elements_alone(body: str, lines: list[int]
 )
 def test_the_way_ends_at_the_write_of_the_bad_element(body: str, line: int) -> None:
     assert trace(body)[-1][1] == line
+
+
+@pytest.mark.parametrize(
+    ("stem", "shape", "parts", "place", "expected"),
+    [
+        ("stack", (3, 2), [(2,)] * 3, (1, 0), (1, (0,))),
+        ("stack", (2, 3), [(2,)] * 3, (1, 0), (0, (1,))),
+        ("stack", (2, 2), [(2,)] * 2, (1, 0), None),  # in either dimension
+        ("cat", (5,), [(2,), (3,)], (1,), (0, (1,))),
+        ("cat", (5,), [(2,), (3,)], (2,), (1, (0,))),
+        ("cat", (2, 5), [(2, 2), (2, 3)], (1, 4), (1, (1, 2))),
+        ("cat", (2, 2), [(2, 2)], (1, 1), None),
+        ("add", (2,), [(2,), (2,)], (1,), None),
+    ],
+)
+def test_the_input_that_an_element_was_joined_from(
+    stem: str, shape: Any, parts: Any, place: Any, expected: Any
+) -> None:
+    """Its number and the place in it, where the sizes fit one dimension alone."""
+    assert joined_at(stem, shape, parts, [place]) == (None if expected is None else [expected])
+
+
+def test_a_dead_view_that_was_written_to_hands_on() -> None:
+    """A reference to a tensor that is gone has no hash."""
+    with Recorder() as recorder:
+        whole = torch.zeros(4)
+        whole[:2].add_(1)
+        del whole
+        assert recorder.handed_on().calls == []
