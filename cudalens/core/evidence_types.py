@@ -133,6 +133,9 @@ class InPlaceChange:
     """True if a caller, or the base of a view, has the tensor too: a new one changes neither."""
     out_of_place: SourceSpan | None = None
     """The statement of the write, where its form without a change in place was tried."""
+    stale: tuple[LineRef, ...] = ()
+    """The lines of the function that calls backward whose results were made with the parameters
+    as they were before, oldest first; empty where they are not all known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +170,8 @@ class GraphCut:
     op: str
     """Its name alone: ``detach``, ``argmax``; ``no_grad`` where it recorded no node."""
     line: LineRef
+    others: tuple[LineRef, ...] = ()
+    """Lines that did the same to other tensors of it, oldest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,4 +341,6 @@ class Marks:
     maker: ProvenanceStep | None = None
     """The recorded call that made these integers: ``argmax``, a comparison, ``floor``."""
     vanished: tuple[str, ...] = ()
-    """Constants on the line that are 0 in the dtype of the result: ``1e-8`` in float16."""
+    """What numbers on the line become in the dtype: ``1e-8 is 0``, ``1.0 - 1e-6 is 1``."""
+    computed: tuple[LineRef, ...] = ()
+    """Lines of Python that the values came from before the first recorded call, newest first."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import CodeType, TracebackType
 from typing import Any, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from cudalens.core._python import parse
 from cudalens.core._torch import no_dispatch_modes, plain_torch
@@ -109,6 +109,64 @@ def _freed_part(
         detached=detached,
         is_made_again=is_made_again,
     )
+
+
+def stale_lines(
+    arguments: Mapping[str, Tensor],
+    snapshot: Snapshot,
+    entries: Sequence[TracebackType],
+    here: SourceSpan | None,
+    write: Recorded,
+) -> tuple[LineRef, ...]:
+    """Return the lines to run again after parameters were changed: oldest first.
+
+    The nodes that read a parameter before the write, and all that lie between them and the loss.
+    Of each the line of the function that calls backward, which may have called another function.
+
+    Args:
+        entries: the traceback.
+        here: the failing line.
+    """
+    failing = [it.tb_frame.f_code for it in entries if here and it.tb_lineno == here.line]
+    roots = [it.grad_fn for name, it in arguments.items() if name.partition("[")[0] in _ROOTS]
+    with plain_torch(), no_dispatch_modes():
+        before = nodes_behind(roots)
+        calls = {node: snapshot.forward_call(int(node._sequence_nr())) for node in before}
+    stale = {node for node, call in calls.items() if call and _is_stale(call, snapshot, write)}
+    waiting = deque(stale)
+    users: dict[Any, list[Any]] = {}
+    for node in before:
+        for following, _ in node.next_functions:
+            users.setdefault(following, []).append(node)
+    while waiting:
+        more = [it for it in users.get(waiting.popleft(), ()) if it not in stale]
+        stale.update(more)
+        waiting.extend(more)
+    lines: dict[LineRef, None] = {}
+    made = {id(call): call for node in stale if (call := calls[node]) is not None}
+    made = {key: call for key, call in made.items() if call.seq < write.seq}
+    for call in sorted(made.values(), key=lambda it: it.seq):
+        own = [it for it in entries_of(call.site) if failing and _is_same(it.code, failing[-1])]
+        line = locate_line(own[-1:]) if own else None
+        if line is None:
+            return ()
+        lines[line] = None
+    return tuple(lines) if all(calls[node] for node in stale) else ()
+
+
+def _is_stale(call: Recorded, snapshot: Snapshot, write: Recorded) -> bool:
+    """Return whether a call read a parameter that was written to between it and now."""
+    if call.seq > write.seq:
+        return False
+    return any(
+        isinstance(item(), nn.Parameter) and not snapshot.is_untouched(item, call.seq)
+        for item in call.inputs
+    )
+
+
+def _is_same(code: CodeType, other: CodeType) -> bool:
+    """Return whether two statements are of one function: a cell's have a code each."""
+    return (code.co_filename, code.co_name) == (other.co_filename, other.co_name)
 
 
 def _way_to(number: int, roots: Iterable[Any]) -> list[Any]:

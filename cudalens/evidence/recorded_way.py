@@ -22,6 +22,9 @@ from cudalens.recorder.tensor_refs import Ref
 
 _MAX_CALLS = 500
 """Calls that are looked at."""
+_MAX_CUTS = 3
+_NEVER_ALONE = ("no_grad", "detach", "data", "tensor")
+"""Several lines of these: one of them, or a layer that is frozen, may be meant to cut."""
 _CUTTING = functions(Trait.CUTS)
 _NUMBERS = functions(Trait.NUMBER)
 _OF_SIZE = ("new_", "bernoulli", "rand", "normal", "size")
@@ -56,9 +59,9 @@ def _walk(
 def graph_cut(tensor: Tensor, snapshot: Snapshot) -> GraphCut | None:
     """Return the line that cut a tensor without a graph off the graph that it is made of.
 
-    The op is ``no_grad`` where a function of floats recorded no node.  ``None`` where several lines
-    cut, and where a frozen parameter may be the reason, or a tensor that is gone and that no
-    recorded call made.
+    The op is ``no_grad`` where a function of floats recorded no node.  ``None`` where lines cut in
+    different ways, and where a frozen parameter may be the reason, or a tensor that is gone and
+    that no recorded call made.
     """
     cuts: dict[LineRef | None, str] = {}
     unclear: list[Ref] = []
@@ -80,8 +83,13 @@ def graph_cut(tensor: Tensor, snapshot: Snapshot) -> GraphCut | None:
 
     with plain_torch(), no_dispatch_modes():
         _walk([ref(tensor)], snapshot, visit)
-    ((line, op), *more) = cuts.items() or ((None, ""),)
-    return None if line is None or more or unclear else GraphCut(op=op, line=line)
+    lines = sorted(filter(None, cuts), key=lambda it: it.line or 0)
+    if unclear or len(lines) < len(cuts) or not 0 < len(lines) <= _MAX_CUTS:
+        return None
+    op, *more = set(cuts.values())
+    if more or (len(lines) > 1 and op in _NEVER_ALONE):
+        return None
+    return GraphCut(op=op, line=lines[-1], others=tuple(lines[:-1]))
 
 
 def frozen_parameters(tensor: Tensor, snapshot: Snapshot) -> list[nn.Parameter]:

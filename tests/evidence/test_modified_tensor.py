@@ -116,11 +116,36 @@ def test_a_state_that_is_carried_over_a_step_is_named() -> None:
 def test_a_step_before_the_backward_carries_nothing() -> None:
     (hint,) = run_cell(LOOP.format(before="opt.step()", after=""), fast=False).shown.hints
     assert hint.rule == "out_of_place"
-    assert "with which line 8 made loss: run the forward pass again" in hint.text
+    assert "with which line 8 made loss: run lines 7 and 8 again" in hint.text
 
 
 def test_what_another_optimizer_has_stepped_over_is_named() -> None:
     (hint,) = run_cell(TWO_OPTIMIZERS.format(value="value * 1"), fast=False).shown.hints
-    assert "with which line 5 made value: run the forward pass again" in hint.text
+    assert "with which line 5 made value: run lines 5, 8 and 9 again" in hint.text
     again = "critic(actor(torch.randn(3, 4)))"
     assert run_cell(TWO_OPTIMIZERS.format(value=again), fast=False).error is None
+
+
+GAN = """\
+import torch
+from torch import nn
+G, D = nn.Linear(2, 3).cuda(), nn.Linear(3, 1).cuda()
+opt = torch.optim.SGD(D.parameters(), lr=0.1)
+for step in range(3):
+    fake = D(G(torch.randn(4, 2).cuda()))
+    d_loss = -fake.mean()
+    g_loss = (-fake).mean()
+    d_loss.backward(retain_graph=True)
+    opt.step(){again}
+    g_loss.backward()
+"""
+
+
+def test_the_lines_to_run_again_after_a_step_are_enough() -> None:
+    """One of them alone leads to the same error, which the advice must not."""
+    (hint,) = run_cell(GAN.format(again=""), fast=False).shown.hints
+    assert "run lines 6 and 8 again after it" in hint.text
+    lines = GAN.splitlines()
+    for numbers, fails in (((6, 8), False), ((6,), True)):
+        again = "".join(f"\n{lines[number - 1]}" for number in numbers)
+        assert (run_cell(GAN.format(again=again), fast=False).error is not None) is fails

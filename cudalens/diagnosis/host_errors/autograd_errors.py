@@ -190,5 +190,6 @@ def _cut_by_call(evidence: Evidence, cut: GraphCut) -> Hint:
     op = cut.op.rstrip("_")
     gives = f"{op.strip('_')}() gives numbers without a gradient", _CUTS["argmax"][1]
     words, remedy = _CUTS.get(op, gives)
-    text = f"{place(cut.line, evidence)}: {cut.line.text}; {words}: to train through it, {remedy}"
+    lines = (f"{place(it, evidence)}: {it.text}" for it in (*cut.others, cut.line))
+    text = f"{'; '.join(lines)}; {words}: to train through it, {remedy}"
     return Hint(rule="detached_loss", text=text)

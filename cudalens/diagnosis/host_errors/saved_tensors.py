@@ -38,6 +38,9 @@ def second_backward(evidence: Evidence, match: re.Match[str]) -> Answer:
     if made and by:
         headline = f"{name or 'this loss'} depends on the graph of {made}, which {by} has freed"
         if freed.read and freed.is_made_again and freed.name:
+            others = (freed.made, freed.read, freed.holder)
+            if freed.freed and any(it and it.cell and it.line == freed.freed.line for it in others):
+                by = f"this {by}"  # a line of another cell has the same number
             headline = f"{_still_has(freed.name)} the graph of the previous step, which {by} has "
             headline += "freed"
     yield autograd(headline, _explanation(freed) or _GENERAL, fact.argument if fact else None)
@@ -182,6 +185,7 @@ def _backward_twice(evidence: Evidence, freed: FreedGraph) -> Hint:
 # --- tensors that were changed in place -----------------------------------------------------------
 
 _MAX_SAVERS = 3
+_MAX_STALE = 4
 _MAX_NAME = 24
 _IN_PLACE = re.compile(r"[a-z]\w*[a-z]_")
 _OF_GRADIENTS = {"clip_grad_norm_", "clip_grad_value_", "unscale_"}
@@ -379,8 +383,20 @@ def _after_step(evidence: Evidence, step: LineRef, savers: Sequence[ProvenanceSt
         made = f" with which {_where(freed.holder)} made {freed.name}"
     elif saver and (stored := _names(saver.text)[0]):
         made = f" with which {saver.near(evidence.source)} made {' and '.join(sorted(stored))}"
-    text = f"the step changes the parameters{made}: {_AGAIN}"
+    text = f"the step changes the parameters{made}: {_again(evidence)}"
     return Hint(rule="out_of_place", text=text)
+
+
+def _again(evidence: Evidence) -> str:
+    """Return what to run again after a step: all lines between the parameters and the loss."""
+    stale = evidence.modified.stale if evidence.modified is not None else ()
+    if not 0 < len(stale) <= _MAX_STALE:
+        return _AGAIN
+    numbers = [str(line.line) for line in stale]
+    if len(numbers) == 1:
+        return f"run {stale[0].near(evidence.source)} again after it"
+    listed = f"{', '.join(numbers[:-1])} and {numbers[-1]}"
+    return f"run lines {listed} again after it"
 
 
 def _only_steps(code: str) -> bool:
