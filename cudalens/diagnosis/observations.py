@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import groupby
+from math import prod
 
 from cudalens.core.api_names import stem_of
 from cudalens.core.evidence_types import Binding
-from cudalens.core.graph_types import DIVIDES, WRITES, ProvenanceStep
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import (
@@ -28,12 +28,12 @@ from cudalens.core.report_types import (
 )
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.candidates import Trial
-from cudalens.diagnosis.hints._makers import FROM_PYTHON, maker_steps, makes_value
 from cudalens.diagnosis.hints._reading import filled_side, ids_of
 from cudalens.diagnosis.hints._roles import Role, bad_values, fault, role_of
 from cudalens.diagnosis.hints.labels import head_of
 from cudalens.diagnosis.observed_errors import marked, observe_error
 from cudalens.diagnosis.observed_nonfinite import discarded
+from cudalens.diagnosis.observed_origins import came_from, computed, format_number, item
 from cudalens.diagnosis.origins import bounding
 from cudalens.diagnosis.user_code import code_of, is_failing_line, list_of, parsed, place, shortened
 
@@ -117,6 +117,10 @@ def values(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
             },
         )
         return
+    low, high = fact.summary.min, fact.summary.max
+    if offenders.total < 2 and prod(fact.shape) > 1 and low is not None and low == high:
+        text = f"all {prod(fact.shape)} values are {format_number(low)}"
+        yield Observation(kind="values", text=text, facts={"values": (low,)})
     if offenders.total < 2:
         return
     one, listed = evidence.marks.value, [item.value for item in offenders.first]
@@ -187,13 +191,6 @@ def _as_typed(ends: str | None) -> str | None:
         return ends
 
 
-def format_number(value: Number) -> str:
-    """Return a number for reading: ``255`` of 255.0, ``0.3333`` of a third."""
-    if not isinstance(value, float):
-        return str(value)
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
-
-
 def _numbers(items: Iterable[int]) -> str:
     """Return numbers for reading: ``-4 … -1, 15 … 18``, ``3, 5``."""
     ordered = sorted(items)
@@ -234,75 +231,6 @@ def _of_module(evidence: Evidence, other: OtherModule) -> str:
 def _interval(low: Number, high: Number) -> str:
     low_text, high_text = format_number(low), format_number(high)
     return low_text if low_text == high_text else f"{low_text} … {high_text}"
-
-
-# --- where they came from -------------------------------------------------------------------------
-
-
-def came_from(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
-    """Yield every line that made or wrote the bad values, with how many each."""
-    steps: dict[LineRef, list[ProvenanceStep]] = {}
-    for step in maker_steps(evidence):
-        if step.source is not None and not is_failing_line(step.source, evidence):
-            steps.setdefault(step.source, []).append(step)
-    for line, items in list(steps.items())[:_MAX_LINES]:
-        written = [it.note[len(WRITES) :].strip() for it in items if _is_write(it) and it.note]
-        values = list(dict.fromkeys(written)) or [*map(format_number, _the_bad(evidence))]
-        counts = [item.count for item in items]
-        count = sum(filter(None, counts)) if all(counts) else None
-        share = f" ({format_count(count, 'value')})" if count else ""
-        text = f"{place(line, evidence)}: {line.text}"
-        if any(value not in (line.text or "") for value in written):
-            text += f" (writes {', '.join(values)})"
-        text += share
-        what = values[0] if len(values) == 1 else "bad values"
-        steps_of_line = [it for it in evidence.provenance if it.source == line]
-        comes = _comes(steps_of_line, _the_bad(evidence), is_many=len(values) != 1)
-        mark = f"{what} {comes} here"
-        if any(item.note == DIVIDES for item in steps_of_line):
-            mark = DIVIDES
-        yield Observation(
-            kind="came_from",
-            text=text,
-            facts={"op": items[0].op, "values": tuple(values), "count": count},
-            sources=(marked(line, mark + share),),
-        )
-
-
-def _comes(items: Sequence[ProvenanceStep], bad: Sequence[Number], *, is_many: bool) -> str:
-    """Return what the steps of a line do with the bad values: make them, or hand them on."""
-    value = bad[0] if bad else None
-    if any(makes_value(item, value) for item in items):
-        return "are made" if is_many else "is made"
-    come = "come" if is_many else "comes"
-    is_from_python = any(stem_of(item.op or "") in FROM_PYTHON for item in items)
-    return f"{come} in" if is_from_python else f"{come} from"
-
-
-def _is_write(step: ProvenanceStep) -> bool:
-    return (step.note or "").startswith(WRITES)
-
-
-def _the_bad(evidence: Evidence) -> Sequence[Number]:
-    """Return the bad value where all are equal, nothing where they differ."""
-    violation = evidence.violation
-    listed = [item.value for item in violation.offenders.first] if violation is not None else []
-    is_one = violation is not None and len(listed) == violation.offenders.count
-    if evidence.marks.value is not None:
-        return [evidence.marks.value]
-    return listed[:1] if is_one and len(set(listed)) == 1 else []
-
-
-def item(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
-    """Yield the batch, and the item of the data set where that is proven."""
-    last = evidence.provenance[-1] if evidence.provenance else None
-    if last is None or last.op is not None or not last.note:
-        return
-    violation = evidence.violation
-    samples = [it.sample for it in violation.offenders.first] if violation is not None else []
-    sources = (marked(last.source, last.note),) if last.source is not None else ()
-    facts = {"samples": tuple(dict.fromkeys(it for it in samples if it is not None))}
-    yield Observation(kind="item", text=last.note, facts=facts, sources=sources)
 
 
 # --- where the bound was set ----------------------------------------------------------------------
@@ -449,7 +377,7 @@ def pattern(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         source = (marked(line, text),) if line is not None else ()
         yield say(text=text, facts=facts, sources=source)
     for constant_text in marks.vanished:
-        text = f"{constant_text} is 0 in {violation.dtype or 'this dtype'}"
+        text = f"{constant_text} in {violation.dtype or 'this dtype'}"
         yield say(text=text, facts={"constant": constant_text, "dtype": violation.dtype})
 
 
@@ -509,6 +437,7 @@ OF_FINDING: tuple[Observer, ...] = (
     values,
     earlier,
     came_from,
+    computed,
     item,
     bound,
     pattern,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cudalens.core.evidence_types import BoundOrigin
 from cudalens.core.graph_types import ProvenanceStep
-from cudalens.core.report_types import LineRef, SourceSpan
+from cudalens.core.report_types import SourceSpan
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.core.user_objects import is_module
 from cudalens.diagnosis.user_code import last_name
@@ -90,7 +90,7 @@ def bound_origin(
         made = _in_source(holder, size, way.end.dim, program)
     if made is None:
         return None
-    number = size_argument(made.node, way.end.dim)
+    number = size_argument(made.node, way.end.dim) or program.listed_size(made, way.end.dim)
     chosen: Spot | None = made
     if number is not None:
         chosen = program.chosen(Spot(made.file, number), made, size)
@@ -106,7 +106,7 @@ def bound_origin(
         at=_span(chosen, program),
         expression=program.text(chosen),
         holder=holder.text,
-        made=_line(made, program) if is_other else None,
+        made=program.line(made) if is_other else None,
         made_by=program.text(made) if is_other else None,
         way=way.steps,
         is_set=is_set,
@@ -313,9 +313,3 @@ def _span(spot: Spot, program: Program) -> SourceSpan:
         end_line=getattr(spot.node, "end_lineno", None),
         text=program.line_text(spot),
     )
-
-
-def _line(spot: Spot, program: Program) -> LineRef:
-    cell = program.cell(spot)
-    file = spot.file if cell is None else None
-    return LineRef(line=spot.line, text=program.line_text(spot), cell=cell, file=file)

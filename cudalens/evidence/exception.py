@@ -24,6 +24,7 @@ from cudalens.core.evidence_types import (
     GraphCut,
     InPlaceChange,
     LostDimension,
+    Marks,
     RefusedCall,
     Regrouped,
     Synchronization,
@@ -44,7 +45,7 @@ from cudalens.evidence.collect import (
     provenance_of,
 )
 from cudalens.evidence.failing_call import api_call_of_stack, arguments_of, refused_call
-from cudalens.evidence.freed_graph import FREED, freed_graph
+from cudalens.evidence.freed_graph import FREED, freed_graph, stale_lines
 from cudalens.evidence.host_value import observed_value
 from cudalens.evidence.out_of_place import MODIFIED, with_tried_form
 from cudalens.evidence.recorded_way import (
@@ -57,9 +58,11 @@ from cudalens.evidence.recorded_way import (
 from cudalens.evidence.tensors import bad_key, facts_of, scalars_of, tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
 from cudalens.evidence.trial import ApiTrial, trial_of_error
+from cudalens.evidence.value_facts import bound_of, marks_of_finding, nan_holder
 from cudalens.evidence.variables import parameters_of
 from cudalens.recorder.arguments import overload_of
 from cudalens.recorder.calls import BACKWARD, Recorded
+from cudalens.recorder.provenance import Provenance
 from cudalens.recorder.saved_tensor import find_modified
 from cudalens.recorder.sites import SiteReader, entries_of
 from cudalens.recorder.sites import phase_of as phase_of_site
@@ -161,15 +164,27 @@ def evidence_of_error(
     is_backward = any(item.f_code.co_name == "_engine_run_backward" for item in failure.frames)
     is_assert = is_device_assert(facts) and not was_lost
     is_synchronous = recorder is not None and recorder.is_synchronous
+    way = Provenance() if is_lost else attempt("provenance", partial(_way, failure), Provenance)
+    value: dict[str, Any] = {}
+    if violation is not None and not is_lost:
+        origin = attempt("bound", partial(bound_of, failure, (), trial))
+        holder = partial(nan_holder, violation, way.origin, failure.frames)
+        value = {
+            "bound": origin,
+            "bound_source": origin.at if origin is not None and origin.is_set else None,
+            "marks": attempt("marks", partial(marks_of_finding, failure, way, trial), Marks),
+            "nan_holder": attempt("variables", holder),
+        }
     evidence = evidence_of(
         failure,
+        **value,
         phase=phase_of(entries, in_backward=is_backward) if failed is None else _phase_of(failed),
         context_usable=False if is_lost else _lives_on(error),
         tensors=tensors,
         scalars=attempt("scalars", lambda: scalars_of(arguments), tuple),
         device_text=_printed(device_text, limits, is_expected=is_assert),
         graph=graph,
-        provenance=_way(failure) if write is None else (replace(write, note=CHANGED),),
+        provenance=tuple(way.steps) if write is None else (replace(write, note=CHANGED),),
         refused_call=replace(refused, other_functions=attempt("earlier calls", others, tuple)),
         modified=changed,
         freed=freed,
@@ -195,13 +210,13 @@ def evidence_of_error(
     return evidence, None if is_lost else trial
 
 
-def _way(failure: FailureContext) -> tuple[ProvenanceStep, ...]:
+def _way(failure: FailureContext) -> Provenance:
     """Return where the value came from that a distribution or a CPU kernel refused."""
     violation = failure.violation
     bad = None if violation is None else failure.values.get(bad_key(violation))
     if bad is None or failure.recorder is None:
-        return ()
-    return tuple(provenance_of(failure, bad).steps)
+        return Provenance()
+    return provenance_of(failure, bad)
 
 
 def failed_call(
@@ -270,6 +285,10 @@ def _of_autograd(
             write = replace(write[0], name=_parameter_name(write[1], failure)), write[1]
             look = partial(with_tried_form, write[0], write[1], recorder.snapshot())
             changed = limits.attempt("form out of place", look, lambda: write[0])
+            lines = partial(
+                stale_lines, failure.values, recorder.snapshot(), entries, here, write[1]
+            )
+            changed = replace(changed, stale=limits.attempt("lines to run again", lines, tuple))
             if node is not None:
                 find = partial(freed_graph, failure.values, recorder, entries, here, node, write[1])
                 freed = limits.attempt("way to the change", find)

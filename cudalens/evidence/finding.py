@@ -29,30 +29,25 @@ from cudalens.core.errors import (
     NonFiniteError,
     SilentFindingWarning,
 )
-from cudalens.core.evidence_types import BoundOrigin, Marks, NanCause, NanHolder
-from cudalens.core.graph_types import FIRST_NAN, AutogradNeighbourhood, ProvenanceStep
+from cudalens.core.evidence_types import Marks
+from cudalens.core.graph_types import AutogradNeighbourhood
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence, Report
 from cudalens.core.report_types import OpName, Replay, SeenBefore, Violation
-from cudalens.core.tensor_values import find_offenders
 from cudalens.diagnosis.diagnose import (
     bare_report_of_violation,
     diagnose,
     format_message,
     format_sentence,
 )
-from cudalens.evidence.bound import bound_origin
 from cudalens.evidence.call_stack import (
     buffer_names,
     calling_frames,
     entries_of,
-    held_name,
     phase_of,
-    visible_parameters,
 )
 from cudalens.evidence.collect import (
     FailureContext,
-    bad_places,
     current_recorder,
     evidence_of,
     graph_of,
@@ -63,11 +58,11 @@ from cudalens.evidence.dataset_column import column_of
 from cudalens.evidence.failing_call import arguments_of
 from cudalens.evidence.finite_trial import FiniteTrial, RunningNode
 from cudalens.evidence.grown_parameter import grown_parameter
-from cudalens.evidence.marks import marks_of, vanished
 from cudalens.evidence.module_names import other_modules
 from cudalens.evidence.replay import replay
 from cudalens.evidence.tensors import bad_key, facts_of, scalars_of, with_own_planes
 from cudalens.evidence.trial import ApiTrial, call_of_finding
+from cudalens.evidence.value_facts import bound_of, marks_of_finding, nan_cause, nan_holder
 from cudalens.guards.past_calls import PastCall, StackLine
 from cudalens.guards.process import PROCESS
 from cudalens.recorder.provenance import Provenance
@@ -237,11 +232,11 @@ def evidence_of_call(
     if violation.is_nonfinite and recorder is not None:
         parameters = partial(grown_parameter, [*failure.values.values()], recorder, failure.names)
         grown = attempt("parameters", parameters)
-    origin = attempt("bound", partial(_bound, failure, api, trial))
+    origin = attempt("bound", partial(bound_of, failure, api, trial))
     evidence = evidence_of(
         failure,
         bound=origin,
-        marks=attempt("marks", partial(_marks, failure, way.steps, trial), Marks),
+        marks=attempt("marks", partial(marks_of_finding, failure, way, trial), Marks),
         bound_source=origin.at if origin is not None and origin.is_set else None,
         phase=phase_of(frames, in_backward=node is not None),
         tensors=tensors,
@@ -256,8 +251,8 @@ def evidence_of_call(
         dataset_column=attempt("dataset", partial(column_of, way.batch, violation))
         if way.batch is not None
         else None,
-        nan_holder=attempt("variables", partial(_nan_holder, violation, way.origin, frames)),
-        nan_cause=attempt("values", partial(_nan_cause, way)),
+        nan_holder=attempt("variables", partial(nan_holder, violation, way.origin, frames)),
+        nan_cause=attempt("values", partial(nan_cause, way)),
         has_nan_watch=getattr(recorder, "watch", None) is not None,
         grown=grown,
     )
@@ -340,102 +335,6 @@ def _replay(violation: Violation, op: OpCall, api: ApiCall | None) -> Replay:
     ):
         return replay(func, api.args, api.kwargs, is_safe=violation.is_replay_safe)
     return replay(op.op, op.args, op.kwargs, is_safe=violation.is_replay_safe)
-
-
-_MAX_READ = 1 << 26
-"""Values of parameters that are looked at for a NaN whose way is not known."""
-
-
-def _nan_holder(
-    violation: Violation, origin: Tensor | None, frames: Sequence[FrameType]
-) -> NanHolder | None:
-    """Return the tensor of the user's that a NaN came from, if it has a name.
-
-    If the NaN cannot be traced: the first parameter that contains one.
-    """
-    name = None if origin is None else held_name(origin, frames)
-    if origin is not None and name is not None:
-        return _holding(name, origin)
-    first, room = violation.offenders.first[:1], _MAX_READ
-    if violation.is_nonfinite or not first or first[0].value != "nan":
-        return None
-    with _torch.no_dispatch_modes(), _torch.plain_torch():
-        for name, parameter in visible_parameters(frames):
-            room -= parameter.numel()
-            if room < 0:
-                return None
-            if (held := _holding(name, parameter)) is not None:
-                path = held_name(parameter, frames)
-                return replace(held, name=path or name, is_read=False)
-    return None
-
-
-def _nan_cause(way: Provenance) -> NanCause | None:
-    """Return why a softmax has made NaN, by what it was given.
-
-    Finite scores beside -inf give no NaN, whatever the dimension is.
-    """
-    given, makers = way.given, [item for item in way.steps if item.note == FIRST_NAN]
-    is_softmax = [stem_of(item.op or "") for item in makers] in (["softmax"], ["log_softmax"])
-    if given is None or not is_softmax or given.is_meta or not _torch.is_plain(given):
-        return None
-    with _torch.no_dispatch_modes(), _torch.plain_torch():
-        has_inf, has_minus_inf = bool(given.isposinf().any()), bool(given.isneginf().any())
-    if has_inf and has_minus_inf:
-        return None  # a row of either kind may have done it
-    return "infinity" if has_inf else "masked row" if has_minus_inf else None
-
-
-def _holding(name: str, tensor: Tensor) -> NanHolder | None:
-    if not tensor.is_floating_point() or not _torch.is_plain(tensor):
-        return None
-    nan = find_offenders(tensor, tensor.detach().isnan())
-    return NanHolder(name=name, nan=nan) if nan.count else None
-
-
-def _bound(
-    failure: FailureContext, api: Sequence[tuple[str, object]], trial: Any
-) -> BoundOrigin | None:
-    """Return where the size behind the bound was chosen."""
-    violation, recorder = failure.violation, failure.recorder
-    if violation is None or not violation.size or violation.is_nonfinite:
-        return None
-    own = failure.values.get(violation.related or "self")
-    bad = failure.values.get(bad_key(violation))
-    # A function of torch's may hand its op another tensor than it was given, or a number.
-    given = [it for it in (own, *(value for _, value in api)) if isinstance(it, Tensor)]
-    fitting = [it for it in given if it is not bad and violation.size in it.shape]
-    find = partial(
-        bound_origin,
-        size=violation.size,
-        snapshot=None if recorder is None else recorder.snapshot(),
-        frames=failure.frames,
-        line=None if trial is None else trial.line.running,
-    )
-    with _torch.no_dispatch_modes(), _torch.plain_torch():
-        for tensor in (*fitting, None):
-            is_alike = tensor is not None and own is not None and tensor.shape == own.shape
-            if (found := find(tensor, dim=violation.dim if is_alike else None)) is not None:
-                return found
-    return None
-
-
-def _marks(failure: FailureContext, steps: Sequence[ProvenanceStep], trial: Any) -> Marks:
-    """Return what all the bad values have in common."""
-    violation, site = failure.violation, failure.site
-    assert violation is not None
-    if violation.is_nonfinite:
-        statement = None if trial is None else trial.line.running.statement
-        return Marks(vanished=vanished(statement, violation.dtype))
-    tensor = failure.values.get(bad_key(violation))
-    bad = None if tensor is None else bad_places(violation, tensor)
-    if tensor is None or bad is None:
-        return Marks()
-    named = [(str(it.expression), failure.values[it.key]) for it in site.names]
-    named += [(str(it.expression), it.value) for it in site.others if isinstance(it.value, Tensor)]
-    plain = [(name, it) for name, it in named if _torch.is_plain(it)]
-    with _torch.no_dispatch_modes(), _torch.plain_torch():
-        return marks_of(violation, tensor, bad, others=plain, steps=steps, frames=failure.frames)
 
 
 def _seen_before(failure: FailureContext) -> SeenBefore | None:

@@ -111,22 +111,30 @@ def _literal(node: ast.AST) -> object:
 
 
 def _line(spots: Sequence[Spot], program: Program) -> LineRef | None:
-    if len(spots) != 1:
-        return None
-    cell = program.cell(spots[0])
-    file = spots[0].file if cell is None else None
-    return LineRef(line=spots[0].line, text=program.line_text(spots[0]), cell=cell, file=file)
+    return program.line(spots[0]) if len(spots) == 1 else None
 
 
 def vanished(statement: ast.AST | None, dtype: str) -> tuple[str, ...]:
-    """Return the constants of a statement that are 0 in a type: ``1e-8`` in float16."""
+    """Return the numbers of a statement that get lost in a type: ``1e-8``, ``1 - 1e-6``."""
     kind = _SMALL.get(dtype.removeprefix("torch."))
     if kind is None or statement is None:
         return ()
-    texts = [
-        ast.unparse(it)
-        for it in ast.walk(statement)
-        if isinstance(it, ast.Constant) and type(it.value) is float and it.value != 0
-        if torch.tensor(it.value, dtype=kind).item() == 0
-    ]
+    texts = []
+    for it in ast.walk(statement):
+        match it:
+            case ast.Constant(float() as value) if value and _in(value, kind) == 0:
+                texts.append(f"{ast.unparse(it)} is 0")
+            case ast.BinOp(
+                ast.Constant(int() | float() as left),
+                ast.Add() | ast.Sub() as op,
+                ast.Constant(int() | float() as right),
+            ):
+                exact = left + right if isinstance(op, ast.Add) else left - right
+                if right and _in(exact, kind) == left != exact:
+                    texts.append(f"{ast.unparse(it)} is {left:g}")
     return tuple(dict.fromkeys(texts))
+
+
+def _in(value: float, kind: torch.dtype) -> float:
+    """Return the number that a number becomes in a type."""
+    return float(torch.tensor(value, dtype=kind).item())

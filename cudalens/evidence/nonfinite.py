@@ -40,7 +40,7 @@ _MAX_CASES = 256
 """Lines of which everything is kept."""
 _MADE, _ENTERED = "is made here", "comes in here"
 _REACHES = {
-    "loss": "reaches the loss here",
+    "loss": "is in the loss here",
     "gradient": "reaches a gradient here",
     "parameter": "reaches a parameter here",
     "read": "is read here",
@@ -261,7 +261,7 @@ def _sentence(arrival: Arrival, source: LineRef | None) -> str:
     if arrival.sink == "scaler":
         return f"{arrival.text}{place}"
     words = {
-        "loss": f"{value} reaches the loss{place}",
+        "loss": f"{value} is in the loss{place}",
         "gradient": f"{value} reaches the gradient of {name or 'a leaf'}{place}",
         "parameter": f"{value} reaches the parameter {name or ''}{place}".replace("  ", " "),
         "read": f"{value} is read by the host{place}",

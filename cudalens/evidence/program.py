@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple, cast
 
+from cudalens.core.report_types import LineRef
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.user_code import last_name
 from cudalens.source.files import CELLS, cell_number, source_lines
@@ -102,18 +103,20 @@ class Program:
         node = next((it for it in same if _range(it) == key), None) if key[0] else None
         return None if node is None else Spot(file, node)
 
-    def _above(self, spot: Spot) -> Iterator[ast.AST]:
+    def above(self, spot: Spot) -> Iterator[ast.AST]:
+        """Yield the nodes around a piece, the nearest first."""
         parents, node = self._parents(spot.file), spot.node
         while id(node) in parents:
             node = parents[id(node)]
             yield node
 
-    def _function(self, spot: Spot) -> ast.FunctionDef | None:
-        found = next((it for it in self._above(spot) if isinstance(it, _SCOPES)), None)
+    def function_around(self, spot: Spot) -> ast.FunctionDef | None:
+        """Return the function in which a piece stands, ``None`` in a class, a lambda, a module."""
+        found = next((it for it in self.above(spot) if isinstance(it, _SCOPES)), None)
         return found if isinstance(found, ast.FunctionDef) else None
 
-    def _class_around(self, spot: Spot) -> ast.ClassDef | None:
-        above = next(iter(self._above(spot)), None)
+    def _class_of(self, spot: Spot) -> ast.ClassDef | None:
+        above = next(iter(self.above(spot)), None)
         return above if isinstance(above, ast.ClassDef) else None
 
     def _every(self, kind: type[ast.AST]) -> Iterator[Spot]:
@@ -163,7 +166,12 @@ class Program:
         and the assignment of that.
         """
         assert isinstance(name.node, ast.Name)
-        scope = self._function(name) or self.trees[name.file]
+        function = self.function_around(name)
+        if function is not None and name.node.id in parameters_of(function):
+            calls = [*self.given(Spot(name.file, function), name.node.id)]
+            given = [Spot(call.file, it) for call, it in calls if isinstance(it, ast.Name)]
+            return self._entry(given[0], key) if len(given) == len(calls) == 1 else None
+        scope = function or self.trees[name.file]
         files = [name.file] if list(_bindings(scope, name.node.id)) else [*reversed(self.trees)]
         for file in files:
             inside = scope if file == name.file else self.trees[file]
@@ -177,44 +185,58 @@ class Program:
             return None
         return None
 
+    def listed_size(self, call: Spot, dim: int | None) -> ast.expr | None:
+        """Return the size of a dimension in the one tuple that a name in a call is bound to.
+
+        ``torch.zeros(shape)`` after ``shape = (batch, length)``.
+        """
+        match call.node:
+            case ast.Call(func, [ast.Name(name)]) if last_name(func) in _FACTORIES:
+                scope = self.function_around(call) or self.trees[call.file]
+                match list(_bindings(scope, name)):
+                    case [ast.Assign([ast.Name()], ast.Tuple(sizes) | ast.List(sizes))]:
+                        is_known = dim is not None and -len(sizes) <= dim < len(sizes)
+                        return sizes[dim] if is_known and dim is not None else None
+        return None
+
     def _of_name(self, name: Spot, shown: Spot, size: int, hops: int) -> Spot | None:
         assert isinstance(name.node, ast.Name)
         text = name.node.id
         if (loop := self._loop_over(name, text)) is not None:
             return self.chosen(Spot(name.file, loop), shown, size, hops)
-        function = self._function(name)
+        function = self.function_around(name)
         if function is not None:
-            if text in _parameters(function):
+            if text in parameters_of(function):
                 owner = Spot(name.file, function)
                 ways = [
                     self.chosen(Spot(call.file, given), call, size, hops)
-                    for call, given in self._given(owner, text)
+                    for call, given in self.given(owner, text)
                 ]
                 return _only(filter(None, ways)) or shown._replace(is_read=True)
             bound = list(_bindings(function, text))
             if bound:
-                return self._of_bindings(name.file, bound, shown, size, hops)
+                return self._of_bindings(name, name.file, bound, shown, size, hops)
         for file in (name.file, *reversed(self.trees)):
             if file in self.trees and (bound := list(_bindings(self.trees[file], text))):
-                return self._of_bindings(file, bound, shown, size, hops)
+                return self._of_bindings(name, file, bound, shown, size, hops)
         return shown._replace(is_read=True)
 
     def _of_bindings(
-        self, file: str, bound: Sequence[ast.AST], shown: Spot, size: int, hops: int
+        self, name: Spot, file: str, bound: Sequence[ast.AST], shown: Spot, size: int, hops: int
     ) -> Spot | None:
         """Go on with the one assignment that binds a name."""
         if len(bound) != 1 or not isinstance(bound[0], ast.Assign):
             return shown._replace(is_read=True)
         made = bound[0]
-        if not isinstance(made.targets[0], ast.Name):
-            value = made.value
-            is_shape = last_name(getattr(value, "func", value)) in ("shape", "size")
-            return Spot(file, made, is_read=is_shape)
-        return self.chosen(Spot(file, made.value), Spot(file, made), size, hops)
+        text = ast.unparse(name.node)
+        own = [value for target, value in pairs_of(made) if ast.unparse(target) == text]
+        if len(own) == 1:
+            return self.chosen(Spot(file, own[0]), Spot(file, made), size, hops)
+        return Spot(file, made, is_read=_reads_size(made.value))
 
     def _loop_over(self, name: Spot, text: str) -> ast.expr | None:
         """Return what the loop runs over whose variable is this name."""
-        for above in self._above(name):
+        for above in self.above(name):
             loops = [above] if isinstance(above, ast.For) else getattr(above, "generators", [])
             for loop in loops:
                 if isinstance(loop.target, ast.Name) and loop.target.id == text:
@@ -229,9 +251,9 @@ class Program:
         assert isinstance(node, ast.Attribute)
         text = ast.unparse(node)
         found: list[Spot | None] = []
-        owner = self._owner(number) if text.startswith("self.") else None
+        owner = self.class_around(number) if text.startswith("self.") else None
         for spot in self.values_of(None if owner is None else owner.name, node.attr, text):
-            made = Spot(spot.file, next(self._above(spot)))
+            made = Spot(spot.file, next(self.above(spot)))
             found.append(self.chosen(spot, made, size, hops))
         for call in self._objects(Spot(number.file, node.value), hops):
             assert isinstance(call.node, ast.Call)
@@ -241,7 +263,7 @@ class Program:
                 kind = last_name(call.node.func) or ""
                 found += self._fields(kind, node.attr, size)
                 for spot in self.values_of(kind, node.attr):
-                    made = Spot(spot.file, next(self._above(spot)))
+                    made = Spot(spot.file, next(self.above(spot)))
                     found.append(self.chosen(spot, made, size, hops))
         return _only(filter(None, found)) or shown._replace(is_read=True)
 
@@ -251,14 +273,14 @@ class Program:
         if isinstance(node, ast.Call):
             yield base
         elif isinstance(node, ast.Name) and hops < _MAX_HOPS:
-            function = self._function(base)
-            if function is not None and node.id in _parameters(function):
-                for call, given in self._given(Spot(base.file, function), node.id):
+            function = self.function_around(base)
+            if function is not None and node.id in parameters_of(function):
+                for call, given in self.given(Spot(base.file, function), node.id):
                     yield from self._objects(Spot(call.file, given), hops + 1)
             else:
                 for value in self.values_of(None, node.id):
                     yield from self._objects(value, hops + 1)
-        elif isinstance(node, ast.Attribute) and (owner := self._owner(base)) is not None:
+        elif isinstance(node, ast.Attribute) and (owner := self.class_around(base)) is not None:
             for value in self.values_of(owner.name, node.attr, target=ast.unparse(node)):
                 yield from self._objects(value, hops + 1)
 
@@ -273,28 +295,26 @@ class Program:
                     ) if own == name and value == size:
                         yield Spot(spot.file, item)
 
-    def _owner(self, spot: Spot) -> ast.ClassDef | None:
+    def class_around(self, spot: Spot) -> ast.ClassDef | None:
         """Return the class in whose method a piece stands."""
-        return next((it for it in self._above(spot) if isinstance(it, ast.ClassDef)), None)
+        return next((it for it in self.above(spot) if isinstance(it, ast.ClassDef)), None)
 
     # --- calls of a function, and the layers that they make --------------------------------------
 
-    def _given(self, function: Spot, name: str) -> Iterator[tuple[Spot, ast.expr]]:
+    def given(self, function: Spot, name: str) -> Iterator[tuple[Spot, ast.expr]]:
         """Yield the calls of a function of the user's, each with what it gives a parameter."""
         definition = function.node
         assert isinstance(definition, ast.FunctionDef)
-        owner = self._class_around(function)
+        owner = self._class_of(function)
         is_init = definition.name == "__init__" and owner is not None
         called = owner.name if is_init and owner is not None else definition.name
-        at = _parameters(definition).index(name) - (owner is not None)
+        at = parameters_of(definition).index(name) - (owner is not None)
         for spot in self._every(ast.Call):
             call = spot.node
             assert isinstance(call, ast.Call)
             if last_name(call.func) != called and not (is_init and self._is_super(spot, called)):
                 continue
-            named = next((it.value for it in call.keywords if it.arg == name), None)
-            is_plain = not any(isinstance(it, ast.Starred) for it in call.args[: at + 1])
-            given = named or (call.args[at] if is_plain and 0 <= at < len(call.args) else None)
+            given, is_plain = _argument(call, name, at)
             if given is None and is_plain and not any(it.arg is None for it in call.keywords):
                 given = _default(definition, name)
                 if given is not None:
@@ -302,11 +322,20 @@ class Program:
             if given is not None:
                 yield spot, given
 
+    def given_to(self, function: Spot, name: str, call: Spot) -> ast.expr | None:
+        """Return what one call of a function of the user's gives a parameter."""
+        definition, made = function.node, call.node
+        assert isinstance(definition, ast.FunctionDef)
+        assert isinstance(made, ast.Call)
+        is_bound = self._class_of(function) is not None and isinstance(made.func, ast.Attribute)
+        at = parameters_of(definition).index(name) - is_bound
+        return _argument(made, name, at)[0]
+
     def _is_super(self, spot: Spot, base: str) -> bool:
         """Return whether ``super().__init__(…)`` calls that of a class."""
         assert isinstance(spot.node, ast.Call)
-        function = self._function(spot)
-        owner = function and self._class_around(Spot(spot.file, function))
+        function = self.function_around(spot)
+        owner = function and self._class_of(Spot(spot.file, function))
         is_call = last_name(spot.node.func) == "__init__"
         return bool(is_call and owner and base in map(last_name, owner.bases))
 
@@ -314,10 +343,10 @@ class Program:
         """Return the calls of a class in an expression that can have made a layer of a size."""
         node = value.node
         if isinstance(node, ast.Name) and hops < _MAX_HOPS:
-            function = self._function(value)
-            if function is None or node.id not in _parameters(function):
+            function = self.function_around(value)
+            if function is None or node.id not in parameters_of(function):
                 return []
-            calls = self._given(Spot(value.file, function), node.id)
+            calls = self.given(Spot(value.file, function), node.id)
             ways = (self.layers(Spot(it.file, arg), kind, size, hops + 1) for it, arg in calls)
             return list(dict.fromkeys(spot for way in ways for spot in way))
         spots = [
@@ -340,7 +369,7 @@ class Program:
         for spot in self._every(ast.Assign):
             node = spot.node
             assert isinstance(node, ast.Assign)
-            for item, value in _pairs(node):
+            for item, value in pairs_of(node):
                 if last_name(item) != name:
                     continue
                 is_own = owner is not None and self._is_own(spot, item, owner)
@@ -362,15 +391,15 @@ class Program:
 
     def _is_own(self, spot: Spot, target: ast.expr, owner: str) -> bool:
         """Return whether a target is an attribute of ``self`` in a method of a class."""
-        classes = (it.name for it in self._above(spot) if isinstance(it, ast.ClassDef))
+        classes = (it.name for it in self.above(spot) if isinstance(it, ast.ClassDef))
         return isinstance(target, ast.Attribute) and next(classes, "") == owner
 
     def text(self, spot: Spot) -> str:
         """Return the source of a call or an assignment on one line; of a default ``n=10``."""
         if not isinstance(spot.node, ast.Constant):
             return ast.unparse(spot.node)
-        function = next(it for it in self._above(spot) if isinstance(it, ast.FunctionDef))
-        names = (it for it in _parameters(function) if _default(function, it) is spot.node)
+        function = next(it for it in self.above(spot) if isinstance(it, ast.FunctionDef))
+        names = (it for it in parameters_of(function) if _default(function, it) is spot.node)
         return f"{next(names)}={ast.unparse(spot.node)}"
 
     def line_text(self, spot: Spot) -> str:
@@ -378,9 +407,22 @@ class Program:
         lines = source_lines(spot.file)
         return lines[spot.line - 1].strip() if 0 < spot.line <= len(lines) else ""
 
+    def line(self, spot: Spot) -> LineRef:
+        """Return the place of a piece."""
+        cell = self.cell(spot)
+        file = spot.file if cell is None else None
+        return LineRef(line=spot.line, text=self.line_text(spot), cell=cell, file=file)
+
     def cell(self, spot: Spot) -> int | None:
         """Return the number of the cell of a piece, ``None`` for a file."""
         return cell_number(spot.file)
+
+
+def _argument(call: ast.Call, name: str, at: int) -> tuple[ast.expr | None, bool]:
+    """Return what a call gives a parameter, and whether its position can be told."""
+    named = next((it.value for it in call.keywords if it.arg == name), None)
+    is_plain = not any(isinstance(it, ast.Starred) for it in call.args[: at + 1])
+    return named or (call.args[at] if is_plain and 0 <= at < len(call.args) else None), is_plain
 
 
 def takes_sizes(node: ast.AST) -> bool:
@@ -396,7 +438,7 @@ def is_empty_container(node: ast.AST) -> bool:
     return is_list or is_call
 
 
-def _pairs(made: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+def pairs_of(made: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Yield each target of an assignment with its value; ``a, b = x, y`` has two of each."""
     for target in made.targets:
         match target, made.value:
@@ -404,6 +446,13 @@ def _pairs(made: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
                 yield from zip(names, values, strict=True)
             case _:
                 yield target, made.value
+
+
+def _reads_size(node: ast.expr) -> bool:
+    """Return whether an expression takes sizes off a tensor: ``x.shape[:2]``, ``x.size()``."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return last_name(getattr(node, "func", node)) in ("shape", "size")
 
 
 def _only(spots: Iterable[Spot]) -> Spot | None:
@@ -418,7 +467,8 @@ def _range(node: ast.AST) -> tuple[int, int, int, int]:
     return first, column, last, end
 
 
-def _parameters(function: ast.FunctionDef) -> list[str]:
+def parameters_of(function: ast.FunctionDef) -> list[str]:
+    """Return the names of the parameters, those by keyword alone last."""
     arguments = function.args
     return [it.arg for it in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
 

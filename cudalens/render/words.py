@@ -195,7 +195,9 @@ def tensor_label(report: Report, fact: TensorFact) -> str:
     if fact.device and len(devices) > 1:
         label += f" {one_line(fact.device)}"
     is_bad = is_at_fault(report, fact) or fact.bad_at is not None
-    if is_bad and report.offenders and report.offenders.count:
+    # Of a row whose sum is bad, no element is.
+    is_of_elements = report.offenders and report.offenders.total >= math.prod(fact.shape)
+    if is_bad and report.offenders and report.offenders.count and is_of_elements:
         label += f", {report.offenders.count} bad"
     return label
 

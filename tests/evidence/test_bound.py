@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from cudalens.core.evidence_types import BoundOrigin
-from cudalens.evidence import finding
+from cudalens.evidence import value_facts
 from tests.hostcells import SETUP, run_cell
 from tests.probes import cell
 
@@ -130,13 +130,13 @@ CELLS = {
 
 def origin_of(source: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> BoundOrigin | None:
     found: list[BoundOrigin | None] = [None]
-    inner = finding.bound_origin
+    inner = value_facts.bound_origin
 
     def watched(*args: Any, **kwargs: Any) -> BoundOrigin | None:
         found.append(inner(*args, **kwargs))
         return found[-1]
 
-    monkeypatch.setattr(finding, "bound_origin", watched)
+    monkeypatch.setattr(value_facts, "bound_origin", watched)
     report = run_cell(source, fast=False, **more).shown
     is_set = found[-1] is not None and found[-1].is_set
     assert report.bound_source == (found[-1].at if found[-1] is not None and is_set else None)

@@ -11,7 +11,7 @@ import torch
 from cudalens.core.evidence_types import Marks
 from cudalens.core.graph_types import FIRST_BAD, ProvenanceStep
 from cudalens.core.report_types import Violation
-from cudalens.evidence import finding
+from cudalens.evidence import value_facts
 from cudalens.evidence.marks import marks_of, vanished
 from tests.hostcells import SETUP, run_cell
 
@@ -93,13 +93,13 @@ def test_the_programs_name_for_a_bad_value(
     made: str, wanted: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Marks] = []
-    inner = finding.marks_of
+    inner = value_facts.marks_of
 
     def watched(*args: Any, **kwargs: Any) -> Marks:
         found.append(inner(*args, **kwargs))
         return found[-1]
 
-    monkeypatch.setattr(finding, "marks_of", watched)
+    monkeypatch.setattr(value_facts, "marks_of", watched)
     cell = f"{SETUP}{made}\nt = nn.Embedding(5, 2).cuda()\nt(torch.tensor([1, -7]).cuda())"
     assert not run_cell(cell, fast=False).shown.limits
     said = [(it.name, it.value, it.line and it.line.text) for it in found[0].constants]

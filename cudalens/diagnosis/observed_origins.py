@@ -1,0 +1,117 @@
+"""Observers of where bad values came from: the lines that made them, the batch, the item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from cudalens.core.api_names import stem_of
+from cudalens.core.graph_types import DIVIDES, WRITES, ProvenanceStep
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import (
+    LineRef,
+    Number,
+    Observation,
+    format_count,
+)
+from cudalens.diagnosis.candidates import Trial
+from cudalens.diagnosis.hints._makers import FROM_PYTHON, maker_steps, makes_value
+from cudalens.diagnosis.observed_errors import marked
+from cudalens.diagnosis.user_code import is_failing_line, place
+
+_MAX_LINES = 3
+
+
+def format_number(value: Number) -> str:
+    """Return a number for reading: ``255`` of 255.0, ``0.3333`` of a third."""
+    if not isinstance(value, float):
+        return str(value)
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
+
+
+def came_from(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
+    """Yield every line that made or wrote the bad values, with how many each."""
+    steps: dict[LineRef, list[ProvenanceStep]] = {}
+    holder = evidence.nan_holder  # a parameter that is NaN: no call since then has made it
+    for step in maker_steps(evidence):
+        is_held = holder is not None and not holder.is_read and not step.note
+        if step.source is not None and not is_failing_line(step.source, evidence) and not is_held:
+            steps.setdefault(step.source, []).append(step)
+    for line, items in list(steps.items())[:_MAX_LINES]:
+        written = [it.note[len(WRITES) :].strip() for it in items if _is_write(it) and it.note]
+        values = list(dict.fromkeys(written)) or [*map(format_number, _the_bad(evidence))]
+        counts = [item.count for item in items]
+        count = sum(filter(None, counts)) if all(counts) else None
+        share = f" ({format_count(count, 'value')})" if count else ""
+        text = f"{place(line, evidence)}: {line.text}"
+        if any(value not in (line.text or "") for value in written):
+            text += f" (writes {', '.join(values)})"
+        text += share
+        what = values[0] if len(values) == 1 else "bad values"
+        steps_of_line = [it for it in evidence.provenance if it.source == line]
+        comes = _comes(items, steps_of_line, _the_bad(evidence), is_many=len(values) != 1)
+        mark = f"{what} {comes} here"
+        if any(item.note == DIVIDES for item in steps_of_line):
+            mark = DIVIDES
+        yield Observation(
+            kind="came_from",
+            text=text,
+            facts={"op": items[0].op, "values": tuple(values), "count": count},
+            sources=(marked(line, mark + share),),
+        )
+
+
+def computed(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
+    """Yield the lines of Python or NumPy that the bad values came from."""
+    bad = _the_bad(evidence)
+    what = f"{format_number(bad[0])} comes" if bad else "bad values come"
+    for line in evidence.marks.computed:
+        if is_failing_line(line, evidence):
+            continue
+        text = f"{place(line, evidence)}: {line.text}"
+        yield Observation(kind="came_from", text=text, sources=(marked(line, f"{what} from here"),))
+
+
+def _comes(
+    makers: Sequence[ProvenanceStep],
+    steps: Sequence[ProvenanceStep],
+    bad: Sequence[Number],
+    *,
+    is_many: bool,
+) -> str:
+    """Return what the steps of a line do with the bad values: make them, or hand them on.
+
+    Args:
+        makers: those of the steps that may have made them.
+    """
+    value = bad[0] if bad else None
+    if any(makes_value(item, value) for item in steps):
+        return "are made" if is_many else "is made"
+    come = "come" if is_many else "comes"
+    is_from_python = all(stem_of(item.op or "") in FROM_PYTHON for item in makers)
+    return f"{come} in" if is_from_python else f"{come} from"
+
+
+def _is_write(step: ProvenanceStep) -> bool:
+    return (step.note or "").startswith(WRITES)
+
+
+def _the_bad(evidence: Evidence) -> Sequence[Number]:
+    """Return the bad value where all are equal, nothing where they differ."""
+    violation = evidence.violation
+    listed = [item.value for item in violation.offenders.first] if violation is not None else []
+    is_one = violation is not None and len(listed) == violation.offenders.count
+    if evidence.marks.value is not None:
+        return [evidence.marks.value]
+    return listed[:1] if is_one and len(set(listed)) == 1 else []
+
+
+def item(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
+    """Yield the batch, and the item of the data set where that is proven."""
+    step = next((it for it in evidence.provenance if it.op is None), None)
+    if step is None or not step.note:
+        return
+    violation = evidence.violation
+    samples = [it.sample for it in violation.offenders.first] if violation is not None else []
+    sources = (marked(step.source, step.note),) if step.source is not None else ()
+    facts = {"samples": tuple(dict.fromkeys(it for it in samples if it is not None))}
+    yield Observation(kind="item", text=step.note, facts=facts, sources=sources)

@@ -1,0 +1,347 @@
+"""The line of Python or NumPy that computed what a tensor was made of, by the program's syntax.
+
+A tensor has no record before ``torch.tensor``, ``from_numpy`` and the like.  From the argument of
+that call the syntax leads back: through names, items, copies, parameters and the user's functions,
+as long as there is one way.  It ends at the first expression that computes something.  Nothing is
+run, and where two lines may have given a name its value, nothing is said.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import NamedTuple
+
+from torch import Tensor
+
+from cudalens.core.report_types import LineRef
+from cudalens.diagnosis.user_code import last_name
+from cudalens.evidence.program import Program, Spot, pairs_of, parameters_of
+from cudalens.recorder.calls import FROM_PYTHON
+from cudalens.recorder.sites import RawSite, entries_of
+from cudalens.source.files import is_user_file
+from cudalens.source.running_node import running
+from cudalens.source.stack import Place, place_of
+
+_MAX_HOPS = 24
+_HANDS_ON = frozenset(
+    {"array", "asarray", "ascontiguousarray", "astype", "contiguous", "copy", "cpu", "cuda"}
+    | {"deepcopy", "detach", "enumerate", "flatten", "int", "list", "long", "numpy", "ravel"}
+    | {"reshape", "sorted", "squeeze", "to", "tolist", "to_numpy", "tuple", "unsqueeze", "view"}
+    | {"items", "values", "get_level_values", "zip", *FROM_PYTHON}
+)
+"""Functions and methods that give the values that they were given."""
+_LOOPS = (ast.For, ast.While, ast.AsyncFor)
+_BLOCKS = ("body", "orelse", "finalbody")
+
+
+class _Way(NamedTuple):
+    """An expression on the way back, and the calls that led into the functions around it."""
+
+    at: Spot
+    callers: tuple[Spot, ...] = ()
+
+
+def computed_lines(
+    entry: RawSite | None, origin: Tensor | None, frames: Sequence[FrameType]
+) -> tuple[LineRef, ...]:
+    """Return the lines that values came from before the first recorded call, newest first.
+
+    Args:
+        entry: the place of the call that made the first tensor.
+        origin: the tensor that has them, where no recorded call made it.
+        frames: the stack of the failure, outermost first.
+    """
+    users = [it for it in frames if is_user_file(it.f_code.co_filename)]
+    program = Program(it.f_code.co_filename for it in reversed(users))
+    found: list[Spot | None] = []
+    entries = entries_of(entry) if entry is not None else []
+    if entries:
+        call = _running(program, place_of(entries[-1]))
+        running_in = [at for at, it in enumerate(users) if it.f_code is entries[-1].code]
+        outer = users[: running_in[-1]] if running_in else []
+        callers = [_running(program, place_of(it)) for it in outer]
+        is_known = call is not None and None not in callers
+        found = (
+            [computing_line(program, call, [*filter(None, callers)])] if is_known and call else []
+        )
+    elif origin is not None:
+        for frame in reversed(users):
+            at = _running(program, place_of(frame))
+            names = [name for name, value in [*frame.f_locals.items()] if value is origin]
+            if len(names) == 1 and at is not None:
+                found = [*_made_of(program, names[0], at)]
+                break
+    return tuple(program.line(spot) for spot in found if spot is not None)
+
+
+def _running(program: Program, place: Place) -> Spot | None:
+    """Return the running expression of a frame in the whole of its file or cell."""
+    run = running(place)
+    file = run.place.filename
+    known = run.node is not None and file in program.trees
+    return program.find(file, run.node) if known and run.node is not None else None
+
+
+def _made_of(program: Program, name: str, at: Spot) -> Iterator[Spot | None]:
+    """Yield the line that gave a variable its tensor, and the one that computed the values."""
+    value = _defined(program, name, at)
+    if value is None or isinstance(value.node, ast.FunctionDef):
+        return
+    yield _statement(program, value)
+    calls = (it for it in ast.walk(value.node) if isinstance(it, ast.Call))
+    first = next((it for it in calls if last_name(it.func) in FROM_PYTHON), None)
+    if first is not None:
+        yield computing_line(program, Spot(value.file, first))
+
+
+def computing_line(program: Program, call: Spot, callers: Sequence[Spot] = ()) -> Spot | None:
+    """Return the statement that computed what a call like ``torch.tensor`` was given.
+
+    ``None`` where that is the statement of the call itself, where the numbers are typed, and where
+    the syntax does not tell.
+
+    Args:
+        call: the call in the user's source.
+        callers: the calls that led into the function around it, the outermost first.
+    """
+    node = call.node
+    if not isinstance(node, ast.Call) or last_name(node.func) not in FROM_PYTHON or not node.args:
+        return None
+    way: _Way | None = _Way(Spot(call.file, node.args[0]), tuple(callers))
+    for _ in range(_MAX_HOPS):
+        if way is None:
+            return None
+        if _computes(way.at.node, program):
+            found = _statement(program, way.at)
+            is_own = found is not None and (found.file, found.line) == (call.file, call.line)
+            return None if is_own else found
+        way = _before(program, way)
+    return None
+
+
+def _computes(node: ast.AST, program: Program) -> bool:
+    """Return whether an expression computes values, and does not only hand them on."""
+    if isinstance(node, ast.BinOp | ast.UnaryOp | ast.Compare | ast.AugAssign):
+        return not (isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant))
+    if not isinstance(node, ast.Call):
+        return False
+    return last_name(node.func) not in _HANDS_ON and _function(program, node) is None
+
+
+def _function(program: Program, call: ast.Call) -> Spot | None:
+    """Return the one function of the user's that has the name of what is called."""
+    name = last_name(call.func)
+    found = [
+        Spot(file, node)
+        for file, tree in program.trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name
+    ]
+    is_one = len(found) == 1 and isinstance(found[0].node, ast.FunctionDef)
+    return found[0] if is_one else None
+
+
+def _before(program: Program, way: _Way) -> _Way | None:
+    """Return the expression that an expression has its values from."""
+    (file, node, _), callers = way.at, way.callers
+    match node:
+        case ast.Name(name):
+            return _of_name(program, way, name)
+        case ast.Attribute(ast.Name("self"), name):
+            owner = program.class_around(way.at)
+            values = [*program.values_of(owner.name, name)] if owner is not None else []
+            return _Way(values[0]) if len(values) == 1 else None
+        case ast.Subscript(value) | ast.Starred(value):
+            return _Way(Spot(file, value), callers)
+        case ast.List([item]) | ast.Tuple([item]):
+            return _Way(Spot(file, item), callers)
+        case ast.ListComp(elt) | ast.GeneratorExp(elt):
+            return _Way(Spot(file, elt), callers)
+        case ast.Call(func, args):
+            if last_name(func) in _HANDS_ON:
+                is_method = isinstance(func, ast.Attribute) and _is_value(func.value)
+                given = [func.value] if is_method and isinstance(func, ast.Attribute) else args[:1]
+                return _Way(Spot(file, given[0]), callers) if given else None
+            function = _function(program, node)
+            returns = [] if function is None else [*_returns(function.node)]
+            if function is None or len(returns) != 1:
+                return None
+            return _Way(Spot(function.file, returns[0]), (*callers, way.at))
+    return None
+
+
+def _is_value(node: ast.expr) -> bool:
+    """Return whether what a method is looked up on is a value, and no module such as ``np``."""
+    return not isinstance(node, ast.Name) or node.id not in ("np", "numpy", "torch", "copy", "pd")
+
+
+def _returns(function: ast.AST) -> Iterator[ast.expr]:
+    """Yield what a function returns; a part of a tuple is not told from the others."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Return) and node.value is not None:
+            yield node.value
+
+
+def _of_name(program: Program, way: _Way, name: str) -> _Way | None:
+    value = _defined(program, name, way.at)
+    if value is None:
+        return None
+    if isinstance(value.node, ast.FunctionDef):  # a parameter: on in the call
+        if not way.callers:
+            calls = [*program.given(value, name)]
+            return _Way(Spot(calls[0][0].file, calls[0][1])) if len(calls) == 1 else None
+        *outer, call = way.callers
+        given = program.given_to(value, name, call)
+        return None if given is None else _Way(Spot(call.file, given), tuple(outer))
+    if added := [*_appended(program, name, way.at)]:
+        is_empty = isinstance(value.node, ast.List) and not value.node.elts
+        return _Way(added[0], way.callers) if is_empty and len(added) == 1 else None
+    is_same = program.function_around(value) is program.function_around(way.at)
+    return _Way(value, way.callers if is_same else ())
+
+
+def _appended(program: Program, name: str, at: Spot) -> Iterator[Spot]:
+    """Yield what the function around an expression appends to a list."""
+    scope: ast.AST = program.function_around(at) or program.trees[at.file]
+    for node in ast.walk(scope):
+        match node:
+            case ast.Call(ast.Attribute(ast.Name(own), "append"), [value]) if own == name:
+                yield Spot(at.file, value)
+
+
+# --- the one assignment that reaches a place ------------------------------------------------------
+
+
+def _defined(program: Program, name: str, at: Spot) -> Spot | None:
+    """Return the expression whose value a name has at a place, the function of a parameter.
+
+    A change in place of a number, ``x += 1``, is the expression itself.
+    """
+    node = at.node
+    for above in program.above(at):
+        for loop in getattr(above, "generators", []):
+            if _binds(loop.target, name):
+                return Spot(at.file, loop.iter) if isinstance(loop.target, ast.Name) else None
+        for block in (getattr(above, part, None) for part in _BLOCKS):
+            if isinstance(block, list) and node in block:
+                found, is_known = _last_in(block[: block.index(node)], name)
+                if found is not None or not is_known:
+                    return None if found is None else Spot(at.file, found)
+        if isinstance(above, _LOOPS) and any(_stores(it, name) for it in above.body):
+            return None  # an earlier turn may have given it
+        if isinstance(above, ast.For) and _binds(above.target, name):
+            is_whole = isinstance(above.target, ast.Name)
+            return Spot(at.file, above.iter) if is_whole and node is not above.iter else None
+        if isinstance(above, ast.FunctionDef) and name in parameters_of(above):
+            return Spot(at.file, above)
+        if isinstance(above, ast.Lambda):
+            return None
+        node = above
+    return None if isinstance(at.node, ast.Module) else _global(program, name, at)
+
+
+def _global(program: Program, name: str, at: Spot) -> Spot | None:
+    """Return the one value that the modules and cells of the program give a variable."""
+    is_inside = program.function_around(at) is not None
+    files = {file for file in program.trees if is_inside or file != at.file}
+    values = [
+        it
+        for it in program.values_of(None, name)
+        if it.file in files and program.function_around(it) is None
+    ]
+    statements = [it for file in files for it in program.trees[file].body]
+    stored = sum(_stores(it, name) for it in statements)
+    is_changed = any(_changes(it, name) for it in statements)
+    return values[0] if len(values) == 1 == stored and not is_changed else None
+
+
+def _last_in(block: Sequence[ast.stmt], name: str) -> tuple[ast.AST | None, bool]:
+    """Return the last expression in a block that gives a name its value, and whether one is known.
+
+    A branch that may have given it another value made of the old one leaves the old one on the way.
+    """
+    for statement in reversed(block):
+        if _changes(statement, name):
+            return None, False
+        if not _stores(statement, name):
+            continue
+        match statement:
+            case ast.Assign():
+                own = [value for target, value in pairs_of(statement) if _is_name(target, name)]
+                # Of a tuple that one call returned, no part is told from the others.
+                return (own[0] if len(own) == 1 else None), False
+            case ast.AnnAssign(value=ast.expr() as value):
+                return value, False
+            case ast.AugAssign():
+                return statement, False
+            case ast.With(body=body):
+                found = _last_in(body, name)
+                if found[0] is not None or not found[1]:
+                    return found
+            case ast.If() if all(_reads_itself(it, name) for it in _bindings_in(statement, name)):
+                continue
+            case _:
+                return None, False
+    return None, True
+
+
+def _changes(statement: ast.AST, name: str) -> bool:
+    """Return whether a statement may change what a variable holds: ``x[0] = 1``, ``x.sort()``."""
+    for node in ast.walk(statement):
+        match node:
+            case ast.Subscript(value=value, ctx=ast.Store()) if _root_is(value, name):
+                return True
+            case ast.Expr(ast.Call(ast.Attribute(owner, method), args)):
+                is_own = _root_is(owner, name) and method != "append"
+                if is_own or (method == "shuffle" and any(_is_name(it, name) for it in args)):
+                    return True
+            case ast.keyword("out", value) if _root_is(value, name):
+                return True
+    return False
+
+
+def _root_is(node: ast.AST, name: str) -> bool:
+    """Return whether an expression is a variable, or an item or a part of it."""
+    while isinstance(node, ast.Subscript | ast.Attribute):
+        node = node.value
+    return _is_name(node, name)
+
+
+def _bindings_in(statement: ast.stmt, name: str) -> list[ast.stmt]:
+    simple = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.With)
+    return [it for it in ast.walk(statement) if isinstance(it, simple) and _stores(it, name)]
+
+
+def _reads_itself(statement: ast.stmt, name: str) -> bool:
+    """Return whether an assignment makes the new value of a name of the old one."""
+    if isinstance(statement, ast.AugAssign):
+        return True
+    value = getattr(statement, "value", None)
+    nodes = ast.walk(value) if isinstance(value, ast.expr) else ()
+    return any(_is_name(it, name) for it in nodes)
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _binds(target: ast.AST, name: str) -> bool:
+    return any(_is_name(it, name) for it in ast.walk(target))
+
+
+def _stores(statement: ast.AST, name: str) -> bool:
+    """Return whether a statement gives a variable a value, functions inside it left out."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return statement.name == name
+    stored = (it for it in ast.walk(statement) if isinstance(it, ast.Name))
+    return any(it.id == name and isinstance(it.ctx, ast.Store) for it in stored)
+
+
+def _statement(program: Program, at: Spot) -> Spot | None:
+    """Return the statement around an expression."""
+    if isinstance(at.node, ast.stmt):
+        return at
+    found = next((it for it in program.above(at) if isinstance(it, ast.stmt)), None)
+    return None if found is None else Spot(at.file, found)

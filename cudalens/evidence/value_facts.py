@@ -1,0 +1,123 @@
+"""Facts about a bad value of a guard or the host: its bound, its traits, where its NaN is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from types import FrameType
+from typing import Any
+
+from torch import Tensor
+
+from cudalens.core import _torch
+from cudalens.core.api_names import stem_of
+from cudalens.core.evidence_types import BoundOrigin, Marks, NanCause, NanHolder
+from cudalens.core.graph_types import FIRST_NAN
+from cudalens.core.report_types import Violation
+from cudalens.core.tensor_values import find_offenders
+from cudalens.evidence.bound import bound_origin
+from cudalens.evidence.call_stack import held_name, visible_parameters
+from cudalens.evidence.collect import FailureContext, bad_places
+from cudalens.evidence.marks import marks_of, vanished
+from cudalens.evidence.python_values import computed_lines
+from cudalens.evidence.tensors import bad_key
+from cudalens.recorder.provenance import Provenance
+
+_MAX_READ = 1 << 26
+"""Values of parameters that are looked at for a NaN whose way is not known."""
+
+
+def nan_holder(
+    violation: Violation, origin: Tensor | None, frames: Sequence[FrameType]
+) -> NanHolder | None:
+    """Return the tensor of the user's that a NaN came from, if it has a name.
+
+    If the NaN cannot be traced: the first parameter that contains one.
+    """
+    name = None if origin is None else held_name(origin, frames)
+    if origin is not None and name is not None:
+        return _holding(name, origin)
+    first, room = violation.offenders.first[:1], _MAX_READ
+    if violation.is_nonfinite or not first or first[0].value != "nan":
+        return None
+    with _torch.no_dispatch_modes(), _torch.plain_torch():
+        for name, parameter in visible_parameters(frames):
+            room -= parameter.numel()
+            if room < 0:
+                return None
+            if (held := _holding(name, parameter)) is not None:
+                path = held_name(parameter, frames)
+                return replace(held, name=path or name, is_read=False)
+    return None
+
+
+def nan_cause(way: Provenance) -> NanCause | None:
+    """Return why a softmax has made NaN, by what it was given.
+
+    Finite scores beside -inf give no NaN, whatever the dimension is.
+    """
+    given, makers = way.given, [item for item in way.steps if item.note == FIRST_NAN]
+    is_softmax = [stem_of(item.op or "") for item in makers] in (["softmax"], ["log_softmax"])
+    if given is None or not is_softmax or given.is_meta or not _torch.is_plain(given):
+        return None
+    with _torch.no_dispatch_modes(), _torch.plain_torch():
+        has_inf, has_minus_inf = bool(given.isposinf().any()), bool(given.isneginf().any())
+    if has_inf and has_minus_inf:
+        return None  # a row of either kind may have done it
+    return "infinity" if has_inf else "masked row" if has_minus_inf else None
+
+
+def _holding(name: str, tensor: Tensor) -> NanHolder | None:
+    if not tensor.is_floating_point() or not _torch.is_plain(tensor):
+        return None
+    nan = find_offenders(tensor, tensor.detach().isnan())
+    return NanHolder(name=name, nan=nan) if nan.count else None
+
+
+def bound_of(
+    failure: FailureContext, api: Sequence[tuple[str, object]], trial: Any
+) -> BoundOrigin | None:
+    """Return where the size behind the bound was chosen."""
+    violation, recorder = failure.violation, failure.recorder
+    if violation is None or not violation.size or violation.is_nonfinite:
+        return None
+    own = failure.values.get(violation.related or "self")
+    bad = failure.values.get(bad_key(violation))
+    # A function of torch's may hand its op another tensor than it was given, or a number.
+    given = [it for it in (own, *(value for _, value in api)) if isinstance(it, Tensor)]
+    fitting = [it for it in given if it is not bad and violation.size in it.shape]
+    find = partial(
+        bound_origin,
+        size=violation.size,
+        snapshot=None if recorder is None else recorder.snapshot(),
+        frames=failure.frames,
+        line=None if trial is None else trial.line.running,
+    )
+    with _torch.no_dispatch_modes(), _torch.plain_torch():
+        for tensor in (*fitting, None):
+            is_alike = tensor is not None and own is not None and tensor.shape == own.shape
+            if (found := find(tensor, dim=violation.dim if is_alike else None)) is not None:
+                return found
+    return None
+
+
+def marks_of_finding(failure: FailureContext, way: Provenance, trial: Any) -> Marks:
+    """Return what all the bad values have in common."""
+    violation, site = failure.violation, failure.site
+    assert violation is not None
+    if violation.is_nonfinite:
+        statement = None if trial is None else trial.line.running.statement
+        return Marks(vanished=vanished(statement, violation.dtype))
+    tensor = failure.values.get(bad_key(violation))
+    bad = None if tensor is None else bad_places(violation, tensor)
+    if tensor is None or bad is None:
+        return Marks()
+    named = [(str(it.expression), failure.values[it.key]) for it in site.names]
+    named += [(str(it.expression), it.value) for it in site.others if isinstance(it.value, Tensor)]
+    plain = [(name, it) for name, it in named if _torch.is_plain(it)]
+    with _torch.no_dispatch_modes(), _torch.plain_torch():
+        marks = marks_of(
+            violation, tensor, bad, others=plain, steps=way.steps, frames=failure.frames
+        )
+    return replace(marks, computed=computed_lines(way.entry, way.origin, failure.frames))
