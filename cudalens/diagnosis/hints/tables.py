@@ -155,8 +155,14 @@ def positions_beyond_table(evidence: Evidence, ids: Ids) -> Hint | None:
     cure = f"cut the input to {room} before all embeddings (in generation, keep the last ones), or "
     cure += "enlarge the table"
     if in_library(evidence, "transformers"):
-        cure = f"let the tokenizer truncate to max_length={room}, and in a loop of your own that "
-        cure += f"generates, keep the last {room} tokens"
+        cure = f"give it at most {room} tokens (max_length={room} in the tokenizer), or the model "
+        cure += "a longer table"
+    if ids.fact.shape[-1] == 1 and length > 1:
+        # The call has one token: what came before it is in a cache, which cannot be cut here.
+        return Hint(
+            text=f"this token is number {length} of the sequence, the table has {room}: end the "
+            f"loop when prompt and new tokens are {room}"
+        )
     given = _given(evidence, ids, length)
     if given:
         name, count = given

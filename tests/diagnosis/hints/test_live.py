@@ -109,7 +109,7 @@ def test_positions_that_a_learned_prompt_takes_are_counted() -> None:
         ("Roberta", {}, "net(ids)", {"ids": [[5] * 17]}, "positions_beyond_table", "14"),
         # BART's table has two rows more than its config says, so 16 tokens fit, also beside 18.
         *(("Bart", BART, "net(ids)", {"ids": [[5] * tokens]}, "positions_beyond_table",
-           f"{tokens} positions, the table 16: let the tokenizer truncate to max_length=16")
+           f"{tokens} positions, the table 16: give it at most 16 tokens (max_length=16")
           for tokens in (17, 18)),
         # The library catches the guard's IndexError and raises its own; the report is kept.
         *(("LayoutLM", {}, "net(input_ids=ids, bbox=bbox)",
