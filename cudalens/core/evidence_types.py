@@ -342,5 +342,7 @@ class Marks:
     """The recorded call that made these integers: ``argmax``, a comparison, ``floor``."""
     vanished: tuple[str, ...] = ()
     """What numbers on the line become in the dtype: ``1e-8 is 0``, ``1.0 - 1e-6 is 1``."""
+    aliases: tuple[str, ...] = ()
+    """Keys of the loader's batch under which one and the same tensor is."""
     computed: tuple[LineRef, ...] = ()
     """Lines of Python that the values came from before the first recorded call, newest first."""

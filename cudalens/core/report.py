@@ -122,6 +122,8 @@ class Evidence:
     graph_cut: GraphCut | None = None
     frozen: tuple[str, ...] = ()
     """The parameters behind a tensor without a graph, where all of them require no grad."""
+    frozen_at: LineRef | None = None
+    """The line that froze all of them."""
     lost_dimension: LostDimension | None = None
     regrouped: Regrouped | None = None
     device_fault: DeviceFault = field(default_factory=DeviceFault)

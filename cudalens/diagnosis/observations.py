@@ -364,6 +364,9 @@ def pattern(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     if marks.zero_at is not None:
         text = f"{marks.zero_at} is 0 at the bad values, and nowhere else"
         yield say(text=text, facts={"name": marks.zero_at})
+    if marks.aliases:
+        text = f"{' and '.join(marks.aliases)} of the batch are one tensor"
+        yield say(text=text, facts={"keys": marks.aliases})
     size = violation.size
     if size is not None and (marks.is_size or bad_values(evidence) == {size}):
         unit = _UNITS.get(role_of(evidence)) or violation.unit or "place"
@@ -433,8 +436,25 @@ def other_dimension(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         yield Observation(kind="pattern", text=text, facts={"dim": own, "other_dim": dims[0]})
 
 
+def within_library(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
+    """Yield the range of the user's tensor that has a bad value of an index a library made."""
+    at_fault, violation = fault(evidence), evidence.violation
+    if at_fault is None or violation is None or not violation.size or at_fault[1].expression:
+        return
+    bad = bad_values(evidence)
+    for fact in evidence.tensors:
+        unique, low, high = fact.summary.unique, fact.summary.min, fact.summary.max
+        if not fact.expression or fact is at_fault[1] or not {*(unique or ())} & bad:
+            continue
+        if isinstance(low, int) and isinstance(high, int):
+            text = f"{fact.expression} is {_interval(low, high)}"
+            facts = {"name": fact.expression, "min": low, "max": high}
+            yield Observation(kind="values", text=text, facts=facts)
+
+
 OF_FINDING: tuple[Observer, ...] = (
     values,
+    within_library,
     earlier,
     came_from,
     computed,

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from math import prod
+from typing import TypeGuard
 
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report import Evidence
@@ -21,7 +22,13 @@ from cudalens.core.report_types import (
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.host_errors._base import is_known_message
-from cudalens.diagnosis.user_code import code_of, is_failing_line, place
+from cudalens.diagnosis.user_code import (
+    call_node,
+    code_of,
+    is_failing_line,
+    place,
+    shortened,
+)
 
 _OF_SIZES = re.compile(
     r"\bsizes?\b|\bshapes?\b|must match|divisible|batch_size|out of bounds|\bchannels\b|length"
@@ -30,6 +37,7 @@ _OF_DEVICES = re.compile(r"\bdevices?\b|\bcpu\b|\bcuda(?::\d+)?\b", re.IGNORECAS
 _OF_DTYPES = re.compile(
     r"\bdtypes?\b|\btype\b|Float|Double|Half|Long|\bInt\b|not implemented for|\bbool\b"
 )
+_OF_WEIGHTS = re.compile(r"for all \d+ classes .* weight tensor of shape: \[(?P<given>\d+)\]")
 _MAX_MISFITS = 3
 _FEW = 20
 """Items of a list that a line shows."""
@@ -52,6 +60,8 @@ def observe_error(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     yield from _arguments(evidence)
     message = error.message.partition("\n")[0]
     yield from _lists(evidence, trial, message)
+    if (weights := _OF_WEIGHTS.search(message)) is not None:
+        yield from _class_weights(evidence, trial, int(weights["given"]))
     kind: ObservationKind | None = None
     # The parameters of a called module take part as well, and are no operands of its call.
     devices = {item.device for item in trial.operands} | ({trial.called.device} - {None})
@@ -71,6 +81,28 @@ def observe_error(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         yield from _operands(evidence, trial, kind, message)
     elif not is_known_message(message):
         yield from _not_numbers(evidence)
+
+
+def _class_weights(evidence: Evidence, trial: Trial, count: int) -> Iterator[Observation]:
+    """Yield the labels of which there are as many as weights, and where the weights were made."""
+    for fact in evidence.tensors:
+        labels = fact.summary.unique
+        if labels is not None and len(labels) == count and fact.expression:
+            text = f"{fact.expression} has {count} different values: {', '.join(map(str, labels))}"
+            yield Observation(kind="values", text=text, facts={"values": tuple(labels)})
+    call = call_node(evidence)
+    given = [it.value for it in ast.walk(call or ast.Pass()) if _is_weight(it)]
+    names = {it.id for value in given for it in ast.walk(value) if isinstance(it, ast.Name)}
+    for name in sorted(names):
+        made = trial.binding(name)
+        if made is not None and made.value and not is_failing_line(made.at, evidence):
+            text = f"{name} is made in {place(made.at, evidence)}: {shortened(made.value)}"
+            source = marked(made.at, f"{name} is made here")
+            yield Observation(kind="argument", text=text, sources=(source,))
+
+
+def _is_weight(node: ast.AST) -> TypeGuard[ast.keyword]:
+    return isinstance(node, ast.keyword) and node.arg == "weight"
 
 
 def _not_numbers(evidence: Evidence) -> Iterator[Observation]:

@@ -32,7 +32,7 @@ from cudalens.core.evidence_types import (
 from cudalens.core.graph_types import CHANGED, AutogradNeighbourhood, ProvenanceStep
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence, Report
-from cudalens.core.report_types import OpName, Phase, TensorFact
+from cudalens.core.report_types import LineRef, OpName, Phase, TensorFact
 from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.diagnosis.diagnose import is_device_assert
 from cudalens.evidence import lost_context, memory
@@ -165,6 +165,8 @@ def evidence_of_error(
     is_assert = is_device_assert(facts) and not was_lost
     is_synchronous = recorder is not None and recorder.is_synchronous
     way = Provenance() if is_lost else attempt("provenance", partial(_way, failure), Provenance)
+    none = (), None
+    frozen, frozen_at = attempt("parameters", partial(_frozen, failure), lambda: none, kind=tuple)
     value: dict[str, Any] = {}
     if violation is not None and not is_lost:
         origin = attempt("bound", partial(bound_of, failure, (), trial))
@@ -189,7 +191,8 @@ def evidence_of_error(
         modified=changed,
         freed=freed,
         graph_cut=attempt("graph's end", partial(_graph_cut, failure, refused)),
-        frozen=attempt("parameters", partial(_frozen, failure), tuple),
+        frozen=frozen,
+        frozen_at=frozen_at,
         lost_dimension=attempt("lost dimension", partial(_lost_dimension, failure)),
         regrouped=attempt("rows", partial(_regrouped, failure)),
         device_fault=replace(
@@ -358,13 +361,19 @@ def _without_graph(failure: FailureContext) -> Tensor | None:
     return next((failure.values[key] for key in keys if key in failure.values), None)
 
 
-def _frozen(failure: FailureContext) -> tuple[str, ...]:
-    """Name the parameters behind the tensor that backward was asked of, if all are frozen."""
-    tensor = _without_graph(failure)
-    if tensor is None or failure.recorder is None:
-        return ()
-    found = frozen_parameters(tensor, failure.recorder.snapshot())
-    return tuple(failure.names.get(id(item), "a parameter") for item in found)
+def _frozen(failure: FailureContext) -> tuple[tuple[str, ...], LineRef | None]:
+    """Name the parameters behind the tensor that backward was asked of, if all are frozen.
+
+    With the line that froze all of them.
+    """
+    tensor, recorder = _without_graph(failure), failure.recorder
+    if tensor is None or recorder is None:
+        return (), None
+    found = frozen_parameters(tensor, recorder.snapshot())
+    names = tuple(failure.names.get(id(item), "a parameter") for item in found)
+    reader = recorder.snapshot().reader
+    lines = {reader.line(site) for site in recorder.frozen_at(found)}
+    return names, lines.pop() if len(lines) == 1 else None
 
 
 def _lost_dimension(failure: FailureContext) -> LostDimension | None:

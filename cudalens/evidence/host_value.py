@@ -19,7 +19,8 @@ from torch import Tensor
 from cudalens.core import _torch
 from cudalens.core._python import raise_if_outside
 from cudalens.core.call import ApiCall, Operand
-from cudalens.core.report_types import Violation
+from cudalens.core.report_types import Bounds, Violation
+from cudalens.core.user_objects import is_tensor
 from cudalens.evidence.attempt import RefusedError, ask_guards
 from cudalens.evidence.counted_labels import counted_label
 from cudalens.guards._ranges import exact_offenders, format_offender
@@ -40,6 +41,7 @@ _VALUE_ERROR = re.compile(
     r"|Expected p_in >= 0 && p_in <= 1"
 )
 """Messages of CPU kernels on a bad value, and on nothing else."""
+_EMPTY_SEQUENCE = "found an element in 'lengths' that is <= 0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,8 @@ def observed_value(
         return ObservedValue(
             violation=violation, values={violation.argument: tensor}, has_run_kernels=True
         )
+    if _EMPTY_SEQUENCE in message:
+        return _empty_sequence(call)
     if not _VALUE_ERROR.search(message):
         return None
     answer = _ask_again(call)
@@ -83,6 +87,29 @@ def observed_value(
         return None
     violation, arguments = answer
     return ObservedValue(violation=violation, values=tensor_values(arguments))
+
+
+def _empty_sequence(call: ApiCall) -> ObservedValue | None:
+    """Return the length below 1 that a packed sequence was to be made of."""
+    given = (*call.args, *call.kwargs.values())
+    lengths = [it for it in given if is_tensor(it) and it.dim() == 1 and it.dtype == torch.int64]
+    if len(lengths) != 1:
+        return None
+    with _torch.plain_torch(), _torch.no_dispatch_modes():
+        bad = lengths[0] <= 0
+        if not bool(bad.any()):
+            return None
+        offenders, longest = exact_offenders(lengths[0], bad), int(lengths[0].max())
+    violation = Violation(
+        argument="lengths",
+        # Without the place: torch has sorted them.
+        headline=f"a length is {offenders.first[0].value}: a sequence has at least one step",
+        explanation="Each length is the number of steps of one sequence in the batch.",
+        offenders=offenders,
+        bounds=Bounds(min=1, max=max(longest, 1), text="from 1 on"),
+        is_index=False,
+    )
+    return ObservedValue(violation=violation, values={"lengths": lengths[0]})
 
 
 class _EnoughError(Exception):

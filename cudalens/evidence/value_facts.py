@@ -120,4 +120,16 @@ def marks_of_finding(failure: FailureContext, way: Provenance, trial: Any) -> Ma
         marks = marks_of(
             violation, tensor, bad, others=plain, steps=way.steps, frames=failure.frames
         )
-    return replace(marks, computed=computed_lines(way.entry, way.origin, failure.frames))
+    lines = computed_lines(way.entry, way.origin, failure.frames)
+    return replace(marks, computed=lines, aliases=_aliases(way))
+
+
+def _aliases(way: Provenance) -> tuple[str, ...]:
+    """Return the keys of a batch under which the tensor is that the bad values came in."""
+    batch = way.batch
+    if batch is None or batch.is_stacked:
+        return ()
+    own = batch.tensors[batch.at]
+    pairs = zip(batch.keys, batch.tensors, strict=True)
+    keys = [str(key) for key, tensor in pairs if tensor is own and key is not None]
+    return tuple(sorted(keys)) if len(keys) > 1 else ()

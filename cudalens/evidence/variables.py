@@ -183,7 +183,8 @@ class Variables(candidates.Trial):
             return None
         if isinstance(target, ast.Name) and type(value) in (int, float):
             return binding_of(self.line.running, target.id)
-        if isinstance(target, ast.Name) and (is_tensor(value) or is_module(value)):
+        is_array = type(value).__name__ == "ndarray"
+        if isinstance(target, ast.Name) and (is_tensor(value) or is_module(value) or is_array):
             return binding_of(self.line.running, target.id) or self._passed_in(target.id, value)
         owner = self._read(target.value) if isinstance(target, ast.Attribute) else None
         if not is_module(owner) or not isinstance(target, ast.Attribute):

@@ -52,6 +52,7 @@ class Api:
         "adds",
         "extra_of",
         "forgets",
+        "freezes",
         "func",
         "is_backward",
         "is_foreign",
@@ -82,7 +83,9 @@ class Api:
         is_asked = (is_getter and name not in _VIEWS) or (is_setter and name != "data")
         self.is_quiet = is_asked or name in _QUIET or full.startswith(_NOBODYS)
         """True if it is no call to note."""
-        self.is_shown = name == "__format__"
+        self.freezes = name == "requires_grad_" or (is_setter and name == "requires_grad")
+        """True if it says whether a tensor requires grad."""
+        self.is_shown = name == "__format__" or self.freezes
         """True if it is not noted, and yet gives values to the host: ``f"{loss:.3f}"``."""
         self.is_view = name in _VIEWS
         self.is_in_place = (

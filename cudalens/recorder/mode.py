@@ -37,7 +37,7 @@ from cudalens.recorder.dataloader import Batches
 from cudalens.recorder.earlier_values import EarlierValues, caller_of
 from cudalens.recorder.replaced import REPLACED, forget, here
 from cudalens.recorder.sites import RawSite, Site, SiteTracker
-from cudalens.recorder.tensor_refs import NO_TENSORS, tensors_in
+from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
 
 # Globals are found faster than attributes of modules.
 _getframe = sys._getframe
@@ -84,6 +84,7 @@ class RecordingMode(_torch.RemovableMode):
         self.passes: list[BackwardPass] = []
         """The backward passes that run, the innermost last."""
         self._batches = Batches()
+        self._frozen: deque[tuple[Ref, RawSite]] = deque(maxlen=max_ops)
         self._failed_calls: WeakValueDictionary[int, ApiCall] = WeakValueDictionary()
         """Calls that raised, by the number of a frame of ours in the traceback.
 
@@ -244,8 +245,25 @@ class RecordingMode(_torch.RemovableMode):
     ) -> None:
         """Have the watch look at what the host is given by a call that is not noted."""
         __tracebackhide__ = True
-        if self.watch is not None:
+        if api.freezes:
+            self._note_frozen(args, frame)
+        elif self.watch is not None:
             self.ask_watch(self.watch.read, api, args, result, self.sites.of(frame))
+
+    def _note_frozen(self, args: tuple[Any, ...], frame: FrameType) -> None:
+        """Note where a tensor was told to require no grad."""
+        try:
+            with Unseen():
+                if args and type(args[0]) in _TENSORS and not args[0].requires_grad:
+                    self._frozen.append((ref(args[0]), self.sites.of(frame)))
+        except Exception as trouble:
+            self.internal_error("a frozen tensor was not noted", trouble)
+
+    def frozen_at(self, tensors: Sequence[Tensor]) -> list[RawSite]:
+        """Return where each tensor was last told to require no grad, empty if one was not."""
+        last = {id(item()): site for item, site in self._frozen}
+        sites = [last.get(id(it)) for it in tensors]
+        return [] if None in sites else [it for it in sites if it is not None]
 
     def _wait_after(self, tensors: list[Tensor], result: Any) -> None:
         """Wait for the device of a call that came back, if it launched something."""

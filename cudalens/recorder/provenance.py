@@ -319,7 +319,12 @@ class ProvenanceWalk:
             is_kept = source is not None and self._snapshot.is_untouched(call.operand, call.seq)
             return not is_kept and type(call.operand) not in (int, float, bool)
         is_view = target.base or self._snapshot.whole(target.tensor) is not target.tensor
-        return bool(is_view) and target.tensor is not self._at.tensor
+        if not is_view or target.tensor is self._at.tensor:
+            return False
+        # ``x.data`` shows all of x: what is written to it is written to x.
+        shown = self._snapshot.maker(target.tensor, call.seq)
+        is_data = shown is not None and shown.api.stem == "data" and bool(shown.inputs)
+        return not (is_data and shown is not None and shown.inputs[0] is self._at.tensor)
 
     def _contains_some(self, written: Any) -> bool:
         """Return whether what a call wrote to some elements has one of the bad values."""

@@ -48,6 +48,10 @@ def mark_as_id(evidence: Evidence, ids: Ids) -> Hint | None:
             f"-100 is the value that losses ignore, not an id: {made}replace it with the padding "
         )
         text += "id"
+        if names := evidence.marks.aliases:
+            # With the padding id in their place the loss would count the padding, silently.
+            text = f"-100 was written to {' and '.join(names)}, which are one tensor: make the "
+            return Hint(rule="ignored_label_as_id", text=text + "labels a copy with clone()")
         fix = _replaced(evidence, ids, evidence.scalar("padding_idx"))
         return Hint(rule="ignored_label_as_id", text=text, fix=fix)
     if ids.bad != {-1} or shifting_step(evidence):

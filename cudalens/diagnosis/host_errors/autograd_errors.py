@@ -34,8 +34,9 @@ def no_graph(evidence: Evidence, match: re.Match[str]) -> Answer:
         none = f"none of the parameters behind {name} requires"
         if count == 1:
             none = f"the only parameter behind {name} requires no"
-        # A fact of the first screen: what froze them stands elsewhere.
-        yield Hint(text=f"{none} grad: {shown}{more}", rule="all_frozen")
+        at = evidence.frozen_at
+        by = f"; {place(at, evidence)} froze them: {at.text}" if at is not None else ""
+        yield Hint(text=f"{none} grad: {shown}{more}{by}", rule="all_frozen")
     if evidence.graph_cut is not None:
         yield _cut_by_call(evidence, evidence.graph_cut)
 
