@@ -279,18 +279,6 @@ class DatasetColumn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrownParameter:
-    """A parameter that an optimizer's step had made huge before the first NaN or infinity."""
-
-    largest: float
-    name: str | None = None
-    step: LineRef | None = None
-
-
-# --- the size behind a bound, and the marks of the bad values -------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
 class BoundOrigin:
     """The place where the number behind a bound was chosen, and how it came to what has it.
 

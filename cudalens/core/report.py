@@ -33,7 +33,6 @@ from cudalens.core.evidence_types import (
     FittingCall,
     FreedGraph,
     GraphCut,
-    GrownParameter,
     InPlaceChange,
     LostDimension,
     Marks,
@@ -133,7 +132,6 @@ class Evidence:
     """Why a softmax has made NaN, where its input tells."""
     has_nan_watch: bool = False
     """True if each result was looked at."""
-    grown: GrownParameter | None = None
     memory_holders: tuple[str, ...] = ()
     """The largest of what the user's variables hold on a full device, in words."""
     worker_line: str | None = None

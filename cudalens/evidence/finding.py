@@ -57,7 +57,6 @@ from cudalens.evidence.collect import (
 from cudalens.evidence.dataset_column import column_of
 from cudalens.evidence.failing_call import arguments_of
 from cudalens.evidence.finite_trial import FiniteTrial, RunningNode
-from cudalens.evidence.grown_parameter import grown_parameter
 from cudalens.evidence.module_names import other_modules
 from cudalens.evidence.replay import replay
 from cudalens.evidence.tensors import bad_key, facts_of, scalars_of, with_own_planes
@@ -228,10 +227,6 @@ def evidence_of_call(
     if way.samples:
         with_samples, before = partial(_with_samples, violation, way), violation
         failure.violation = violation = attempt("dataset", with_samples, lambda: before)
-    grown = None
-    if violation.is_nonfinite and recorder is not None:
-        parameters = partial(grown_parameter, [*failure.values.values()], recorder, failure.names)
-        grown = attempt("parameters", parameters)
     origin = attempt("bound", partial(bound_of, failure, api, trial))
     evidence = evidence_of(
         failure,
@@ -254,7 +249,6 @@ def evidence_of_call(
         nan_holder=attempt("variables", partial(nan_holder, violation, way.origin, frames)),
         nan_cause=attempt("values", partial(nan_cause, way)),
         has_nan_watch=getattr(recorder, "watch", None) is not None,
-        grown=grown,
     )
     return evidence, trial
 

@@ -36,7 +36,6 @@ OF_NUMBERS: tuple[Reading, ...] = (
     probabilities.image_not_divided,
     probabilities.not_probabilities,
     probabilities.rounded_out_of_interval,
-    probabilities.scale_of_a_layer,
     probabilities.scores_as_probabilities,
     probabilities.labels_as_binary_target,
     probabilities.nan_before,
@@ -44,7 +43,6 @@ OF_NUMBERS: tuple[Reading, ...] = (
 )
 """Readings of probabilities, weights and parameters of distributions."""
 OF_NONFINITE: tuple[Reading, ...] = (
-    nonfinite.grown_parameter,
     nonfinite.all_labels_ignored,
     nonfinite.all_masked,
     nonfinite.negative_target,

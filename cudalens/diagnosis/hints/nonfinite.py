@@ -92,18 +92,6 @@ def _line(evidence: Evidence) -> str:
     return (place.text if place is not None else None) or ""
 
 
-def grown_parameter(evidence: Evidence) -> Hint | None:
-    """The optimizer had made a parameter huge: the op only met its values."""
-    grown = evidence.grown
-    if grown is None or grown.step is None:
-        return None
-    return Hint(
-        text=f"{grown.name or 'a parameter'} has values up to {grown.largest:.2g}, which "
-        f"{grown.step.format()} wrote: unless they began as large, the learning rate is too large, "
-        "or a gradient has no bound"
-    )
-
-
 def outside_domain(evidence: Evidence) -> Hint | None:
     """A function was given a number for which it has no finite result."""
     op, value = made(evidence), input_of(evidence, "self")
@@ -260,7 +248,7 @@ def overflow(evidence: Evidence) -> Hint | None:
     first = violation.offenders.first if violation is not None else ()
     if not op or not first or first[0].value not in ("inf", "-inf"):
         return None
-    if evidence.grown or outside_domain(evidence) or slope_at_zero(evidence):
+    if outside_domain(evidence) or slope_at_zero(evidence):
         return None
     is_backward = evidence.phase == "backward"
     name = _OF_NODE.sub("", op).lower() if is_backward else op

@@ -301,23 +301,6 @@ def scores_as_probabilities(evidence: Evidence) -> Hint | None:
     return Hint(text=f"{text}: the scores of a layer{line}, which {kind} takes as logits", fix=fix)
 
 
-def scale_of_a_layer(evidence: Evidence) -> Hint | None:
-    """The scale of a distribution is what a layer gives, which may be negative."""
-    at_fault = fault(evidence)
-    if at_fault is None or not (evidence.op.api or "").startswith("torch.distributions."):
-        return None
-    fact, (made, line) = at_fault[1], next(way_of(evidence), ("", ""))
-    low, high = fact.summary.min, fact.summary.max
-    if at_fault[0].argument not in _POSITIVE or made not in _SCORES or fact.summary.nan:
-        return None
-    if not isinstance(low, float) or not isinstance(high, float):
-        return None
-    return Hint(
-        text=f"{name_of(fact)} runs from {low:.4g} to {high:.4g}, the output of a layer{line}: "
-        f"softplus or exp makes a {at_fault[0].argument} above 0 of it"
-    )
-
-
 # --- weights to draw from -------------------------------------------------------------------------
 
 

@@ -45,21 +45,8 @@ for _setting, _regex in _SIZES.items():
 
 @pattern(r"input\.size\(-1\) must be equal to input_size\. Expected (?P<want>\d+), got (?P<n>\d+)")
 def input_size(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """A recurrent layer got other features, or all steps of a sample as one row of features."""
-    want, n = int(match["want"]), int(match["n"])
-    rows = [item for item in evidence.tensors if item.expression and len(item.shape) == 2]
-    row = next((item for item in rows if item.shape[1] == n), None)
-    if row is None or n % want or n // want < 3 or want == 1:  # twice as many: of two directions
-        yield _size_of_layer(evidence, "input_size", match)
-        return
-    text = str(row.expression)
-    steps = text[:-1] if re.search(r"\.(?:view|reshape)\([^()]*, -1\)$", text) else ""
-    made = f"{steps}, {want})" if steps else f"{text}.unflatten(1, (-1, {want}))"
-    yield Hint(
-        rule="steps_in_one_row",
-        text=f"{text} has {n} features in a row, the layer takes {want} at each step: if a row is "
-        f"{n // want} steps of {want}, as of an image, they are dimension 1 of {made}",
-    )
+    """A recurrent layer got other features."""
+    yield _size_of_layer(evidence, "input_size", match)
 
 
 @pattern(r"^mat1 and mat2 shapes cannot be multiplied \(\d+x(?P<n>\d+) and (?P<want>\d+)x")
@@ -76,15 +63,6 @@ row(
         rule="batch_of_one",
         text="the batch has one sample: let the loader drop a last batch that is not full "
         "(drop_last), or call eval() of the model when not training",
-    ),
-)
-row(
-    "integer_mask",
-    r"^only bool and floating types of (?P<name>\w+) are supported",
-    hint=Hint(
-        rule="integer_mask",
-        text="{name} is True where a key is left out: mask == 0 if 1 marks what is read, as in "
-        "attention_mask of transformers, mask.bool() if 1 marks what is not",
     ),
 )
 row(
@@ -110,18 +88,6 @@ def in_place_dtype(evidence: Evidence, match: re.Match[str]) -> Answer:
         )
 
 
-@pattern(r"^Found dtype (?P<got>\w+) but expected (?P<want>\w+)")
-def gradient_dtype(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """A loss's input and target differ in dtype, which some losses show in backward only."""
-    if evidence.phase == "backward":
-        got, want = dtype(match["got"]), dtype(match["want"])
-        yield Hint(
-            rule="gradient_dtype",
-            text=f"a loss with {want} input and {got} target can pass forward and fail in "
-            "backward: cast the target",
-        )
-
-
 row(
     "unsafe_autocast",
     r"^torch\.nn\.functional\.(?P<op>\w+) and torch\.nn\.\w+ are unsafe to autocast",
@@ -132,18 +98,6 @@ row(
         "to autocast",
     ),
 )
-
-
-@pattern(r'key\(s\) in state_dict: .*"module\.')
-def wrapped_checkpoint(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """The names of one side are those of the other behind ``module.``."""
-    names = set(re.findall(r'"([\w.]+)"', match.string))
-    if any(f"module.{name}" in names for name in names):
-        yield Hint(
-            rule="wrapped_checkpoint",
-            text="one side has the prefix module. of a wrapper (DataParallel, AveragedModel): take "
-            "it off, or wrap the other side too",
-        )
 
 
 @pattern(r"^index (?P<i>-?\d+) is out of bounds for dimension (?P<dim>\d+) with size (?P<n>\d+)$")

@@ -109,22 +109,6 @@ CAUSES: dict[str, Cause] = {
         rule="scores_as_probabilities",
         says=("if these are scores",),
     ),
-    "scale_of_a_layer": Cause(
-        numbers(
-            "",
-            "scale",
-            [-2.5, 0.5, 3.5],
-            high=None,
-            call="Normal(0, p)",
-            api="torch.distributions.Normal",
-            provenance=(LINEAR,),
-        ),
-        rule="scale_of_a_layer",
-        says=(
-            "-2.5 to 3.5",
-            "softplus or exp makes a scale above 0 of it",
-        ),
-    ),
     "drawn_nan": Cause(
         drawn([math.nan, 0.5], provenance=(SOFTMAX, MASKED)),
         rule="nan_before",

@@ -183,7 +183,7 @@ def test_every_family_has_a_case() -> None:
     known |= {family_of(row[0]) for row in TEXTS}
     # torch's own words have tests in test_torch_errors, gradients in test_values, heads of
     # transformers and numbers in place of a loss in cells.
-    elsewhere = {"words_of_torch", "gradient_dtype", "labels_of_head", "number_for_loss"}
+    elsewhere = {"words_of_torch", "labels_of_head", "number_for_loss"}
     elsewhere |= {"not_importable"}  # below: its message alone says too little
     assert {item.name for item in host_errors.table()} - known == elsewhere
 
@@ -573,7 +573,7 @@ def rules_of_patterns() -> set[str]:
 def test_every_rule_has_a_case() -> None:
     """No hint of a pattern without a message, or a cell, that gets it."""
     elsewhere = {"input_beyond_positions", "out_of_place", "size_images", *OF_FREED_GRAPHS}
-    elsewhere |= {"detached_loss", "problem_type", "gradient_dtype", "not_importable", "all_frozen"}
+    elsewhere |= {"detached_loss", "problem_type", "not_importable", "all_frozen"}
     told = {rule for row in TEXTS for rule in row[4:]} | {case.rule for case in CASES}
     assert rules_of_patterns() - elsewhere <= told
 
