@@ -36,7 +36,7 @@ _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _BLOCKS = ("body", "orelse", "finalbody")
 
 
-class _Way(NamedTuple):
+class _Origin(NamedTuple):
     """An expression on the way back, and the calls that led into the functions around it."""
 
     at: Spot
@@ -109,7 +109,7 @@ def computing_line(program: Program, call: Spot, callers: Sequence[Spot] = ()) -
     node = call.node
     if not isinstance(node, ast.Call) or last_name(node.func) not in FROM_PYTHON or not node.args:
         return None
-    way: _Way | None = _Way(Spot(call.file, node.args[0]), tuple(callers))
+    way: _Origin | None = _Origin(Spot(call.file, node.args[0]), tuple(callers))
     for _ in range(_MAX_HOPS):
         if way is None:
             return None
@@ -143,7 +143,7 @@ def _function(program: Program, call: ast.Call) -> Spot | None:
     return found[0] if is_one else None
 
 
-def _before(program: Program, way: _Way) -> _Way | None:
+def _before(program: Program, way: _Origin) -> _Origin | None:
     """Return the expression that an expression has its values from."""
     (file, node, _), callers = way.at, way.callers
     match node:
@@ -152,23 +152,23 @@ def _before(program: Program, way: _Way) -> _Way | None:
         case ast.Attribute(ast.Name("self"), name):
             owner = program.class_around(way.at)
             values = [*program.values_of(owner.name, name)] if owner is not None else []
-            return _Way(values[0]) if len(values) == 1 else None
+            return _Origin(values[0]) if len(values) == 1 else None
         case ast.Subscript(value) | ast.Starred(value):
-            return _Way(Spot(file, value), callers)
+            return _Origin(Spot(file, value), callers)
         case ast.List([item]) | ast.Tuple([item]):
-            return _Way(Spot(file, item), callers)
+            return _Origin(Spot(file, item), callers)
         case ast.ListComp(elt) | ast.GeneratorExp(elt):
-            return _Way(Spot(file, elt), callers)
+            return _Origin(Spot(file, elt), callers)
         case ast.Call(func, args):
             if last_name(func) in _HANDS_ON:
                 is_method = isinstance(func, ast.Attribute) and _is_value(func.value)
                 given = [func.value] if is_method and isinstance(func, ast.Attribute) else args[:1]
-                return _Way(Spot(file, given[0]), callers) if given else None
+                return _Origin(Spot(file, given[0]), callers) if given else None
             function = _function(program, node)
             returns = [] if function is None else [*_returns(function.node)]
             if function is None or len(returns) != 1:
                 return None
-            return _Way(Spot(function.file, returns[0]), (*callers, way.at))
+            return _Origin(Spot(function.file, returns[0]), (*callers, way.at))
     return None
 
 
@@ -184,22 +184,22 @@ def _returns(function: ast.AST) -> Iterator[ast.expr]:
             yield node.value
 
 
-def _of_name(program: Program, way: _Way, name: str) -> _Way | None:
+def _of_name(program: Program, way: _Origin, name: str) -> _Origin | None:
     value = _defined(program, name, way.at)
     if value is None:
         return None
     if isinstance(value.node, ast.FunctionDef):  # a parameter: on in the call
         if not way.callers:
             calls = [*program.given(value, name)]
-            return _Way(Spot(calls[0][0].file, calls[0][1])) if len(calls) == 1 else None
+            return _Origin(Spot(calls[0][0].file, calls[0][1])) if len(calls) == 1 else None
         *outer, call = way.callers
         given = program.given_to(value, name, call)
-        return None if given is None else _Way(Spot(call.file, given), tuple(outer))
+        return None if given is None else _Origin(Spot(call.file, given), tuple(outer))
     if added := [*_appended(program, name, way.at)]:
         is_empty = isinstance(value.node, ast.List) and not value.node.elts
-        return _Way(added[0], way.callers) if is_empty and len(added) == 1 else None
+        return _Origin(added[0], way.callers) if is_empty and len(added) == 1 else None
     is_same = program.function_around(value) is program.function_around(way.at)
-    return _Way(value, way.callers if is_same else ())
+    return _Origin(value, way.callers if is_same else ())
 
 
 def _appended(program: Program, name: str, at: Spot) -> Iterator[Spot]:
