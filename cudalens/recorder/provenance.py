@@ -395,7 +395,9 @@ class ProvenanceWalk:
             # What a tensor was before a call in place is gone.
             if not inputs and call.api.stem not in _FILLS:
                 return self._marked_in(call, self._at.tensor), False
-            if inputs and (len(suspects) != 1 or suspects[0].state == "unknown"):
+            is_whole = call.api.stem == "copy_"  # all elements are those of the other tensor
+            is_unknown = bool(suspects) and suspects[0].state == "unknown" and not is_whole
+            if inputs and (len(suspects) != 1 or is_unknown):
                 return None, False
         if len(suspects) > 1 and self._are_of_one_line(suspects, call):
             return suspects[0]._replace(positions=None, bad=None), False
