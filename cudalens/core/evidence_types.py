@@ -324,6 +324,8 @@ class Marks:
     """The tensor on the line (a weight, a mask) that is 0 or False at the bad values alone."""
     is_size: bool = False
     """True if each bad value is the size itself: one past the last place."""
+    length: BoundOrigin | None = None
+    """Where the length was chosen that the last of the bad positions belongs to."""
     copies: int = 1
     """Count of each element of the user's tensor in the op's, as ``expand`` shows it."""
     maker: ProvenanceStep | None = None

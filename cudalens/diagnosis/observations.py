@@ -33,7 +33,7 @@ from cudalens.diagnosis.hints._roles import Role, bad_values, fault, role_of
 from cudalens.diagnosis.hints.labels import head_of
 from cudalens.diagnosis.observed_errors import marked, observe_error
 from cudalens.diagnosis.observed_nonfinite import discarded
-from cudalens.diagnosis.observed_origins import came_from, computed, format_number, item
+from cudalens.diagnosis.observed_origins import came_from, computed, format_number, item, length
 from cudalens.diagnosis.origins import bounding
 from cudalens.diagnosis.user_code import code_of, is_failing_line, list_of, parsed, place, shortened
 
@@ -441,6 +441,8 @@ def within_library(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     at_fault, violation = fault(evidence), evidence.violation
     if at_fault is None or violation is None or not violation.size or at_fault[1].expression:
         return
+    if role_of(evidence) == "position":
+        return  # counted by the library: an id of the same value is another thing
     bad = bad_values(evidence)
     for fact in evidence.tensors:
         unique, low, high = fact.summary.unique, fact.summary.min, fact.summary.max
@@ -458,6 +460,7 @@ OF_FINDING: tuple[Observer, ...] = (
     earlier,
     came_from,
     computed,
+    length,
     item,
     bound,
     pattern,

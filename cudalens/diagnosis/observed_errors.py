@@ -60,6 +60,7 @@ def observe_error(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     yield from _arguments(evidence)
     message = error.message.partition("\n")[0]
     yield from _lists(evidence, trial, message)
+    yield from _number(evidence)
     if (weights := _OF_WEIGHTS.search(message)) is not None:
         yield from _class_weights(evidence, trial, int(weights["given"]))
     kind: ObservationKind | None = None
@@ -81,6 +82,17 @@ def observe_error(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         yield from _operands(evidence, trial, kind, message)
     elif not is_known_message(message):
         yield from _not_numbers(evidence)
+
+
+def _number(evidence: Evidence) -> Iterator[Observation]:
+    """Yield the line that chose a number of the call."""
+    origin = evidence.bound
+    if origin is None or evidence.violation is not None or not origin.is_set:
+        return
+    if not is_failing_line(origin.at, evidence):
+        text = f"{origin.holder} is set in {place(origin.at, evidence)}: {origin.expression}"
+        source = marked(origin.at, f"{origin.holder} is set here")
+        yield Observation(kind="bound", text=text, sources=(source,))
 
 
 def _class_weights(evidence: Evidence, trial: Trial, count: int) -> Iterator[Observation]:

@@ -71,6 +71,18 @@ def computed(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         yield Observation(kind="came_from", text=text, sources=(marked(line, f"{what} from here"),))
 
 
+def length(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
+    """Yield the line that chose the length of the user's ids."""
+    origin, violation = evidence.marks.length, evidence.violation
+    if origin is None or violation is None or is_failing_line(origin.at, evidence):
+        return
+    count = violation.offenders.max
+    if origin.is_set and isinstance(count, int):
+        text = f"length {count + 1}, set in {place(origin.at, evidence)}: {origin.expression}"
+        mark = f"length {count + 1} is set here"
+        yield Observation(kind="came_from", text=text, sources=(marked(origin.at, mark),))
+
+
 def _comes(
     makers: Sequence[ProvenanceStep],
     steps: Sequence[ProvenanceStep],

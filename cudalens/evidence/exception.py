@@ -36,6 +36,7 @@ from cudalens.core.report_types import LineRef, OpName, Phase, TensorFact
 from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.diagnosis.diagnose import is_device_assert
 from cudalens.evidence import lost_context, memory
+from cudalens.evidence.bound import bound_origin
 from cudalens.evidence.call_stack import phase_of, worker_line, worker_start
 from cudalens.evidence.collect import (
     FailureContext,
@@ -168,6 +169,13 @@ def evidence_of_error(
     none = (), None
     frozen, frozen_at = attempt("parameters", partial(_frozen, failure), lambda: none, kind=tuple)
     value: dict[str, Any] = {}
+    number = arguments.get("k") if "selected index k out of range" in facts.message else None
+    if type(number) is int and trial is not None:
+        frames, running = failure.frames, trial.line.running
+        find_number = partial(
+            bound_origin, None, size=number, dim=None, snapshot=None, frames=frames, line=running
+        )
+        value["bound"] = attempt("bound", find_number)
     if violation is not None and not is_lost:
         origin = attempt("bound", partial(bound_of, failure, (), trial))
         holder = partial(nan_holder, violation, way.origin, failure.frames)

@@ -29,6 +29,7 @@ _SIZES = {
     "Conv2d": (1, "out_channels"),
     "Conv3d": (1, "out_channels"),
     "one_hot": (1, "num_classes"),
+    "topk": (1, "k"),
     "arange": (0, "end"),
     "eye": (0, "n"),
     "linspace": (2, "steps"),
@@ -74,6 +75,9 @@ def size_argument(call: ast.AST, dim: int | None) -> ast.expr | None:
         sizes = first.elts if is_listed else call.args  # type: ignore[attr-defined]
         size = sizes[dim] if dim is not None and -len(sizes) <= dim < len(sizes) else None
         return None if name in _METHODS and isinstance(size, ast.UnaryOp) else size
+    if name == "randint" and isinstance(call.args[-1:][0] if call.args else None, ast.Tuple):
+        sizes = call.args[-1].elts  # type: ignore[attr-defined]
+        return sizes[dim] if dim is not None and -len(sizes) <= dim < len(sizes) else None
     at, keyword = _SIZES.get(name, (-1, ""))
     named = next((item.value for item in call.keywords if item.arg == keyword), None)
     return named or (call.args[at] if 0 <= at < len(call.args) else None)

@@ -121,7 +121,34 @@ def marks_of_finding(failure: FailureContext, way: Provenance, trial: Any) -> Ma
             violation, tensor, bad, others=plain, steps=way.steps, frames=failure.frames
         )
     lines = computed_lines(way.entry, way.origin, failure.frames)
-    return replace(marks, computed=lines, aliases=_aliases(way))
+    length = failure.limits.attempt("length", partial(_length, failure))
+    return replace(marks, computed=lines, aliases=_aliases(way), length=length)
+
+
+def _length(failure: FailureContext) -> BoundOrigin | None:
+    """Return where the length of the user's ids was chosen, of which a library made positions."""
+    violation, site = failure.violation, failure.site
+    last = None if violation is None else violation.offenders.max
+    bad = None if violation is None else failure.values.get(bad_key(violation))
+    is_run = bad is not None and isinstance(last, int) and bad.shape[-1:] == (last + 1,)
+    if (
+        not is_run
+        or not isinstance(last, int)
+        or any(failure.values[it.key] is bad for it in site.names)
+    ):
+        return None
+    for item in site.others:
+        value = item.value
+        if isinstance(value, Tensor) and value.dim() == 2 and value.shape[1] == last + 1:
+            return bound_origin(
+                value,
+                size=last + 1,
+                dim=1,
+                snapshot=None if failure.recorder is None else failure.recorder.snapshot(),
+                frames=failure.frames,
+                line=None,
+            )
+    return None
 
 
 def _aliases(way: Provenance) -> tuple[str, ...]:

@@ -357,7 +357,10 @@ class ProvenanceWalk:
             is_known = has_rows and call.api.stem != "as_strided"
             positions = [item[:1] for item in positions] if is_known else None
         self._at = self._at._replace(tensor=base, positions=positions, values=values, bad=bad)
-        if positions is None and values is not None and self._snapshot.is_untouched(base, call.seq):
+        is_lost = positions is None and values is not None
+        # Equal values may be elsewhere too: no row of a batch is named by them.
+        is_behind = self.provenance.batch is not None
+        if is_lost and is_behind and self._snapshot.is_untouched(base, call.seq):
             self._at = self._at.found_again()
 
     def _go_to_base(self) -> bool:

@@ -69,7 +69,10 @@ def test_topk_makes_positions_only_where_the_values_begin(note: str | None) -> N
 @pytest.mark.parametrize(
     ("code", "dtype", "wanted"),
     [
-        ("y = x / (n + 1e-8)", "float16", ("1e-08",)),
+        ("y = x / (n + 1e-8)", "float16", ("1e-08 is 0",)),
+        ("y = x.clamp(max=1.0 - 1e-6)", "float16", ("1.0 - 1e-06 is 1",)),
+        ("y = x.clamp(max=1.0 - 1e-6)", "float32", ()),
+        ("y = x.clamp(max=1.0 - 1e-2)", "float16", ()),
         ("y = x / (n + 1e-8)", "float32", ()),
         ("y = x / (n + 1e-3)", "float16", ()),
         ("y = x / (n + 1e-8)", "bfloat16", ()),

@@ -178,8 +178,12 @@ WAYS = {
         "rates = torch.full((3,), 12.0)\ntorch._foreach_add_([torch.ones(3)], 0.0)\nreturn rates",
         [("full", 1, FIRST_BAD)],
     ),
-    "of what was written through a view of all elements nothing is claimed": (
+    "what was written to the data": (
         "labels = torch.tensor([0, 1, 2])\nlabels.data.fill_(12)\nreturn labels",
+        [("fill_", 2, FIRST_BAD)],
+    ),
+    "of what was written through a view of all elements nothing is claimed": (
+        "labels = torch.tensor([0, 1, 2])\nlabels.view(3).fill_(12)\nreturn labels",
         [],
     ),
     "values from before a shift are gone": (
