@@ -448,7 +448,8 @@ def within_library(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         unique, low, high = fact.summary.unique, fact.summary.min, fact.summary.max
         if not fact.expression or fact is at_fault[1] or not {*(unique or ())} & bad:
             continue
-        if isinstance(low, int) and isinstance(high, int):
+        is_same = (low, high) == (at_fault[1].summary.min, at_fault[1].summary.max)
+        if isinstance(low, int) and isinstance(high, int) and not is_same:
             text = f"{fact.expression} is {_interval(low, high)}"
             facts = {"name": fact.expression, "min": low, "max": high}
             yield Observation(kind="values", text=text, facts=facts)

@@ -98,6 +98,9 @@ def bound_origin(
         return None
     # A call that computes the size has set it, which only the record shows.
     is_computed = way.setter is not None and not takes_sizes(made.node)
+    if isinstance(made.node, ast.Call) and way.setter is not None:
+        # What a constructor or a function of a library computes is not the user's line.
+        is_computed &= last_name(made.node.func) == way.setter.api.stem
     is_taken = number is None and not is_computed and isinstance(made.node, ast.Call)
     is_set = not (chosen.is_read or is_taken)
     chosen = chosen if is_set else made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cudalens.core._python import parse
 from cudalens.core.evidence_types import FreedGraph, InPlaceChange
@@ -40,7 +41,9 @@ def second_backward(evidence: Evidence, match: re.Match[str]) -> Answer:
         if freed.read and freed.is_made_again and freed.name:
             others = (freed.made, freed.read, freed.holder)
             if freed.freed and any(it and it.cell and it.line == freed.freed.line for it in others):
-                by = f"this {by}"  # a line of another cell has the same number
+                # A line of another cell has the same number.
+                here = evidence.source
+                by = replace(freed.freed, cell=here.cell, file=here.file).where if here else by
             headline = f"{_still_has(freed.name)} the graph of the previous step, which {by} has "
             headline += "freed"
     yield autograd(headline, _explanation(freed) or _GENERAL, fact.argument if fact else None)
