@@ -43,6 +43,7 @@ _NOUNS["segment"] = "ids"
 _UNITS: dict[Role | None, str] = {"label": "class", "one_hot": "class", "token": "row"}
 _ALL: tuple[Role, ...] = ("label", "one_hot", "token", "position", "index", "edge", "segment")
 _MAX_RUNS = 4
+_SHARED = 2
 _MAX_LINES = 3
 _INTEGER_MAKERS = {
     "argmax": "positions of the largest",
@@ -446,7 +447,9 @@ def within_library(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     bad = bad_values(evidence)
     for fact in evidence.tensors:
         unique, low, high = fact.summary.unique, fact.summary.min, fact.summary.max
-        if not fact.expression or fact is at_fault[1] or not {*(unique or ())} & bad:
+        # One number may be in it by chance.
+        shared = {*(unique or ())} & bad
+        if not fact.expression or fact is at_fault[1] or len(shared) < _SHARED:
             continue
         is_same = (low, high) == (at_fault[1].summary.min, at_fault[1].summary.max)
         if isinstance(low, int) and isinstance(high, int) and not is_same:
