@@ -583,6 +583,6 @@ def test_the_order_of_the_patterns_is_written() -> None:
     folder = Path(host_errors.__file__).parent
     assert sorted(host_errors._IN_ORDER) == sorted(it.stem for it in folder.glob("[!_]*.py"))
     assert host_errors._IN_ORDER[-1] == "sentences"  # it repeats what others explain
-    message = "Found dtype float64 but expected float32"
+    message = "Expected hidden size (1, 2, 3), got [1, 3, 3]"
     both = [item.name for item in host_errors.table() if item.regex.search(message)]
-    assert both == ["gradient_dtype", "words_of_torch"]
+    assert both == ["shape_of_state", "words_of_torch"]
