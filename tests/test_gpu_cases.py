@@ -411,13 +411,13 @@ def test_results_of_another_machine_are_judged_without_a_device(
     assert (found, "skipped" in said) == (status, False), said
 
 
+@pytest.mark.parametrize("words", ["change_no_bit and full", "test_autocast and not bfloat16"])
 @pytest.mark.parametrize(("losses", "status"), [(["0x1p+0"], 0), (NAN, 1), ([], 1)])
 def test_losses_that_are_no_numbers_are_not_equal(
-    tmp_path: Path, losses: list[str], status: int
+    tmp_path: Path, losses: list[str], status: int, words: str
 ) -> None:
     step = {"losses": losses, "peak_bytes": 0, "stopped": "4 is outside"}
     runs = dict.fromkeys(("plain", "full", "float16"), step)
-    words = "change_no_bit and full or test_autocast and not bfloat16"
     found, said = judged(tmp_path, {"step": runs}, words)
     assert (found, "skipped" in said) == (status, False), said
 
