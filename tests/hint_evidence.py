@@ -287,7 +287,6 @@ def bert(values: Sequence[int], rows: int, table: str, **rest: Any) -> Evidence:
     settings: dict[str, Any] = {
         "path": f"embeddings.{table}",
         "library": TRANSFORMERS,
-        "libraries": ("transformers",),
         "call": "model(input_ids=ids)",
     }
     return lookup(values, rows, **{**settings, **rest})

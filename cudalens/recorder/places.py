@@ -86,6 +86,9 @@ def joined_at(
     if len(dims) != 1:
         return None
     at, found = dims[0], []
+    # Behind a view of which only the rows are known, a place is a row.
+    if any(len(item) <= at for item in positions):
+        return None
     for item in positions:
         part, place = (item[at], 0) if is_stack else (0, item[at])
         while not is_stack and place >= parts[part][at]:

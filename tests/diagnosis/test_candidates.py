@@ -12,8 +12,9 @@ from cudalens.core.report_types import Hint, OpName, SourceSpan
 from cudalens.diagnosis import candidates
 from cudalens.diagnosis.candidates import Trial, TrialResult, search, verify_fixes
 from cudalens.diagnosis.moves import Called
-from cudalens.diagnosis.user_code import Change, Fix, syntax_of
+from cudalens.diagnosis.user_code import Change, Fix
 from tests.builders import fact, spelled
+from tests.hint_evidence import syntax_of
 
 
 class Taking(Trial):

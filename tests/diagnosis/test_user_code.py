@@ -22,12 +22,12 @@ from cudalens.diagnosis.user_code import (
     renamed,
     renamed_keyword,
     rewritten,
-    syntax_of,
     with_changes,
     with_keyword,
     written,
 )
 from tests.builders import spelled
+from tests.hint_evidence import syntax_of
 
 
 def evidence(call: str, **more: Any) -> Evidence:

@@ -68,8 +68,8 @@ def test_the_first_step_says_how_the_values_came(made: Any, note: str) -> None:
 @pytest.mark.parametrize(
     ("sink", "facts", "text"),
     [
-        ("loss", {}, "NaN reaches the loss in "),
-        ("loss", {"has_nan": False}, "inf reaches the loss in "),
+        ("loss", {}, "NaN is in the loss in "),
+        ("loss", {"has_nan": False}, "inf is in the loss in "),
         ("gradient", {}, "NaN reaches the gradient of a leaf in "),
         ("parameter", {}, "NaN reaches the parameter in "),
         ("read", {}, "NaN is read by the host in "),

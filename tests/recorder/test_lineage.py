@@ -500,6 +500,8 @@ def test_the_way_ends_at_the_write_of_the_bad_element(body: str, line: int) -> N
         ("cat", (2, 5), [(2, 2), (2, 3)], (1, 4), (1, (1, 2))),
         ("cat", (2, 2), [(2, 2)], (1, 1), None),
         ("add", (2,), [(2,), (2,)], (1,), None),
+        ("cat", (2, 5), [(2, 2), (2, 3)], (1,), None),  # a row, where the rows were joined
+        ("cat", (5, 2), [(2, 2), (3, 2)], (3,), (1, (1,))),
     ],
 )
 def test_the_input_that_an_element_was_joined_from(
