@@ -255,7 +255,8 @@ def python_page() -> str:
 def _entry(name: str, value: Any) -> str:
     short = name.rpartition(".")[2]
     if inspect.isclass(value):
-        bases = [base.__name__ for base in value.__bases__ if base is not object]
+        named = [base.__name__ for base in value.__bases__ if base is not object]
+        bases = [base for base in named if not base.startswith("_")]
         said = f"Class{', a kind of ' + ' and '.join(bases) if bases else ''}."
     else:
         said = f"`{signature(short, value)}`"
