@@ -55,10 +55,14 @@ OTHERS: Final[dict[str, str]] = {
         "diagnosis/hints/test_inplace.py"
     ),
     "diagnosis/host_errors/sentences.py": "diagnosis/host_errors/test_host_errors.py",
+    "diagnosis/observed_origins.py": (
+        "diagnosis/test_observations.py evidence/test_python_values.py"
+    ),
     "diagnosis/observed_errors.py": (
         "diagnosis/test_observations.py diagnosis/host_errors/test_host_errors.py"
     ),
     "evidence/__init__.py": "test_architecture.py",
+    "evidence/value_facts.py": "evidence/test_bound.py evidence/test_marks.py",
     "guards/__init__.py": "guards/test_register.py",
     "guards/_base.py": "guards/test_register.py guards/test_ranges.py",
     "guards/catalogue/__init__.py": "guards/test_register.py",
@@ -92,6 +96,7 @@ OTHERS: Final[dict[str, str]] = {
     "recorder/earlier_values.py": "recorder/test_seen_before.py diagnosis/hints/test_seen.py",
     "recorder/handing_on.py": "notebook/test_earlier_cells.py",
     "recorder/history.py": "recorder/test_recorder.py recorder/test_lineage.py",
+    "recorder/marked.py": "recorder/test_lineage.py",
     "recorder/mode.py": "recorder/test_recorder.py recorder/test_hostile_objects.py",
     "recorder/nonfinite_inputs.py": "recorder/test_nonfinite.py",
     "recorder/nonfinite_marks.py": "recorder/test_nan_arrivals.py",

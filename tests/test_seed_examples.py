@@ -209,7 +209,7 @@ loss.backward()
 == bart 1: more tokens than positions, without truncation
 x = torch.full((2, 20), 3).cuda()
 model(input_ids=x, labels=labels)
--- device_assert | forward | model.encoder.embed_positions | truncate
+-- device_assert | forward | model.encoder.embed_positions | max_length=16
 == bart system: a tokenizer larger than the table
 model(input_ids=ids + 30, labels=labels)
 -- device_assert | forward | = 33 is outside the 30 rows | model.encoder.embed_tokens | \
