@@ -86,7 +86,6 @@ OTHERS: Final[dict[str, str]] = {
     "logs/__init__.py": "test_architecture.py",
     "logs/log_verdict.py": "logs/test_crash_log.py",
     "notebook/__init__.py": "notebook/test_magics.py",
-    "notebook/_ipython.py": "notebook/test_magics.py",
     "notebook/cells.py": "notebook/test_magics.py notebook/test_inner_cells.py",
     "notebook/statement.py": "notebook/test_last_value.py notebook/test_magics.py",
     "recorder/__init__.py": "test_architecture.py",

@@ -6,6 +6,7 @@ does it differently, it returns what "unknown" means to its caller.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import FrameType
@@ -13,11 +14,41 @@ from typing import Any
 
 from cudalens.core._python import innermost
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_ARROW, _AROUND = re.compile(r"-+> \d+( |$)"), re.compile(r" +\d+( |$)")
+"""The marked line of a frame in a traceback, and one of those around it."""
+
 
 def version() -> tuple[int, ...]:
     """Return the release of the running IPython, as ``(9, 4)``."""
     release: tuple[int, ...] = sys.modules["IPython"].version_info[:2]
     return release
+
+
+def arrow_lines(parts: Any) -> Any:
+    """Return a formatted traceback without the lines of code around the arrow of each frame.
+
+    IPython can be asked for fewer lines of context, but releases and front ends count them
+    differently: with one line, a kernel shows none.  So the lines are read from the finished text,
+    in which a frame is a string of its own.
+
+    Args:
+        parts: what ``structured_traceback`` returned: a list of strings, or text of another kind,
+            which is returned as it is.
+    """
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        return parts
+    return [_with_arrow_alone(part) for part in parts]
+
+
+def _with_arrow_alone(frame: str) -> str:
+    lines = frame.split("\n")
+    plain = [_COLOUR.sub("", line) for line in lines]
+    if not any(map(_ARROW.match, plain)):
+        return frame
+    return "\n".join(
+        line for line, bare in zip(lines, plain, strict=True) if not _AROUND.match(bare)
+    )
 
 
 def keeps_cell_names(shell: Any) -> bool:

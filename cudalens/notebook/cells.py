@@ -499,8 +499,8 @@ class CellWatch:
         traceback = self.shell.InteractiveTB
         original = traceback.structured_traceback
 
-        def short(*args: Any, tb_offset: int | None = None, **_: Any) -> Any:
-            return original(*args[:3], tb_offset, 1)
+        def short(*args: Any, **options: Any) -> Any:
+            return _ipython.arrow_lines(original(*args, **options))
 
         undo = replace_attribute(traceback, "structured_traceback", short)
         try:

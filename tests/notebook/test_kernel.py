@@ -220,3 +220,15 @@ def test_the_assertions_that_were_printed_are_kept(kernel: Kernel) -> None:
     assert kernel.run(said).stream.count(PRINTED) == 3
     assert kernel.run("sys.stderr.flush()\nprinted._asserts == before").value == "True"
     kernel.run("%load_ext cudalens")
+
+
+def test_a_traceback_shows_the_failing_line_of_each_frame_alone(kernel: Kernel) -> None:
+    """The report beside it has the lines around."""
+    kernel.run("def step(logits, y):\n    rate = 1\n    return F.cross_entropy(logits, y)")
+    told = re.sub(
+        r"\x1b\[[0-9;]*m", "", kernel.run("%%cudacheck\na = 1\nstep(logits, y)").traceback
+    )
+    arrows = [line for line in told.splitlines() if line.startswith("--") and "> " in line]
+    assert arrows == ["----> 3 step(logits, y)", "----> 3     return F.cross_entropy(logits, y)"]
+    assert "a = 1" not in told
+    assert "rate = 1" not in told
