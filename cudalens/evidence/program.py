@@ -17,7 +17,7 @@ from cudalens.diagnosis.user_code import last_name
 from cudalens.source.files import CELLS, cell_number, source_lines
 from cudalens.source.running_node import FUNCTIONS, parsed_source
 
-_MAX_FILES = 64
+MAX_FILES = 64
 _MAX_HOPS = 8
 _SIZES = {
     "Embedding": (0, "num_embeddings"),
@@ -91,7 +91,7 @@ class Program:
     """
 
     def __init__(self, files: Iterable[str]) -> None:
-        names = list(dict.fromkeys((*files, *CELLS.names())))[:_MAX_FILES]
+        names = list(dict.fromkeys((*files, *CELLS.names())))[:MAX_FILES]
         parsed = {name: parsed_source(name) for name in names}
         self.trees = {name: tree for name, tree in parsed.items() if tree is not None}
         self._parents = cache(self._parents_of)

@@ -9,7 +9,7 @@ run, and where two lines may have given a name its value, nothing is said.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import NamedTuple
 
@@ -17,23 +17,33 @@ from torch import Tensor
 
 from cudalens.core.report_types import LineRef
 from cudalens.diagnosis.user_code import last_name
+from cudalens.evidence.changes import (
+    is_rebound,
+    may_change,
+    names_in,
+    reads_of,
+    shown,
+    stores_of_attribute,
+)
 from cudalens.evidence.program import Program, Spot, pairs_of, parameters_of
 from cudalens.recorder.calls import FROM_PYTHON
 from cudalens.recorder.sites import RawSite, entries_of
-from cudalens.source.files import is_user_file
+from cudalens.source.files import CELLS, is_user_file
 from cudalens.source.running_node import running
 from cudalens.source.stack import Place, place_of
 
 _MAX_HOPS = 24
 _HANDS_ON = frozenset(
     {"array", "asarray", "ascontiguousarray", "astype", "contiguous", "copy", "cpu", "cuda"}
-    | {"deepcopy", "detach", "enumerate", "flatten", "int", "list", "long", "numpy", "ravel"}
+    | {"deepcopy", "detach", "flatten", "int", "list", "long", "numpy", "ravel"}
     | {"reshape", "sorted", "squeeze", "to", "tolist", "to_numpy", "tuple", "unsqueeze", "view"}
-    | {"items", "values", "get_level_values", "zip", *FROM_PYTHON}
+    | {"items", "values", "get_level_values", *FROM_PYTHON}
 )
 """Functions and methods that give the values that they were given."""
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _BLOCKS = ("body", "orelse", "finalbody")
+_COMPOUND = (ast.Try, ast.TryStar, ast.With, ast.AsyncWith, ast.Match)
+"""Statements whose other blocks may have run before one of them."""
 
 
 class _Origin(NamedTuple):
@@ -54,7 +64,10 @@ def computed_lines(
         frames: the stack of the failure, outermost first.
     """
     users = [it for it in frames if is_user_file(it.f_code.co_filename)]
-    program = Program(it.f_code.co_filename for it in reversed(users))
+    running_files = [it.f_code.co_filename for it in users]
+    # What runs the first cell is no part of the notebook.
+    first = next((at for at, it in enumerate(running_files) if it in CELLS.numbers), 0)
+    program = Program(reversed(running_files))
     found: list[Spot | None] = []
     entries = entries_of(entry) if entry is not None else []
     if entries:
@@ -64,14 +77,16 @@ def computed_lines(
         callers = [_running(program, place_of(it)) for it in outer]
         is_known = call is not None and None not in callers
         found = (
-            [computing_line(program, call, [*filter(None, callers)])] if is_known and call else []
+            [computing_line(program, call, [*filter(None, callers)], running_files[first:])]
+            if is_known and call
+            else []
         )
     elif origin is not None:
         for frame in reversed(users):
             at = _running(program, place_of(frame))
             names = [name for name, value in [*frame.f_locals.items()] if value is origin]
             if len(names) == 1 and at is not None:
-                found = [*_made_of(program, names[0], at)]
+                found = [*_made_of(program, names[0], at, running_files[first:])]
                 break
     return tuple(program.line(spot) for spot in found if spot is not None)
 
@@ -84,19 +99,27 @@ def _running(program: Program, place: Place) -> Spot | None:
     return program.find(file, run.node) if known and run.node is not None else None
 
 
-def _made_of(program: Program, name: str, at: Spot) -> Iterator[Spot | None]:
+def _made_of(
+    program: Program, name: str, at: Spot, running_files: Sequence[str]
+) -> Iterator[Spot | None]:
     """Yield the line that gave a variable its tensor, and the one that computed the values."""
     value = _defined(program, name, at)
     if value is None or isinstance(value.node, ast.FunctionDef):
         return
-    yield _statement(program, value)
+    made = _statement(program, value)
+    names = {name, *shown(value.node)}
+    if made is None or may_change(program, names, made.node, {made.file, *running_files}):
+        return
+    yield made
     calls = (it for it in ast.walk(value.node) if isinstance(it, ast.Call))
     first = next((it for it in calls if last_name(it.func) in FROM_PYTHON), None)
     if first is not None:
-        yield computing_line(program, Spot(value.file, first))
+        yield computing_line(program, Spot(value.file, first), running=running_files)
 
 
-def computing_line(program: Program, call: Spot, callers: Sequence[Spot] = ()) -> Spot | None:
+def computing_line(
+    program: Program, call: Spot, callers: Sequence[Spot] = (), running: Iterable[str] = ()
+) -> Spot | None:
     """Return the statement that computed what a call like ``torch.tensor`` was given.
 
     ``None`` where that is the statement of the call itself, where the numbers are typed, and where
@@ -105,18 +128,29 @@ def computing_line(program: Program, call: Spot, callers: Sequence[Spot] = ()) -
     Args:
         call: the call in the user's source.
         callers: the calls that led into the function around it, the outermost first.
+        running: the files and cells of the failing stack.  An array shares its memory with what
+            ``from_numpy`` made, and may be changed up to then.
     """
     node = call.node
     if not isinstance(node, ast.Call) or last_name(node.func) not in FROM_PYTHON or not node.args:
         return None
     way: _Origin | None = _Origin(Spot(call.file, node.args[0]), tuple(callers))
+    passed, files = set[str](), {call.file, *running}
     for _ in range(_MAX_HOPS):
         if way is None:
             return None
         if _computes(way.at.node, program):
             found = _statement(program, way.at)
-            is_own = found is not None and (found.file, found.line) == (call.file, call.line)
-            return None if is_own else found
+            if found is None or (found.file, found.line) == (call.file, call.line):
+                return None
+            passed |= {
+                it for target in getattr(found.node, "targets", ()) for it in names_in(target)
+            }
+            files.add(way.at.file)
+            return None if may_change(program, passed, found.node, files) else found
+        files.add(way.at.file)
+        if isinstance(way.at.node, ast.Name | ast.Attribute):
+            passed.add(last_name(way.at.node) or "")
         way = _before(program, way)
     return None
 
@@ -130,17 +164,46 @@ def _computes(node: ast.AST, program: Program) -> bool:
     return last_name(node.func) not in _HANDS_ON and _function(program, node) is None
 
 
+def _is_of_class(program: Program, call: Spot) -> bool:
+    """Return whether a method is called on its class, ``Model.f(model, x)``: one argument more."""
+    owner = getattr(getattr(call.node, "func", None), "value", None)
+    return isinstance(owner, ast.Name) and _is_bound(program, owner.id, is_class=True)
+
+
+def _is_bound(program: Program, name: str, *, is_class: bool = False) -> bool:
+    """Return whether the program gives a name a meaning of its own, a class or any."""
+    kinds = ast.ClassDef if is_class else ast.FunctionDef | ast.ClassDef
+    return any(
+        (isinstance(node, kinds) and node.name == name)
+        or (
+            not is_class
+            and isinstance(node, ast.Name)
+            and node.id == name
+            and isinstance(node.ctx, ast.Store)
+        )
+        for tree in program.trees.values()
+        for node in ast.walk(tree)
+    )
+
+
 def _function(program: Program, call: ast.Call) -> Spot | None:
-    """Return the one function of the user's that has the name of what is called."""
+    """Return the one function of the user's that has the name of what is called.
+
+    What a decorator makes of a function, and ``np.clip`` beside an own ``clip``, is another one.
+    """
     name = last_name(call.func)
+    is_own = isinstance(call.func, ast.Name) or _root_is(call.func, "self")
     found = [
         Spot(file, node)
         for file, tree in program.trees.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name
     ]
-    is_one = len(found) == 1 and isinstance(found[0].node, ast.FunctionDef)
-    return found[0] if is_one else None
+    if len(found) != 1 or not is_own or name is None or is_rebound(program, name):
+        return None
+    node = found[0].node
+    is_plain = isinstance(node, ast.FunctionDef) and not node.decorator_list
+    return found[0] if is_plain else None
 
 
 def _before(program: Program, way: _Origin) -> _Origin | None:
@@ -152,7 +215,8 @@ def _before(program: Program, way: _Origin) -> _Origin | None:
         case ast.Attribute(ast.Name("self"), name):
             owner = program.class_around(way.at)
             values = [*program.values_of(owner.name, name)] if owner is not None else []
-            return _Origin(values[0]) if len(values) == 1 else None
+            is_only = len(values) == 1 == stores_of_attribute(program, name)
+            return _Origin(values[0]) if is_only else None
         case ast.Subscript(value) | ast.Starred(value):
             return _Origin(Spot(file, value), callers)
         case ast.List([item]) | ast.Tuple([item]):
@@ -160,7 +224,9 @@ def _before(program: Program, way: _Origin) -> _Origin | None:
         case ast.ListComp(elt) | ast.GeneratorExp(elt):
             return _Origin(Spot(file, elt), callers)
         case ast.Call(func, args):
-            if last_name(func) in _HANDS_ON:
+            if (called := last_name(func)) in _HANDS_ON:
+                if called is None or _is_bound(program, called):
+                    return None
                 is_method = isinstance(func, ast.Attribute) and _is_value(func.value)
                 given = [func.value] if is_method and isinstance(func, ast.Attribute) else args[:1]
                 return _Origin(Spot(file, given[0]), callers) if given else None
@@ -178,8 +244,12 @@ def _is_value(node: ast.expr) -> bool:
 
 
 def _returns(function: ast.AST) -> Iterator[ast.expr]:
-    """Yield what a function returns; a part of a tuple is not told from the others."""
-    for node in ast.walk(function):
+    """Yield what a function returns; a part of a tuple is not told from the others.
+
+    A generator gives what it yields.
+    """
+    is_generator = any(isinstance(it, ast.Yield | ast.YieldFrom) for it in ast.walk(function))
+    for node in () if is_generator else ast.walk(function):
         if isinstance(node, ast.Return) and node.value is not None:
             yield node.value
 
@@ -189,26 +259,44 @@ def _of_name(program: Program, way: _Origin, name: str) -> _Origin | None:
     if value is None:
         return None
     if isinstance(value.node, ast.FunctionDef):  # a parameter: on in the call
+        if value.node.decorator_list:
+            return None
+        made = program.class_around(value) if value.node.name == "__init__" else None
+        called = value.node.name if made is None else made.name
         if not way.callers:
-            calls = [*program.given(value, name)]
-            return _Origin(Spot(calls[0][0].file, calls[0][1])) if len(calls) == 1 else None
+            calls = [it for it in program.given(value, name) if not _is_of_class(program, it[0])]
+            is_only = len(calls) == 1 == reads_of(program, called)
+            return _Origin(Spot(calls[0][0].file, calls[0][1])) if is_only else None
         *outer, call = way.callers
+        # ``model(x)`` calls ``forward``, perhaps that of another module with another x.
+        if not isinstance(call.node, ast.Call) or last_name(call.node.func) != called:
+            return None
+        if _is_of_class(program, call):
+            return None
         given = program.given_to(value, name, call)
         return None if given is None else _Origin(Spot(call.file, given), tuple(outer))
-    if added := [*_appended(program, name, way.at)]:
+    if added := [*_appended(program, name, value)]:
         is_empty = isinstance(value.node, ast.List) and not value.node.elts
         return _Origin(added[0], way.callers) if is_empty and len(added) == 1 else None
     is_same = program.function_around(value) is program.function_around(way.at)
     return _Origin(value, way.callers if is_same else ())
 
 
-def _appended(program: Program, name: str, at: Spot) -> Iterator[Spot]:
-    """Yield what the function around an expression appends to a list."""
-    scope: ast.AST = program.function_around(at) or program.trees[at.file]
-    for node in ast.walk(scope):
-        match node:
-            case ast.Call(ast.Attribute(ast.Name(own), "append"), [value]) if own == name:
-                yield Spot(at.file, value)
+def _appended(program: Program, name: str, made: Spot) -> Iterator[Spot]:
+    """Yield what the program appends to a list of a name.
+
+    Args:
+        made: the empty list.  That of a function is filled in it alone, if no other is given it.
+    """
+    own = program.function_around(made)
+    every = [it for tree in program.trees.values() for it in ast.walk(tree)]
+    is_given = any(isinstance(it, ast.arg) and it.arg == name for it in every)
+    scopes = program.trees if own is None or is_given else {made.file: own}
+    for file, scope in scopes.items():
+        for node in ast.walk(scope):
+            match node:
+                case ast.Call(ast.Attribute(ast.Name(owner), "append"), [value]) if owner == name:
+                    yield Spot(file, value)
 
 
 # --- the one assignment that reaches a place ------------------------------------------------------
@@ -236,22 +324,30 @@ def _defined(program: Program, name: str, at: Spot) -> Spot | None:
             return Spot(at.file, above.iter) if is_whole and node is not above.iter else None
         if isinstance(above, ast.FunctionDef) and name in parameters_of(above):
             return Spot(at.file, above)
-        if isinstance(above, ast.Lambda):
+        if isinstance(above, ast.Lambda | ast.AsyncFunctionDef):
+            return None
+        if isinstance(above, ast.FunctionDef):
+            return _from_outside(program, name, Spot(at.file, above))
+        tested = getattr(above, "test", None)
+        if _stores(above if isinstance(above, _COMPOUND) else tested or ast.Pass(), name):
             return None
         node = above
-    return None if isinstance(at.node, ast.Module) else _global(program, name, at)
+    return None if isinstance(at.node, ast.Module) else _global(program, name)
 
 
-def _global(program: Program, name: str, at: Spot) -> Spot | None:
+def _from_outside(program: Program, name: str, function: Spot) -> Spot | None:
+    """Return the value of a variable that a function reads: the one when it is called."""
+    assert isinstance(function.node, ast.FunctionDef)
+    is_inner = program.function_around(function) is not None
+    own = {it.arg for it in ast.walk(function.node.args) if isinstance(it, ast.arg)}
+    is_local = name in own or any(_stores(it, name) for it in function.node.body)
+    return None if is_inner or is_local else _global(program, name)
+
+
+def _global(program: Program, name: str) -> Spot | None:
     """Return the one value that the modules and cells of the program give a variable."""
-    is_inside = program.function_around(at) is not None
-    files = {file for file in program.trees if is_inside or file != at.file}
-    values = [
-        it
-        for it in program.values_of(None, name)
-        if it.file in files and program.function_around(it) is None
-    ]
-    statements = [it for file in files for it in program.trees[file].body]
+    values = [it for it in program.values_of(None, name) if program.function_around(it) is None]
+    statements = [it for tree in program.trees.values() for it in tree.body]
     stored = sum(_stores(it, name) for it in statements)
     is_changed = any(_changes(it, name) for it in statements)
     return values[0] if len(values) == 1 == stored and not is_changed else None
@@ -276,11 +372,11 @@ def _last_in(block: Sequence[ast.stmt], name: str) -> tuple[ast.AST | None, bool
                 return value, False
             case ast.AugAssign():
                 return statement, False
-            case ast.With(body=body):
+            case ast.With(items, body) if not any(_stores(it, name) for it in items):
                 found = _last_in(body, name)
                 if found[0] is not None or not found[1]:
                     return found
-            case ast.If() if all(_reads_itself(it, name) for it in _bindings_in(statement, name)):
+            case ast.If() if _only_divides(statement, name):
                 continue
             case _:
                 return None, False
@@ -309,18 +405,21 @@ def _root_is(node: ast.AST, name: str) -> bool:
     return _is_name(node, name)
 
 
-def _bindings_in(statement: ast.stmt, name: str) -> list[ast.stmt]:
-    simple = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.With)
-    return [it for it in ast.walk(statement) if isinstance(it, simple) and _stores(it, name)]
+def _only_divides(statement: ast.If, name: str) -> bool:
+    """Return whether all that a branch does to a variable is to divide it by a typed number."""
+    stored = [it for it in ast.walk(statement) if _is_name(it, name) and _is_store(it)]
+    divisions = 0
+    for node in ast.walk(statement):
+        match node:
+            case ast.Assign([target], ast.BinOp(left, ast.Div(), ast.Constant())):
+                divisions += _is_name(target, name) and _is_name(left, name)
+            case ast.AugAssign(target, ast.Div(), ast.Constant()):
+                divisions += _is_name(target, name)
+    return divisions == len(stored)
 
 
-def _reads_itself(statement: ast.stmt, name: str) -> bool:
-    """Return whether an assignment makes the new value of a name of the old one."""
-    if isinstance(statement, ast.AugAssign):
-        return True
-    value = getattr(statement, "value", None)
-    nodes = ast.walk(value) if isinstance(value, ast.expr) else ()
-    return any(_is_name(it, name) for it in nodes)
+def _is_store(node: ast.AST) -> bool:
+    return isinstance(getattr(node, "ctx", None), ast.Store)
 
 
 def _is_name(node: ast.AST, name: str) -> bool:
@@ -335,6 +434,11 @@ def _stores(statement: ast.AST, name: str) -> bool:
     """Return whether a statement gives a variable a value, functions inside it left out."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return statement.name == name
+    for item in ast.walk(statement):
+        if isinstance(item, ast.Import | ast.ImportFrom):
+            given = {it.asname or it.name.partition(".")[0] for it in item.names}
+            if given & {name, "*"}:
+                return True
     stored = (it for it in ast.walk(statement) if isinstance(it, ast.Name))
     return any(it.id == name and isinstance(it.ctx, ast.Store) for it in stored)
 

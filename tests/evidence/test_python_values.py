@@ -77,6 +77,127 @@ LINES: dict[str, tuple[str, str | None]] = {
     "one of a tuple": ("a, b = x + 1, x\ntorch.tensor(b)", None),
     "the other one of a tuple": ("a, b = x + 1, x\ntorch.tensor(a)", "a, b = (x + 1, x)"),
     "a part of what a call returned": ("a, b = f(x)\ntorch.tensor(b)", None),
+    "an item written by another name": ("a = x + 1\nb = a\nb[0] = 9\ntorch.tensor(a)", None),
+    "an item written by the older name": ("b = x + 1\na = b\nb[0] = 9\ntorch.tensor(a)", None),
+    "an item written in a view": ("a = x + 1\nv = a[1:]\nv[0] = 9\ntorch.tensor(a)", None),
+    "an item written by its container": (
+        "a = x + 1\nd = {'a': a}\nd['a'][0] = 9\ntorch.tensor(a)",
+        None,
+    ),
+    "items written in a loop": (
+        "a = x + 1\nfor row in a:\n    row[0] = 9\ntorch.tensor(a)",
+        None,
+    ),
+    "an item written by a function": (
+        "def fix(v):\n    v[0] = 9\na = x + 1\nfix(a)\ntorch.tensor(a)",
+        None,
+    ),
+    "an item written by a function of NumPy": ("a = x + 1\nnp.put(a, 0, 9)\ntorch.tensor(a)", None),
+    "the result of a method that changes a list": (
+        "a = x * 2\nb = a.insert(0, 9)\ntorch.tensor(a)",
+        None,
+    ),
+    "a list that another function fills too": (
+        "out = []\ndef f():\n    out.append(9)\nf()\nout.append(x + 1)\ntorch.tensor(out)",
+        None,
+    ),
+    "two lists side by side": (
+        "a = x * 0\nb = list(zip(a, y))\ntorch.tensor(b)",
+        "b = list(zip(a, y))",
+    ),
+    "numbers beside a list": (
+        "a = x * 0\nb = list(enumerate(a))\ntorch.tensor(b)",
+        "b = list(enumerate(a))",
+    ),
+    "a function of NumPy beside an own one": (
+        "def clip(v):\n    return v + 1\na = np.clip(x, 0, 9)\ntorch.tensor(a)",
+        "a = np.clip(x, 0, 9)",
+    ),
+    "an own function of the name of one that copies": (
+        "def copy(v):\n    return [9]\nb = x + 1\na = copy(b)\ntorch.tensor(a)",
+        None,
+    ),
+    "a decorated function": (
+        "@nine\ndef f(v):\n    return v + 1\na = f(x)\ntorch.tensor(a)",
+        "a = f(x)",
+    ),
+    "a function of another name since": (
+        "def f(v):\n    return v + 1\nf = g\na = f(x)\ntorch.tensor(a)",
+        "a = f(x)",
+    ),
+    "an attribute that is changed in place": (
+        "class A:\n    def f(self, x):\n        self.y = x + 1\n        self.y += 7\n"
+        "    def g(self):\n        return torch.tensor(self.y)",
+        None,
+    ),
+    "an attribute that is set from outside": (
+        "class A:\n    def f(self, x):\n        self.y = x + 1\n"
+        "    def g(self):\n        return torch.tensor(self.y)\na.y = [9]",
+        None,
+    ),
+    "an item of an attribute": (
+        "class A:\n    def f(self, x):\n        self.y = x + 1\n        self.y[0] = 9\n"
+        "    def g(self):\n        return torch.tensor(self.y)",
+        None,
+    ),
+    "after a try": (
+        "a = x + 1\ntry:\n    a = [9]\nfinally:\n    torch.tensor(a)",
+        None,
+    ),
+    "in a handler": (
+        "a = x + 1\ntry:\n    a = [9]\nexcept E:\n    torch.tensor(a)",
+        None,
+    ),
+    "in a with statement that binds it": (
+        "a = x + 1\nwith f() as a:\n    torch.tensor(a)",
+        None,
+    ),
+    "after a with statement that binds it": (
+        "a = x + 1\nwith f() as a:\n    pass\ntorch.tensor(a)",
+        None,
+    ),
+    "a global of a function": (
+        "def f():\n    global a\n    a = [9]\na = x + 1\nf()\ntorch.tensor(a)",
+        None,
+    ),
+    "a variable that is set after a function": (
+        "a = x + 1\ndef f():\n    return torch.tensor(a)\na = [9]",
+        None,
+    ),
+    "the parameter of all arguments": (
+        "a = x + 1\ndef f(*a):\n    return torch.tensor(a)",
+        None,
+    ),
+    "a test that binds it": ("a = x + 1\nif (a := [9]):\n    pass\ntorch.tensor(a)", None),
+    "two names swapped in a branch": (
+        "a = x + 1\nif c:\n    a, b = b, a\ntorch.tensor(a)",
+        None,
+    ),
+    "a branch that adds to the old one": (
+        "a = x + 1\nif c:\n    a = a + 5\ntorch.tensor(a)",
+        None,
+    ),
+    "a variable set by its name": ("a = x + 1\nexec('a = [9]')\ntorch.tensor(a)", None),
+    "a function that has another name": (
+        "a = x + 1\ndef f(v):\n    return torch.tensor(v)\ng = f\nf(a)\ng([9])",
+        None,
+    ),
+    "a generator": (
+        "def f(n):\n    yield 9\n    return n + 1\na = list(f(1))\ntorch.tensor(a)",
+        None,
+    ),
+    "a name that is imported since": ("a = x + 1\nfrom m import a\ntorch.tensor(a)", None),
+    "an attribute of a class too": (
+        "class A:\n    y = [9]\n    def f(self, x):\n        self.y = x + 1\n"
+        "    def g(self):\n        return torch.tensor(self.y)",
+        None,
+    ),
+    "a method that is called on its class": (
+        "class A:\n    def f(self, u, v):\n        return torch.tensor(v)\n"
+        "p = x + 1\nA.f(A(), p, [9])",
+        None,
+    ),
+    "a script": ("a = x + 1\nget_ipython().run_line_magic('run', 's.py')\ntorch.tensor(a)", None),
 }
 
 
@@ -88,3 +209,13 @@ def test_the_line_that_computed_what_a_tensor_is_made_of(source: str, wanted: st
         made = [it for it in calls if ast.unparse(it.func).startswith("torch.")]
         found = computing_line(program, Spot(code.co_filename, made[-1]))
         assert (None if found is None else ast.unparse(found.node)) == wanted
+
+
+def test_an_array_that_is_written_in_the_cell_that_fails() -> None:
+    """What ``from_numpy`` made shares its memory."""
+    with cell("a = x + 1\nt = torch.from_numpy(a)") as code, cell("b = a\nb[0] = 9") as later:
+        program = Program([code.co_filename, later.co_filename])
+        calls = (it for it in ast.walk(program.trees[code.co_filename]) if isinstance(it, ast.Call))
+        spot = Spot(code.co_filename, next(calls))
+        assert computing_line(program, spot) is not None
+        assert computing_line(program, spot, running=[later.co_filename]) is None

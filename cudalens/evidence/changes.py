@@ -1,0 +1,194 @@
+"""Whether a program may have changed the values of a variable in a way that no line of it shows.
+
+A list or an array has other names too: ``b = a`` and ``b[0] = 9`` change ``a``.  Names are told
+apart by their text alone, whatever function they are in, so that nothing is missed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Container, Iterable, Iterator
+
+from cudalens.diagnosis.user_code import last_name
+from cudalens.evidence.program import MAX_FILES, Program
+
+_COPIES = frozenset({"array", "astype", "copy", "deepcopy", "float", "int", "len", "max", "min"})
+_COPIES |= {"print", "range", "shape", "sum", "tensor", "tolist", "unique"}
+"""Functions whose result shares no memory with what they were given."""
+_MUTATES = frozenset({"append", "clear", "extend", "fill", "insert", "itemset", "pop", "put"})
+_MUTATES |= {"remove", "resize", "reverse", "setdefault", "sort", "update", "__setitem__"}
+_HARMLESS = frozenset({"print", "display", "append"})
+_MODULES = frozenset({"torch", "F", "nn", "plt"})
+"""Functions, and modules of functions, that leave what they are given as it is."""
+_HIDDEN = frozenset({"exec", "eval", "globals", "locals", "push", "setattr", "vars", "user_ns"})
+"""Functions that give a variable a value of which the syntax does not tell."""
+_NEW = (ast.BinOp, ast.Compare, ast.UnaryOp, ast.Constant)
+
+
+def may_change(program: Program, names: set[str], found: ast.AST, files: set[str]) -> bool:
+    """Return whether variables may have got other values than their assignments tell.
+
+    Args:
+        names: of the variables and attributes on the way.
+        found: the statement that computed the values, which is no change itself.
+        files: in which the way lies.  What another cell does by itself, it has done before the
+            values of a way within one cell were computed.
+    """
+    if len(files) > 1 and len(program.trees) >= MAX_FILES:
+        return True
+    trees = program.trees.values() if len(files) > 1 else [program.trees[it] for it in files]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    if len(files) == 1:
+        nodes += _called(program, nodes)
+    if any(_text(it) in _HIDDEN or _runs_a_script(it) for it in nodes):
+        return True
+    if any(isinstance(it, ast.Global | ast.Nonlocal) and names & {*it.names} for it in nodes):
+        return True
+    functions: dict[str, set[str]] = {}
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            own = {it.arg for it in ast.walk(node) if isinstance(it, ast.arg)} - {"self"}
+            functions.setdefault(node.name, set()).update(own)
+    known: set[str] = set()
+    aliases = set(names)
+    while aliases != known:
+        known = set(aliases)
+        for node in nodes:
+            aliases |= _new_names(node, known, functions)
+    inside = {id(it) for it in ast.walk(found)}
+    others = (it for it in nodes if id(it) not in inside)
+    return any(_is_change(it, aliases, names, functions) for it in others)
+
+
+def _runs_a_script(node: ast.AST) -> bool:
+    """Return whether a node is ``%run`` or ``%store``, as a cell is stored or as it is run."""
+    match node:
+        case ast.Call(ast.Attribute(attr="run_line_magic"), [ast.Constant("run" | "store"), *_]):
+            return True
+    return False
+
+
+def _called(program: Program, nodes: Iterable[ast.AST]) -> list[ast.AST]:
+    """Return the nodes of the functions and classes that the given ones mention, and of theirs."""
+    every = [it for tree in program.trees.values() for it in ast.walk(tree)]
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    named = [it for it in every if isinstance(it, kinds)]
+    waiting = [*nodes]
+    found: list[ast.AST] = []
+    seen: set[str | None] = set()
+    while waiting:
+        mentioned = {_text(it) for it in waiting} - seen
+        seen |= mentioned
+        waiting = [it for one in named if one.name in mentioned for it in ast.walk(one)]
+        found += waiting
+    return found
+
+
+def _new_names(node: ast.AST, known: set[str], functions: dict[str, set[str]]) -> set[str]:
+    """Return the names that one node gives to what a known name may hold."""
+    match node:
+        case ast.Assign(targets, value):
+            pairs = [(it, value) for it in targets]
+        case ast.NamedExpr(target, value) | ast.AnnAssign(target, _, ast.expr() as value):
+            pairs = [(target, value)]
+        case ast.For(target, value) | ast.comprehension(target, value):
+            pairs = [(target, value)]
+        case ast.withitem(value, ast.expr() as target):
+            pairs = [(target, value)]
+        case ast.Call(func, args, keywords):
+            given = [*args, *(it.value for it in keywords)]
+            is_given = any(known & {*shown(it)} for it in given)
+            return functions.get(last_name(func) or "", set()) if is_given else set()
+        case _:
+            return set()
+    return {name for target, value in pairs if known & {*shown(value)} for name in names_in(target)}
+
+
+def _is_change(
+    node: ast.AST, aliases: set[str], names: set[str], functions: Container[str]
+) -> bool:
+    """Return whether a node changes what one of the names holds in place."""
+    match node:
+        case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()):
+            return bool(aliases & {*names_in(value)})
+        case ast.AugAssign(target):
+            # That of a plain variable on the way is found where it stands.
+            is_own = isinstance(target, ast.Name) and target.id in names
+            return not is_own and bool(aliases & {*names_in(target)})
+        case ast.Attribute(value, attr) if attr in _MUTATES:
+            is_own = attr == "append" and isinstance(value, ast.Name) and value.id in names
+            return not is_own and bool(aliases & {*names_in(value)})
+        case ast.keyword("out", value):
+            return bool(aliases & {*names_in(value)})
+        case ast.Expr(ast.Call(func, args, keywords)):
+            called = last_name(func) or ""
+            if called in functions or called in _HARMLESS or _MODULES & {*names_in(func)}:
+                return False  # into a function of the user's its parameters lead
+            given = [*args, *(it.value for it in keywords)]
+            return any(aliases & {*shown(it)} for it in given)
+    return False
+
+
+def shown(node: ast.AST) -> Iterator[str]:
+    """Yield the names whose memory the value of an expression may share."""
+    if isinstance(node, _NEW):
+        return
+    if isinstance(node, ast.Call):
+        if last_name(node.func) not in _COPIES:
+            owner = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+            for part in (*owner, *node.args, *(it.value for it in node.keywords)):
+                yield from shown(part)
+        return
+    if isinstance(node, ast.Name) and node.id in (*_MODULES, "np", "numpy"):
+        return
+    if (text := _text(node)) is not None:
+        yield text
+    for child in ast.iter_child_nodes(node):
+        yield from shown(child)
+
+
+def names_in(node: ast.AST) -> Iterator[str]:
+    """Yield the names and attributes that an expression is made of, ``self`` left out."""
+    for item in ast.walk(node):
+        text = _text(item)
+        if text is not None and text != "self":
+            yield text
+
+
+def _text(node: ast.AST) -> str | None:
+    is_name = isinstance(node, ast.Name | ast.Attribute)
+    return last_name(node) if is_name else None
+
+
+def stores_of_attribute(program: Program, name: str) -> int:
+    """Return how often the program gives an attribute of a name a value, in a class or on whatever
+    object.
+    """
+    nodes = [it for tree in program.trees.values() for it in ast.walk(tree)]
+    stored = (it for it in nodes if isinstance(it, ast.Attribute) and it.attr == name)
+    of_classes = (one for it in nodes if isinstance(it, ast.ClassDef) for one in it.body)
+    named = sum(bool(getattr(it, "name", "") == name) or _binds(it, name) for it in of_classes)
+    return int(named) + sum(isinstance(it.ctx, ast.Store) for it in stored)
+
+
+def _binds(statement: ast.stmt, name: str) -> bool:
+    """Return whether a statement in the body of a class gives a name a value."""
+    is_plain = isinstance(statement, ast.Assign | ast.AnnAssign)
+    nodes = ast.walk(statement) if is_plain else ()
+    named = (it for it in nodes if isinstance(it, ast.Name) and it.id == name)
+    return any(isinstance(it.ctx, ast.Store) for it in named)
+
+
+def reads_of(program: Program, name: str) -> int:
+    """Return how often the program mentions a function other than to define it."""
+    nodes = (it for tree in program.trees.values() for it in ast.walk(tree))
+    return sum(_text(it) == name for it in nodes)
+
+
+def is_rebound(program: Program, name: str) -> bool:
+    """Return whether a function may be another one: by an assignment, or by an import."""
+    nodes = [it for tree in program.trees.values() for it in ast.walk(tree)]
+    named = (it for it in nodes if _text(it) == name)
+    stored = (isinstance(getattr(it, "ctx", None), ast.Store) for it in named)
+    imported = ((it.asname or it.name) == name for it in nodes if isinstance(it, ast.alias))
+    return any(stored) or any(imported)
