@@ -62,6 +62,7 @@ OTHERS: Final[dict[str, str]] = {
         "diagnosis/test_observations.py diagnosis/host_errors/test_host_errors.py"
     ),
     "evidence/__init__.py": "test_architecture.py",
+    "evidence/changes.py": "evidence/test_python_values.py",
     "evidence/value_facts.py": "evidence/test_bound.py evidence/test_marks.py",
     "guards/__init__.py": "guards/test_register.py",
     "guards/_base.py": "guards/test_register.py guards/test_ranges.py",

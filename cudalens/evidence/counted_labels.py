@@ -48,45 +48,90 @@ def counted_label(
             made = snapshot.maker(ref(given))
             if rows != columns or made is None or made.api.stem != "bincount":
                 return None
-            return _found(given, rows, (size - 1) // rows, operands, snapshot)
+            return _found(given, rows, size - 1, operands, snapshot)
         if given.dim() != 1 or not _is_whole(given):
             return None
         places, least = call.kwargs.get("minlength", 0), int(given.min())
         classes = math.isqrt(places) if type(places) is int and places > 0 else 0
         if classes < 2 or classes * classes != places:
-            return _found(given, 0, least, operands, snapshot)
-        return _found(given, classes, least // classes, operands, snapshot)
+            return _counted_alone(given, least, operands, snapshot)
+        return _found(given, classes, least, operands, snapshot)
 
 
 def _found(
-    counted: Tensor, classes: int, label: int, operands: Sequence[Operand], snapshot: Snapshot
+    counted: Tensor, classes: int, place: int, operands: Sequence[Operand], snapshot: Snapshot
 ) -> tuple[Violation, Tensor] | None:
-    """Return the finding in the tensor that brought a label in.
+    """Return the finding in the labels of a matrix, one of which led to this place.
 
-    Args:
-        classes: 0 where there is no matrix and any number from 0 on can be counted.
+    That is proven by the numbers: ``classes * label + prediction`` has this place as its end.
     """
     sources = [item for item in sources_of(counted, snapshot) if _is_whole(item)]
-    guilty = [item for item in sources if bool((item == label).any())]
-    named = [it for it in guilty if any(operand.value is it for operand in operands)]
-    if not guilty or len(named) > 1 or (classes and 0 <= label < classes):
+    label = place // classes
+    if 0 <= label < classes:
         return None
-    tensor = named[0] if named else guilty[0]
-    bad = (tensor < 0) if label < 0 else (tensor >= classes) & (tensor <= label)
-    if classes and bool(((tensor < min(label, 0)) | (tensor > max(label, classes - 1))).any()):
+    guilty = [it for it in sources if any(_leads(it, by, classes, place) for by in sources)]
+    if any(not torch.equal(it.flatten(), guilty[0].flatten()) for it in guilty):
+        return None
+    tensor = _named(guilty, operands)
+    if tensor is None or bool(
+        ((tensor < min(label, 0)) | (tensor > max(label, classes - 1))).any()
+    ):
         return None  # others were left out of the count, and which is not known here
-    facts: dict[str, Any] = {"argument": "target", "is_index": False}
-    if not classes:
-        facts |= {
-            "bounds": Bounds(min=0, text="at least 0"),
-            "explanation": "bincount makes one place for each number from 0 to the largest.",
-        }
-        return violation_at(tensor, bad, "is below 0", **facts), tensor
-    facts["why"] = f"bincount counts at {classes} * label + prediction, one place for each pair."
-    place = f"the {classes} classes of the matrix"
-    facts |= {"low": 0, "high": classes - 1, "size": classes, "unit": "class"}
-    violation = out_of_range(tensor, place=place, bad=bad, **facts)
+    bad = (tensor < 0) if label < 0 else (tensor >= classes) & (tensor <= label)
+    violation = out_of_range(
+        tensor,
+        place=f"the {classes} classes of the matrix",
+        bad=bad,
+        low=0,
+        high=classes - 1,
+        size=classes,
+        unit="class",
+        argument="target",
+        is_index=False,
+        why=f"bincount counts at {classes} * label + prediction, one place for each pair.",
+    )
     return violation, tensor
+
+
+def _leads(labels: Tensor, predictions: Tensor, classes: int, place: int) -> bool:
+    """Return whether the first or last place that two tensors are counted at is this one.
+
+    The prediction there has to be one of the classes: another one may have made the place.
+    """
+    if labels is predictions or labels.numel() != predictions.numel():
+        return False
+    label, prediction = labels.flatten().long().cpu(), predictions.flatten().long().cpu()
+    places = classes * label + prediction
+    at = int(places.argmin() if place < 0 else places.argmax())
+    return int(places[at]) == place and 0 <= int(prediction[at]) < classes
+
+
+def _counted_alone(
+    counted: Tensor, least: int, operands: Sequence[Operand], snapshot: Snapshot
+) -> tuple[Violation, Tensor] | None:
+    """Return the finding in numbers that are counted as they are: any from 0 on can be."""
+    sources = [item for item in sources_of(counted, snapshot) if _is_whole(item)]
+    tensor = _named([it for it in sources if torch.equal(it.flatten(), counted)], operands)
+    if tensor is None:
+        return None
+    violation = violation_at(
+        tensor,
+        tensor < 0,
+        "is below 0",
+        argument="target",
+        is_index=False,
+        bounds=Bounds(min=0, text="at least 0"),
+        explanation="bincount makes one place for each number from 0 to the largest.",
+    )
+    return violation, tensor
+
+
+def _named(tensors: Sequence[Tensor], operands: Sequence[Operand]) -> Tensor | None:
+    """Return the tensor that stands in the user's line, or the first; ``None`` for two of them."""
+    named = [it for it in tensors if any(operand.value is it for operand in operands)]
+    if not tensors or len(named) > 1:
+        return None
+    return named[0] if named else tensors[0]
 
 
 def _is_whole(tensor: Any) -> bool:

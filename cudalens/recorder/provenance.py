@@ -39,6 +39,8 @@ IsBad = Callable[[Tensor], bool]
 _CHOOSES = functions(Trait.CHOOSES)
 _CONVERTS = CONVERSIONS | {"copy_"}
 _IN_ORDER = functions(Trait.IN_ORDER)
+_OF_INFINITIES = (_IN_ORDER - {"nan_to_num"}) | {"softmax", "log_softmax"}
+"""Functions that make NaN of the infinities that a division by 0 gave, or hand them on."""
 _KEEPS = functions(Trait.KEEPS) | functions(Trait.SORTS)
 _RENEWS = functions(Trait.RENEWS)
 _FILLS = functions(Trait.FILLS)
@@ -92,6 +94,8 @@ class ProvenanceWalk:
         """Other tensors that bad elements were copied from, each as it was before a call."""
         self._passed: list[tuple[Any, int]] = []
         """The batches that were named."""
+        self._hands_infinities_on = True
+        """No call between here and the failure has computed other values of the followed ones."""
         self._is_over = False
         self._before: int | None = None
         """The current tensor has them right before this call; ``None`` for now."""
@@ -157,7 +161,9 @@ class ProvenanceWalk:
         source, is_first = self._source_of(call)
         is_proven = is_first and self._at.state == "bad"
         count = len(self._at.bad[0]) if is_proven and self._at.bad is not None else None
-        note = FIRST_BAD if is_proven else DIVIDES if call.divisor == 0 else None
+        divides = call.divisor == 0 and self._hands_infinities_on
+        note = FIRST_BAD if is_proven else DIVIDES if divides else None
+        self._hands_infinities_on &= call.api.stem in _OF_INFINITIES
         if is_proven and len(call.inputs) == 1:
             self.provenance.given = call.inputs[0]()
         yield describe_step(call, self._snapshot, note, count)

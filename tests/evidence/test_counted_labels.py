@@ -52,12 +52,29 @@ def test_the_last_class_is_counted() -> None:
         ("truth = truth[truth < 5]\n" + MATRIX.replace("pred", "pred[1:]"), 255, 9),
         ("torch.ones(10, dtype=torch.int64).reshape(3, 3)", 3, 2),  # no counts
         ("torch.bincount(truth, minlength=9).reshape(3, 4)", 9, 2),  # no such matrix
+        ("n = 3\n" + MATRIX.replace("n * truth", "4 * truth"), 3, 2),  # another stride
     ],
 )
 def test_what_is_not_proven_keeps_the_words_of_torch(line: str, label: int, guess: int) -> None:
     found = cell(line, label, guess).shown
     assert found.offenders is None
     assert "is invalid for input of size" in found.headline
+
+
+def test_a_guess_beyond_the_classes_is_not_taken_for_the_label() -> None:
+    """Both have a 3, and the count of that of the labels is the largest."""
+    both = "import torch\nn = 3\ntruth, pred = torch.tensor([0, 3, 2]), torch.tensor([3, 1, 2])\n"
+    found = run_cell(both + MATRIX, fast=False).shown
+    assert found.headline_own == "truth[1] = 3 is outside the 3 classes of the matrix"
+
+
+def test_numbers_beside_the_pair_are_no_labels() -> None:
+    more = (
+        "import torch\nn = 3\ntruth, pred = torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2])\n"
+        "other = torch.tensor([0, 3, 0])\n"
+    )
+    found = run_cell(more + MATRIX.replace("pred", "pred + n * other"), fast=False).shown
+    assert found.offenders is None
 
 
 def test_of_labels_that_are_left_out_nothing_is_said() -> None:
