@@ -115,11 +115,13 @@ def _is_change(
             # That of a plain variable on the way is found where it stands.
             is_own = isinstance(target, ast.Name) and target.id in names
             return not is_own and bool(aliases & {*names_in(target)})
-        case ast.Attribute(value, attr) if attr in _MUTATES:
+        case ast.Attribute(value, attr) if attr in _MUTATES or _is_in_place(attr):
             is_own = attr == "append" and isinstance(value, ast.Name) and value.id in names
             return not is_own and bool(aliases & {*names_in(value)})
         case ast.keyword("out", value):
             return bool(aliases & {*names_in(value)})
+        case ast.Expr(ast.Call(ast.Attribute(attr="copy_"))):
+            return False  # it reads what it is given, and its tensor is an attribute's, above
         case ast.Expr(ast.Call(func, args, keywords)):
             called = last_name(func) or ""
             if called in functions or called in _HARMLESS or _MODULES & {*names_in(func)}:
@@ -127,6 +129,11 @@ def _is_change(
             given = [*args, *(it.value for it in keywords)]
             return any(aliases & {*shown(it)} for it in given)
     return False
+
+
+def _is_in_place(method: str) -> bool:
+    """Return whether a method is torch's form in place, by its name: ``add_``, not ``__add__``."""
+    return method.endswith("_") and not method.endswith("__")
 
 
 def shown(node: ast.AST) -> Iterator[str]:

@@ -93,6 +93,14 @@ LINES: dict[str, tuple[str, str | None]] = {
         None,
     ),
     "an item written by a function of NumPy": ("a = x + 1\nnp.put(a, 0, 9)\ntorch.tensor(a)", None),
+    "a tensor over the same memory, written in place": (
+        "a = x + 1\nt = torch.from_numpy(a)\nt.add_(9)\ntorch.tensor(a)",
+        None,
+    ),
+    "a tensor that is read by one that is written": (
+        "a = x + 1\nt = torch.zeros(2)\nt.copy_(a)\ntorch.tensor(a)",
+        "a = x + 1",
+    ),
     "the result of a method that changes a list": (
         "a = x * 2\nb = a.insert(0, 9)\ntorch.tensor(a)",
         None,
