@@ -14,6 +14,7 @@ from cudalens.evidence.program import MAX_FILES, Program
 
 _COPIES = frozenset({"array", "astype", "copy", "deepcopy", "float", "int", "len", "max", "min"})
 _COPIES |= {"print", "range", "shape", "sum", "tensor", "tolist", "unique"}
+_COPIES |= {"cat", "clone", "concatenate", "stack", "where"}
 """Functions whose result shares no memory with what they were given."""
 _MUTATES = frozenset({"append", "clear", "extend", "fill", "insert", "itemset", "pop", "put"})
 _MUTATES |= {"remove", "resize", "reverse", "setdefault", "sort", "update", "__setitem__"}

@@ -146,6 +146,7 @@ def computing_line(
             passed |= {
                 it for target in getattr(found.node, "targets", ()) for it in names_in(target)
             }
+            passed |= {*shown(way.at.node)}  # a result may be a view of what it was made of
             files.add(way.at.file)
             return None if may_change(program, passed, found.node, files) else found
         files.add(way.at.file)

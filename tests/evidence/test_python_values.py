@@ -97,6 +97,14 @@ LINES: dict[str, tuple[str, str | None]] = {
         "a = x + 1\nt = torch.from_numpy(a)\nt.add_(9)\ntorch.tensor(a)",
         None,
     ),
+    "an array that was written after it was copied from": (
+        "b = np.where(x, 9, y)\ny[0] = 7\ntorch.tensor(b)",
+        "b = np.where(x, 9, y)",
+    ),
+    "a view of an array that was written later": (
+        "b = np.broadcast_to(y, 3)\ny[0] = 7\ntorch.tensor(b)",
+        None,
+    ),
     "a tensor that is read by one that is written": (
         "a = x + 1\nt = torch.zeros(2)\nt.copy_(a)\ntorch.tensor(a)",
         "a = x + 1",
