@@ -410,3 +410,17 @@ LINEAR = step("torch.nn.functional.linear", "p = f(x)", line=3)
 EXP = step("torch.Tensor.exp", "p = z.exp()", FIRST_BAD, line=3)
 DIVIDED = step("torch.Tensor.rdiv", "p = 1 / counts", FIRST_BAD, line=3)
 ONE_TO_TEN = [at % 10 + 1 for at in range(30)]
+
+
+def ctc(values: list[int], blank: str) -> Evidence:
+    """Return the evidence of labels of ``ctc_loss`` with 5 classes."""
+    return out_of_range(
+        "aten::_ctc_loss", "targets", values, 5, expression="y", scalars={"blank": blank}
+    )
+
+
+def indexed(name: str) -> Evidence:
+    """Return the evidence of five positions, of which the last is the number of places."""
+    return out_of_range(
+        "aten::index", "indices", [1, 2, 3, 4, 5], 5, expression=name, call=f"x[{name}]"
+    )

@@ -30,9 +30,11 @@ from tests.hint_evidence import (
     bert,
     check_cause,
     check_code,
+    ctc,
     drawn,
     gathered,
     hints_of,
+    indexed,
     labels,
     lookup,
     one_hot,
@@ -49,18 +51,6 @@ def into_rows(*others: TensorFact) -> Evidence:
     call = "out.index_add_(0, col, x[row])"
     return out_of_range(
         "aten::index_add_", "index", [3, 7], 5, expression="col", call=call, others=others
-    )
-
-
-def ctc(values: list[int], blank: str) -> Evidence:
-    return out_of_range(
-        "aten::_ctc_loss", "targets", values, 5, expression="y", scalars={"blank": blank}
-    )
-
-
-def indexed(name: str) -> Evidence:
-    return out_of_range(
-        "aten::index", "indices", [1, 2, 3, 4, 5], 5, expression=name, call=f"x[{name}]"
     )
 
 

@@ -6,29 +6,17 @@ import math
 
 import pytest
 
-from cudalens.core.report import Evidence
 from tests.hint_evidence import (
     Cause,
     cast,
     check_cause,
+    ctc,
+    indexed,
     labels,
     lookup,
     out_of_range,
     tensor,
 )
-
-
-def ctc(values: list[int], blank: str) -> Evidence:
-    return out_of_range(
-        "aten::_ctc_loss", "targets", values, 5, expression="y", scalars={"blank": blank}
-    )
-
-
-def indexed(name: str) -> Evidence:
-    return out_of_range(
-        "aten::index", "indices", [1, 2, 3, 4, 5], 5, expression=name, call=f"x[{name}]"
-    )
-
 
 CAUSES: dict[str, Cause] = {
     "no_blank": Cause(
