@@ -133,7 +133,7 @@ def _not_numbers(evidence: Evidence) -> Iterator[Observation]:
 
 
 def marked(line: LineRef | SourceSpan, mark: str) -> MarkedLine:
-    """Return a line with what is said of it."""
+    """Return the line with its mark, as ``10 is made here``."""
     ref = line.ref if isinstance(line, SourceSpan) else line
     return MarkedLine(line=ref.line, text=ref.text, cell=ref.cell, file=ref.file, mark=mark)
 

@@ -127,7 +127,7 @@ def _counted_alone(
 
 
 def _named(tensors: Sequence[Tensor], operands: Sequence[Operand]) -> Tensor | None:
-    """Return the tensor that stands in the user's line, or the first; ``None`` for two of them."""
+    """Return the tensor named in the user's line, else the first; ``None`` if it names two."""
     named = [it for it in tensors if any(operand.value is it for operand in operands)]
     if not tensors or len(named) > 1:
         return None

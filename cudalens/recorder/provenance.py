@@ -62,7 +62,7 @@ class Provenance:
     given: Tensor | None = None
     """The one living tensor that the call which is proven to have made them was given."""
     entry: RawSite | None = None
-    """Where a function made the first tensor on the way of values of Python's."""
+    """The place of the call that made the first tensor out of Python numbers."""
 
 
 class ProvenanceWalk:
