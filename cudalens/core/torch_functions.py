@@ -354,6 +354,11 @@ def stems(having: Trait, without: Trait = _NONE) -> frozenset[str]:
     return frozenset(map(stem, functions(having, without)))
 
 
+def is_in_place(name: str) -> bool:
+    """Return whether a name is that of a form in place: ``add_``, and not ``__add__``."""
+    return name.endswith("_") and not name.endswith("__")
+
+
 def value_at(name: str) -> int:
     """Return where in its arguments a function has what it writes to some elements, else 0."""
     traits = TRAITS.get(name, _NONE)

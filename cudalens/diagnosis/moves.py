@@ -15,7 +15,7 @@ from math import prod
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact, format_shape, syntax
-from cudalens.core.torch_functions import Trait, functions
+from cudalens.core.torch_functions import Trait, functions, is_in_place
 from cudalens.diagnosis.host_errors._words import INTEGERS
 from cudalens.diagnosis.user_code import api_function
 
@@ -79,10 +79,9 @@ def moves(
     """Yield the changes of one operand that may let the call succeed."""
     others = [item for item in operands if item.expression != fact.expression]
     function = api_function(evidence)
-    is_in_place = function.endswith("_") and not function.endswith("__")
-    is_in_place |= function.startswith("__i") and function not in ("__invert__", "__int__")
-    is_in_place |= function == "__setitem__"
-    if is_in_place and function != "requires_grad_" and fact is operands[0]:
+    writes = is_in_place(function) or function == "__setitem__"
+    writes |= function.startswith("__i") and function not in ("__invert__", "__int__")
+    if writes and function != "requires_grad_" and fact is operands[0]:
         return  # what is written to a copy is lost
     yield from _of_device(evidence, fact, others, called.device)
     yield from _of_dtype(evidence, fact, operands, others)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Container, Iterable, Iterator
 
+from cudalens.core.torch_functions import is_in_place
 from cudalens.diagnosis.user_code import last_name
 from cudalens.evidence.program import MAX_FILES, Program
 
@@ -116,7 +117,7 @@ def _is_change(
             # That of a plain variable on the way is found where it stands.
             is_own = isinstance(target, ast.Name) and target.id in names
             return not is_own and bool(aliases & {*names_in(target)})
-        case ast.Attribute(value, attr) if attr in _MUTATES or _is_in_place(attr):
+        case ast.Attribute(value, attr) if attr in _MUTATES or is_in_place(attr):
             is_own = attr == "append" and isinstance(value, ast.Name) and value.id in names
             return not is_own and bool(aliases & {*names_in(value)})
         case ast.keyword("out", value):
@@ -130,11 +131,6 @@ def _is_change(
             given = [*args, *(it.value for it in keywords)]
             return any(aliases & {*shown(it)} for it in given)
     return False
-
-
-def _is_in_place(method: str) -> bool:
-    """Return whether a method is torch's form in place, by its name: ``add_``, not ``__add__``."""
-    return method.endswith("_") and not method.endswith("__")
 
 
 def shown(node: ast.AST) -> Iterator[str]:

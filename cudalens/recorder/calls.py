@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cudalens.core._python import raise_if_outside
 from cudalens.core.call import function_name, public_name
-from cudalens.core.torch_functions import CONVERSIONS, Trait, functions, value_at
+from cudalens.core.torch_functions import CONVERSIONS, Trait, functions, is_in_place, value_at
 from cudalens.core.user_objects import is_tensor
 from cudalens.recorder._torch import (
     base_of,
@@ -90,7 +90,7 @@ class Api:
         self.is_view = name in _VIEWS
         self.is_in_place = (
             value_at(name) > 0
-            or (name.endswith("_") and not name.endswith("__"))
+            or is_in_place(name)
             or (name[:3] == "__i" and name not in _PURE | _VIEWS)
             or (is_setter and name == "data")
         )

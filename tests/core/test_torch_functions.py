@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils import rnn
 
-from cudalens.core.torch_functions import TRAITS, Trait, functions, stems, value_at
+from cudalens.core.torch_functions import TRAITS, Trait, functions, is_in_place, stems, value_at
 
 _ARGUMENTS = {
     "view reshape": "3, 2",
@@ -506,3 +506,8 @@ def test_names_of_a_report_have_no_underscores_of_operators() -> None:
     assert "masked_fill_" in stems(Trait.WRITES)
     assert functions(Trait.CAST, without=Trait.TO_INTEGER) >= {"to", "half"}
     assert "long" not in functions(Trait.CAST, without=Trait.TO_INTEGER)
+
+
+def test_a_form_in_place_is_told_by_its_name() -> None:
+    names = ("add_", "__add__", "__iadd__", "add", "copy_")
+    assert [name for name in names if is_in_place(name)] == ["add_", "copy_"]
