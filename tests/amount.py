@@ -18,8 +18,10 @@ class Amount:
 
     hostile_texts: int = 500
     """Texts that try to leave their place in a view: the first 69 each once, then pairs of them."""
-    interrupts: int = 60
-    """Instants of a training loop at which an interrupt comes."""
+    interrupts: int = 5000
+    """Instants of a block at which an interrupt comes: here every call of ours in it."""
+    cell_interrupts: int = 60
+    """Instants of a cell at which an interrupt comes."""
     instant_step: int = 1
     """Of the instants that a handler's exception is tried at, every n-th is."""
     deferred_steps: int = 1000
@@ -34,10 +36,15 @@ class Amount:
 
 AMOUNTS: Final = {
     "quick": Amount(
-        hostile_texts=70, interrupts=20, instant_step=2, deferred_steps=50, cell_step=2
+        hostile_texts=70,
+        interrupts=20,
+        cell_interrupts=20,
+        instant_step=2,
+        deferred_steps=50,
+        cell_step=2,
     ),
     "thorough": Amount(),
-    "all": Amount(interrupts=200, op_step=1, op_samples=12),
+    "all": Amount(op_step=1, op_samples=12),
 }
 LEVELS: Final = tuple(AMOUNTS)
 LEVEL: Final = os.environ.get("CUDALENS_TESTS") or "quick"

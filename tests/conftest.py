@@ -203,6 +203,8 @@ def nothing_stays_installed(request: pytest.FixtureRequest) -> Iterator[None]:
         left.append("guards")
     if PROCESS.listeners:
         left.append("an open session")
+        for session in PROCESS.listeners:  # the next test is not to fail of it too
+            session.remove()
     if torch._C._len_torch_dispatch_stack():
         left.append("a dispatch mode")
     running = simulate.current()

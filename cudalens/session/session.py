@@ -293,7 +293,10 @@ class CheckSession:
         Raises:
             DeviceAssertError: a finding of deferred guards that comes to light only here.
         """
-        late = self.close(error)
+        try:
+            late = self.close(error)
+        finally:
+            self.remove()  # an interrupt may have come where its end began
         if late is not None:
             try:
                 raise late

@@ -233,7 +233,9 @@ def test_a_cell_interrupted_at_any_instant_raises_or_is_checked(
         notebook.run(magic + CELL)
     notebook.run("pass")
     before, ends = state(), {DeviceIndexError: 0, KeyboardInterrupt: 0}
-    for instant in random.Random(47).sample(range(1, steps.count), AMOUNT.interrupts):
+    instants = range(1, steps.count)
+    tried = min(AMOUNT.cell_interrupts, len(instants))
+    for instant in random.Random(47).sample(instants, tried):
         ran.clear()
         with Interrupter(instant) as interrupter, suppress(KeyboardInterrupt):
             result = None
@@ -247,4 +249,4 @@ def test_a_cell_interrupted_at_any_instant_raises_or_is_checked(
         assert notebook.error is None, instant
         now = state()
         assert {name: now[name] for name in now if now[name] != before[name]} == {}, instant
-    assert ends[KeyboardInterrupt] > 0.9 * AMOUNT.interrupts
+    assert ends[KeyboardInterrupt] > 0.9 * tried
