@@ -59,7 +59,7 @@ def computed_lines(
     """Return the lines that values came from before the first recorded call, newest first.
 
     Args:
-        entry: the place of the call that made the first tensor.
+        entry: the place of the call that made the first tensor, or that read it.
         origin: the tensor that has them, where no recorded call made it.
         frames: the stack of the failure, outermost first.
     """
@@ -71,7 +71,8 @@ def computed_lines(
     found: list[Spot | None] = []
     entries = entries_of(entry) if entry is not None else []
     if entries:
-        call = _running(program, place_of(entries[-1]))
+        running_call = _running(program, place_of(entries[-1]))
+        call = None if running_call is None else _made_by(program, running_call)
         running_in = [at for at, it in enumerate(users) if it.f_code is entries[-1].code]
         outer = users[: running_in[-1]] if running_in else []
         callers = [_running(program, place_of(it)) for it in outer]
@@ -97,6 +98,26 @@ def _running(program: Program, place: Place) -> Spot | None:
     file = run.place.filename
     known = run.node is not None and file in program.trees
     return program.find(file, run.node) if known and run.node is not None else None
+
+
+def _made_by(program: Program, call: Spot) -> Spot | None:
+    """Return the call that made a tensor of what Python has.
+
+    That is ``torch.from_numpy`` on whose result a method is called, if no recorder saw it.
+    """
+    match call.node:
+        case ast.Call(func) if last_name(func) in FROM_PYTHON:
+            return call
+        case ast.Call(ast.Attribute(ast.Name(name))):
+            made = _defined(program, name, call)
+        case ast.Call(ast.Attribute(ast.Call() as owner)):
+            made = Spot(call.file, owner)
+        case _:
+            return None
+    match made:
+        case Spot(node=ast.Call(ast.Attribute(ast.Name("torch"), "from_numpy"))):
+            return made
+    return None
 
 
 def _made_of(

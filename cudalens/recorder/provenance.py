@@ -62,7 +62,10 @@ class Provenance:
     given: Tensor | None = None
     """The one living tensor that the call which is proven to have made them was given."""
     entry: RawSite | None = None
-    """The place of the call that made the first tensor out of Python numbers."""
+    """The place of the call that made the first tensor out of Python numbers, or that read it.
+
+    No recorder sees ``torch.from_numpy``: the oldest recorded call is one of its result.
+    """
 
 
 class ProvenanceWalk:
@@ -134,13 +137,14 @@ class ProvenanceWalk:
     def _way(self) -> Iterator[ProvenanceStep]:
         """Yield the steps from one tensor back, and note what else is to be followed."""
         self._is_over = False
+        reader: Recorded | None = None
         for _ in range(_MAX_CALLS):
             call = self._snapshot.newest(self._at.tensor, self._before)
             if (batch := self._batch_before(call)) is not None:
                 yield self._from_loader(batch)
                 self._before, self._is_over = batch.seq + 1, not batch.is_collated_here
             elif call is None:
-                self._is_over = not self._go_to_base()
+                self._is_over = not self._go_to_base(reader)
             elif (numbers := self._places_of(call)) is not None:
                 yield from self._keyed_write(call, numbers)
             elif self._ends_at(call):
@@ -155,6 +159,7 @@ class ProvenanceWalk:
                 yield from self._making(call)
             if self._is_over:
                 return
+            reader = call or reader
 
     def _making(self, call: Recorded) -> Iterator[ProvenanceStep]:
         """Yield the step of a call that made all elements of the tensor."""
@@ -369,10 +374,13 @@ class ProvenanceWalk:
         if is_lost and is_behind and self._snapshot.is_untouched(base, call.seq):
             self._at = self._at.found_again()
 
-    def _go_to_base(self) -> bool:
+    def _go_to_base(self, reader: Recorded | None) -> bool:
         """Go on with the base of a view that only torch knows, as that of labels in ``one_hot``.
 
         Without one, the values are older than what was recorded.
+
+        Args:
+            reader: the oldest recorded call that was given the tensor.
         """
         living = self._at.tensor()
         base = None if living is None else base_of(living)
@@ -381,6 +389,8 @@ class ProvenanceWalk:
             self._at = self._at._replace(tensor=ref(base), positions=positions, bad=None)
             return True
         self.provenance.is_open = True
+        if living is None and reader is not None and len(reader.inputs) == 1:
+            self.provenance.entry = self.provenance.entry or reader.site
         # What an earlier block left is what this one began with.
         since = 1 if self._before is None or self._before > 0 else -math.inf
         if living is not None and self._snapshot.is_untouched(self._at.tensor, since):
