@@ -250,9 +250,12 @@ def _view_of(call: RunningCall, node: ast.expr) -> Any:
             pass
         case _:
             return ABSENT
-    if name not in _NO_KERNEL:
+    if name not in _NO_KERNEL and name != "cpu":
         return ABSENT
     tensor, args = value_of(call, owner), [value_of(call, item) for item in arguments]
+    if name == "cpu":  # of a tensor on the host it is the tensor itself
+        is_itself = is_tensor(tensor) and not args and _torch.meta_of(tensor).device == "cpu"
+        return tensor if is_itself else ABSENT
     leaves = [item for part in args for item in (part if isinstance(part, tuple) else (part,))]
     is_plain = all(isinstance(item, (int, slice, type(None), type(...))) for item in leaves)
     if not isinstance(tensor, Tensor) or not _torch.is_plain(tensor) or not is_plain:

@@ -23,7 +23,7 @@ from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.user_objects import is_tensor
 from cudalens.evidence.attempt import RefusedError, ask_guards
 from cudalens.evidence.counted_labels import counted_label
-from cudalens.guards._ranges import exact_offenders, format_offender
+from cudalens.guards._ranges import exact_offenders, format_offender, violation_at
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.files import torch_path
 
@@ -79,7 +79,7 @@ def observed_value(
             violation=violation, values={violation.argument: tensor}, has_run_kernels=True
         )
     if _EMPTY_SEQUENCE in message:
-        return _empty_sequence(call)
+        return _empty_sequence(call, entries, operands)
     if not _VALUE_ERROR.search(message):
         return None
     answer = _ask_again(call)
@@ -89,27 +89,42 @@ def observed_value(
     return ObservedValue(violation=violation, values=tensor_values(arguments))
 
 
-def _empty_sequence(call: ApiCall) -> ObservedValue | None:
+def _empty_sequence(
+    call: ApiCall, entries: Sequence[TracebackType], operands: Sequence[Operand]
+) -> ObservedValue | None:
     """Return the length below 1 that a packed sequence was to be made of."""
     given = (*call.args, *call.kwargs.values())
     lengths = [it for it in given if is_tensor(it) and it.dim() == 1 and it.dtype == torch.int64]
-    if len(lengths) != 1:
+    names = entries[-1].tb_frame.f_locals if entries else {}
+    if len(lengths) != 1 or names.get("lengths") is not lengths[0]:
         return None
     with _torch.plain_torch(), _torch.no_dispatch_modes():
-        bad = lengths[0] <= 0
+        own = _as_given(lengths[0], names.get("sorted_indices"))
+        listed = (it.value for it in operands if is_tensor(it.value))
+        alike = {id(it): it for it in listed if it.dtype == own.dtype and torch.equal(it, own)}
+        own = next(iter(alike.values())) if len(alike) == 1 else own
+        bad = own <= 0
         if not bool(bad.any()):
             return None
-        offenders, longest = exact_offenders(lengths[0], bad), int(lengths[0].max())
-    violation = Violation(
-        argument="lengths",
-        # Without the place: torch has sorted them.
-        headline=f"a length is {offenders.first[0].value}: a sequence has at least one step",
-        explanation="Each length is the number of steps of one sequence in the batch.",
-        offenders=offenders,
-        bounds=Bounds(min=1, max=max(longest, 1), text="from 1 on"),
-        is_index=False,
-    )
-    return ObservedValue(violation=violation, values={"lengths": lengths[0]})
+        violation = violation_at(
+            own,
+            bad,
+            "is no length: a sequence has at least one step",
+            argument="lengths",
+            explanation="Each length is the number of steps of one sequence in the batch.",
+            bounds=Bounds(min=1, max=max(int(own.max()), 1), text="from 1 on"),
+            is_index=False,
+        )
+    return ObservedValue(violation=violation, values={"lengths": own})
+
+
+def _as_given(lengths: Tensor, order: Tensor | None) -> Tensor:
+    """Return lengths in the order in which they were given, before ``torch.sort``.
+
+    Args:
+        order: where each of them stood, ``None`` if they were not sorted.
+    """
+    return lengths if order is None else torch.empty_like(lengths).scatter_(0, order.cpu(), lengths)
 
 
 class _EnoughError(Exception):

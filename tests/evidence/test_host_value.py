@@ -171,3 +171,25 @@ def test_a_dimension_is_numbered_only_where_torch_counts_right(
     """Lists, and ``...`` before a number, make torch name another dimension than the one meant."""
     headline = cell(line, fast=fast).shown.headline_schema
     assert headline.startswith(f"index 9 is out of bounds for {dimension}")
+
+
+PACK = "nn.utils.rnn.pack_padded_sequence(wide, {lengths}, enforce_sorted={is_sorted})"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "is_sorted", "said"),
+    [
+        ("steps", False, "steps[1] = 0"),
+        ("steps.cpu()", False, "steps[1] = 0"),
+        ("steps.to(torch.int32)", False, "lengths[1] = 0"),
+        ("[1, 0, 2, 2]", False, "lengths[1] = 0"),
+        ("steps.sort(descending=True).values", True, "lengths[3] = 0"),
+    ],
+)
+def test_a_length_of_0_stands_where_the_user_has_it(
+    lengths: str, is_sorted: bool, said: str
+) -> None:
+    """Torch has sorted the lengths before its kernel refuses one."""
+    line = PACK.format(lengths=lengths, is_sorted=is_sorted)
+    found = cell(f"steps = tensor([1, 0, 2, 2])\n{line}").shown
+    assert found.headline == f"{said} is no length: a sequence has at least one step"
