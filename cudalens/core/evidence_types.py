@@ -253,6 +253,8 @@ class Binding:
     """True if other code, or another turn of a loop, reads the name too."""
     dropped: tuple[str, SourceSpan] | None = None
     """A later statement that calls a method of the name and keeps nothing: ``x.to(device)``."""
+    items: tuple[Binding, ...] = ()
+    """For a container of layers: what makes each of them, where the expression writes all out."""
 
 
 @dataclass(frozen=True, kw_only=True)

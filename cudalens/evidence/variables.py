@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType, TracebackType
 from typing import Any
@@ -22,6 +23,7 @@ from cudalens.core.report_types import Expression, SourceSpan, TensorFact, synta
 from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.diagnosis import candidates
 from cudalens.diagnosis.moves import Called
+from cudalens.diagnosis.user_code import last_name
 from cudalens.evidence.tensors import of_meta, tensors_of_output
 from cudalens.source.bindings import attribute_binding, binding_of
 from cudalens.source.files import is_user_file
@@ -249,10 +251,12 @@ class Variables(candidates.Trial):
         root, model, part = next(iter(layers.values()))
         if isinstance(part, nn.ParameterDict | nn.ParameterList):
             return None
-        names = [root]
+        names, places = [root], list[int]()
         for key in path.split("."):
             names.append(names[-1] + (f"[{key}]" if key.isdecimal() else f".{key}"))
-        made = self.binding(next(item for item in reversed(names) if not item.endswith("]")))
+            places = [*places, int(key)] if key.isdecimal() else []
+        made = self.binding(names[-1 - len(places)])
+        made = _item(made, places, part) or made
         weight = registered(part, "_parameters").get("weight")
         others = [
             (f"{root}.{at}", item, registered(item, "_parameters").get("weight"))
@@ -366,3 +370,23 @@ def _kind(value: object) -> str | None:
         return name
     is_bound = is_tensor(getattr(value, "__self__", None))
     return "method" if is_bound and callable(value) else None
+
+
+def _item(made: Binding | None, places: Sequence[int], part: nn.Module) -> Binding | None:
+    """Return what made a layer of a container, if the layer is what the container's line writes.
+
+    Another one may have been put in its place since: the class and the numbers tell.
+    """
+    for at in places:
+        made = made.items[at] if made is not None and at < len(made.items) else None
+    call = made and made.value and syntax(made.value)
+    if not isinstance(call, ast.Call) or last_name(call.func) != type(part).__name__:
+        return None
+    names = list(inspect.signature(type(part)).parameters)
+    given = [*zip(names, call.args, strict=False), *((it.arg, it.value) for it in call.keywords)]
+    has: Mapping[Any, object] = instance_dict(part)
+    numbers = [
+        (has.get(name), item.value) for name, item in given if isinstance(item, ast.Constant)
+    ]
+    is_same = all(own == value for own, value in numbers if type(own) is type(value) is int)
+    return made if is_same else None

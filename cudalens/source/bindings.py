@@ -61,6 +61,7 @@ def binding_of(run: Running, name: str) -> Binding | None:
         value=None if value is None else Expression(text_of(value, run.lines), value),
         is_read_again=bool(outer) or _is_read_again(run, statement, name, scope),
         dropped=_dropped(run, statement, name, scope),
+        items=_items(value, run.place.filename),
         **_called(value),
     )
 
@@ -180,16 +181,38 @@ def attribute_binding(code: CodeType, name: str) -> Binding | None:
                         values.append(made)
     if len(values) != 1:
         return None
-    value, cell = values[0], cell_number(code.co_filename)
-    lines = source_lines(code.co_filename)
+    return _made(values[0], code.co_filename)
+
+
+def _made(value: ast.expr, filename: str) -> Binding:
+    """Return what an expression makes, at the line in which the expression begins."""
+    cell, lines = cell_number(filename), source_lines(filename)
     at = SourceSpan(
         cell=cell,
-        file=code.co_filename if cell is None else None,
+        file=filename if cell is None else None,
         line=value.lineno,
-        text=typed_line(code.co_filename, lines, value.lineno).strip(),
+        text=typed_line(filename, lines, value.lineno).strip(),
     )
     text = Expression(text_of(value, lines), value)
-    return Binding(at=at, value=text, **_called(value))
+    return Binding(at=at, value=text, items=_items(value, filename), **_called(value))
+
+
+def _items(value: ast.expr | None, filename: str) -> tuple[Binding, ...]:
+    """Return what makes each layer of a container of torch's, if the expression writes all out."""
+    match value:
+        case ast.Call(ast.Attribute(ast.Call() as owner)):
+            return _items(owner, filename)  # nn.Sequential(…).to("cuda")
+        case ast.Call(ast.Name("Sequential") | ast.Attribute(attr="Sequential"), layers):
+            pass
+        case ast.Call(
+            ast.Name("ModuleList") | ast.Attribute(attr="ModuleList"),
+            [ast.List(layers) | ast.Tuple(layers)],
+        ):
+            pass
+        case _:
+            return ()
+    is_whole = not any(isinstance(item, ast.Starred) for item in layers)
+    return tuple(_made(item, filename) for item in layers) if is_whole else ()
 
 
 def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:

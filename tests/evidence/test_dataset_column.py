@@ -196,7 +196,7 @@ conv = nn.Sequential(nn.Conv2d(3, 2, 1)).cuda()
         ("m(i + 9)", "self.emb", "5 rows, set in line 7: nn.Embedding(5, 4); its weight is that "
          "of self.head too"),
         ("F.cross_entropy(conv(torch.randn(1, 3, 1, 1).cuda()), y.view(1, 1, 1))", "conv[0]",
-         "2 classes, set in line 13: nn.Sequential(nn.Conv2d(3, 2, 1)).cuda()"),
+         "2 classes, set in line 13: nn.Conv2d(3, 2, 1)"),
     ],
 )  # fmt: skip
 def test_the_layer_to_change_is_named(line: str, name: str, says: str) -> None:

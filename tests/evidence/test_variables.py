@@ -193,3 +193,38 @@ def test_parameters_by_their_paths() -> None:
     net = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Sequential(nn.Linear(2, 3)))
     names = [name for name, _ in parameters_of(net)]
     assert names == ["0.weight", "1.0.weight", "1.0.bias"]
+
+
+WRITTEN = """\
+net = nn.Sequential(
+    nn.Linear(3, 2),
+    nn.Sequential(
+        nn.ReLU(), nn.Linear(2, 3)),
+).to("cpu")
+{then}
+here(x)"""
+
+
+@pytest.mark.parametrize(
+    ("then", "path", "line"),
+    [
+        ("", "0", 2),
+        ("", "1.1", 4),
+        ("net[0] = nn.Linear(4, 2)", "0", 1),
+        ("net[0] = nn.Embedding(3, 2)", "0", 1),
+    ],
+)
+def test_a_layer_is_made_where_its_container_is_written_out(
+    then: str, path: str, line: int
+) -> None:
+    """Of one that took another's place only the container's own line is known."""
+    made = variables(WRITTEN.format(then=then), lambda it: it.layer(path))
+    assert (made.name.count("["), made.at.line) == (path.count(".") + 1, line)
+
+
+def test_a_container_that_unpacks_a_list_is_made_as_a_whole() -> None:
+    made = variables(
+        "net = nn.Sequential(\n    *[nn.ReLU()],\n    nn.Linear(2, 3))\nhere(x)",
+        lambda it: it.layer("1"),
+    )
+    assert made.at.line == 1
