@@ -143,7 +143,7 @@ def test_a_failure_prints_traceback_then_report(run: Run, tmp_path: Path) -> Non
     assert "cudalens/" not in trace.replace(str(tmp_path), "")
     assert 'train.py", line 9, in step' in trace
     assert "10 is outside the 10 classes" in report.partition("✗")[2]
-    assert "train.py line 9" in report
+    assert "train.py:9" in report
     saved = Report.from_dict(json.loads(data.read_text(encoding="utf-8")))
     assert (saved.source.line, saved.source.cell) == (9, None)
     assert saved.expression == "y"
@@ -401,10 +401,10 @@ def test_show_lists_several_reports(run_here: Run, tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "rank0.json",
         "  ✗ y[0] = 10 is outside",
-        "    device-side assert · train.py line 7 · rank 0 · likely cause",
+        "    device-side assert · train.py:7 · rank 0 · likely cause",
         "rank3.json",
         "  ✗ y[3] = 10 is outside",
-        "    device-side assert · train.py line 10 · rank 3 · likely cause",
+        "    device-side assert · train.py:10 · rank 3 · likely cause",
     ]
     assert run_here("show", "rank0.json", "rank3.json").returncode == 0
 

@@ -426,12 +426,12 @@ class LineRef:
 
     @property
     def where(self) -> str:
-        """The place alone: ``In [3] line 7``, ``train.py:7``, or ``line 7`` of the same file."""
-        if self.line is None:
-            return ""
-        if self.cell:
-            return f"In [{self.cell}] line {self.line}"
-        return f"{self.file}:{self.line}" if self.file else f"line {self.line}"
+        """The place alone, as much as is known: ``In [3] line 7``, ``train.py:7``, ``line 7``."""
+        if self.cell is None and self.file:
+            return self.file if self.line is None else f"{self.file}:{self.line}"
+        cell = None if self.cell is None else f"In [{self.cell}]"
+        line = None if self.line is None else f"line {self.line}"
+        return " ".join(filter(None, (cell, line)))
 
     def near(self, here: SourceSpan | None) -> str:
         """Return ``line 9`` of the cell or file of ``here``, the whole place of another."""
@@ -439,7 +439,7 @@ class LineRef:
         return f"line {self.line}" if is_near else self.where
 
     def format(self) -> str:
-        """Return the place and its text: ``In [3] line 7: w += 1``; empty without a line."""
+        """Return the place and its text: ``In [3] line 7: w += 1``."""
         return f"{self.where}: {self.text}" if self.where and self.text else self.where
 
 

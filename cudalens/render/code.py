@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from rich.cells import cell_len
 
-from cudalens.core.report import Report, SourceSpan, TensorFact
+from cudalens.core.report import LineRef, Report, SourceSpan, TensorFact
 from cudalens.render import words
 from cudalens.render.words import visible
 
@@ -97,7 +97,7 @@ def code_blocks(
         fold: columns after which a line of the failing statement goes on in the next row.
         label_room: columns by which a label may pass that.
     """
-    own = _where(hot)
+    own = where_of(hot)
     places: dict[Where, dict[int, str]] = {}
     if hot is not None:
         places[own] = dict(_statement(report, hot))
@@ -118,8 +118,9 @@ def code_blocks(
     return tuple(blocks)
 
 
-def _where(span: SourceSpan | None) -> Where:
-    return (None, None) if span is None else (span.cell, None if span.cell else span.file)
+def where_of(place: SourceSpan | LineRef | None) -> Where:
+    """Return the number of the cell, or the file, that a place is in."""
+    return (None, None) if place is None else (place.cell, None if place.cell else place.file)
 
 
 def _statement(report: Report, hot: SourceSpan) -> Iterator[tuple[int, str]]:
@@ -128,7 +129,7 @@ def _statement(report: Report, hot: SourceSpan) -> Iterator[tuple[int, str]]:
     last = max(hot.end_line or first, first)
     lines = {line.line: line.text for line in hot.context}
     if first not in lines:
-        yield first, _text_of(report, _where(hot), first) or hot.text or ""
+        yield first, _text_of(report, where_of(hot), first) or hot.text or ""
         return
     spans = {fact.span[0] for fact in report.tensors if fact.span}
     whole = [number for number in range(first, last + 1) if number in lines]
@@ -147,7 +148,7 @@ def _text_of(report: Report, where: Where, line: int) -> str:
     found = (
         item.text
         for span in spans
-        if _where(span) == where
+        if where_of(span) == where
         for item in span.context
         if item.line == line
     )
@@ -186,7 +187,7 @@ def _rows(
 def _has_columns(report: Report, text: str, number: int, hot: SourceSpan | None) -> bool:
     """Return whether the spans of the tensors are columns of this very text."""
     source = report.source
-    if source is None or hot is None or _where(hot) != _where(source):
+    if source is None or hot is None or where_of(hot) != where_of(source):
         return False
     return any(item.line == number and item.text == text for item in source.context)
 

@@ -27,9 +27,9 @@ from cudalens.render.code import (
     MAX_LINE_LENGTH,
     Block,
     LineMark,
-    Where,
     code_blocks,
     unplaced_tensors,
+    where_of,
 )
 from cudalens.render.words import clip, one_line
 
@@ -164,7 +164,7 @@ def _suspected(report: Report) -> SourceSpan | None:
         (at for it in report.observations if it.kind == "suspect" for at in it.sources), None
     )
     here = report.source
-    if line is None or here is None or _where(line) != _where(here) or line.line == here.line:
+    if line is None or here is None or where_of(line) != where_of(here) or line.line == here.line:
         return None
     return replace(
         here, line=line.line, end_line=line.line, column=None, end_column=None, text=line.text
@@ -314,7 +314,7 @@ def line_marks(report: Report) -> list[LineMark]:
         marks.append(_mark(report.bound_source.ref, "the size is set here"))
     before = report.forward_source or _suspected(report)
     if before is not None and here is not None and before.line != here.line:
-        is_marked = any((mark.where, mark.line) == (_where(here), here.line) for mark in marks)
+        is_marked = any((mark.where, mark.line) == (where_of(here), here.line) for mark in marks)
         if not is_marked:
             marks.append(_mark(here.ref, "noticed here"))
     return sorted(dict.fromkeys(marks), key=lambda mark: mark.line)
@@ -323,15 +323,11 @@ def line_marks(report: Report) -> list[LineMark]:
 def _is_within(ref: LineRef, here: SourceSpan) -> bool:
     """Return whether a line belongs to the failing statement, whose labels say the sizes."""
     first = here.line or 0
-    return _where(ref) == _where(here) and first <= (ref.line or 0) <= (here.end_line or first)
-
-
-def _where(ref: LineRef | SourceSpan) -> Where:
-    return (ref.cell, None if ref.cell is not None else ref.file)
+    return where_of(ref) == where_of(here) and first <= (ref.line or 0) <= (here.end_line or first)
 
 
 def _mark(ref: LineRef, said: str) -> LineMark:
-    return LineMark(_where(ref), ref.line or 0, ref.text or "", clip(one_line(said), 90))
+    return LineMark(where_of(ref), ref.line or 0, ref.text or "", clip(one_line(said), 90))
 
 
 # --- the one action -------------------------------------------------------------------------------
@@ -420,7 +416,7 @@ def _place(report: Report, at: SourceSpan | None) -> str:
     if at is None or at.line is None:
         return ""
     here = report.source
-    is_same = here is not None and _where(here) == _where(at)
+    is_same = here is not None and where_of(here) == where_of(at)
     return f"line {at.line}" if is_same else words.format_place(at)
 
 

@@ -203,17 +203,11 @@ def tensor_label(report: Report, fact: TensorFact) -> str:
 
 
 def format_place(where: SourceSpan | LineRef | None) -> str:
-    """Return ``In [7] line 12`` or ``train.py line 12``, as much of it as is known."""
+    """Return ``In [7] line 12`` or ``train.py:12``, as much of it as is known."""
     if where is None:
         return ""
-    parts = []
-    if where.cell is not None:
-        parts.append(f"In [{where.cell}]")
-    elif where.file:
-        parts.append(one_line(where.file.replace("\\", "/").rsplit("/", 1)[-1]))
-    if where.line is not None:
-        parts.append(f"line {where.line}")
-    return " ".join(parts)
+    file = place_name(None, where.file) or None
+    return LineRef(line=where.line, cell=where.cell, file=file).where
 
 
 def format_line(ref: SourceSpan | LineRef | None) -> str:
