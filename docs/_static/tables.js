@@ -1,5 +1,14 @@
-// A field above the catalogue of guards that hides the rows without a word of it.
+// The tables of the site: a field that filters the catalogue of guards, and lists on a phone.
 document.addEventListener("DOMContentLoaded", () => {
+  for (const table of document.querySelectorAll("article table.docutils")) {
+    const heads = [...(table.tHead?.rows[0]?.cells ?? [])].map((cell) => cell.textContent.trim());
+    // Two columns fit on a phone, and numbers in many columns are compared side by side.
+    if (heads.length < 3 || heads.length > 5) continue;
+    table.classList.add("is-list");
+    for (const row of table.tBodies[0].rows) {
+      [...row.cells].forEach((cell, at) => { if (heads[at]) cell.dataset.head = heads[at]; });
+    }
+  }
   if (!document.getElementById("the-catalogue-of-guards")) return;
   for (const table of document.querySelectorAll("article table")) {
     const field = document.createElement("input");
