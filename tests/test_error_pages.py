@@ -20,6 +20,7 @@ import torch
 
 import cudalens
 from cudalens import simulate
+from cudalens.core.device_asserts import READ_RELEASE, assert_table
 from cudalens.source.files import CELLS
 
 FOLDER = Path(__file__).parent.parent / "docs" / "errors"
@@ -28,6 +29,10 @@ PAGES = sorted(set(FOLDER.glob("*.md")) - {INDEX})
 BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 KERNEL_LINE = re.compile(r"\b([\w-]+\.cuh?):\d+:")
 """A line of a kernel's file, which is known of one release of torch."""
+PRINTED = re.compile(
+    r"^(\w+\.cu:\d+): (\w+)(?:\(\))?: block.* Assertion `(.+)` failed\.$", re.MULTILINE
+)
+"""An assertion as CUDA prints it: place, function, expression."""
 ABOUT_THE_DEVICE = "  note    Rehearsal device"
 WIDTH = 84
 """Columns of a report on a page: as many as a code block of the site has."""
@@ -135,6 +140,22 @@ def test_a_page_has_its_parts_in_the_order_of_a_reader(path: Path) -> None:
     assert "`" not in title
     assert blocks_of(page)[0].language == "console"
     assert f"[{title}]({path.name})" in INDEX.read_text(encoding="utf-8")
+
+
+def test_the_assertions_at_the_heads_of_the_pages_are_those_of_one_release() -> None:
+    """The index names the release whose files and lines the pages quote."""
+    assert f"The assertion lines are those of torch {READ_RELEASE}." in INDEX.read_text("utf-8")
+    sites = [site for row in assert_table() for site in row.get("sites", {}).values()]
+    known = {(place, function.removesuffix("()"), text) for place, function, text in sites}
+    quoted = {
+        found
+        for path in PAGES
+        for block in blocks_of(path.read_text(encoding="utf-8"))
+        if block.language == "console"
+        for found in PRINTED.findall(block.body)
+    }
+    assert len(quoted) == 7
+    assert quoted <= known
 
 
 def test_an_assertion_is_compared_without_its_line() -> None:
