@@ -24,11 +24,13 @@ from tests.inventory import REACHABLE
 from tests.releases import release
 
 REPOSITORY = "https://github.com/cudalens/cudalens"
+RAW = "https://raw.githubusercontent.com/cudalens/cudalens/main/"
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 TEXTS = [
     *sorted(ROOT.glob("*.md")),
     *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("notebooks/*.ipynb")),
+    ROOT / "docs" / "llms.txt",
 ]
 
 
@@ -191,7 +193,7 @@ def anchors(text: str) -> set[str]:
 
 def local(target: str, page: Path) -> Path | None:
     """Return the file of the checkout that a link leads to, ``None`` for one that leads out."""
-    for base in (f"{REPOSITORY}/blob/main/", f"{REPOSITORY}/tree/main/"):
+    for base in (f"{REPOSITORY}/blob/main/", f"{REPOSITORY}/tree/main/", RAW):
         if target.startswith(base):
             return ROOT / target.removeprefix(base)
     if target.startswith(error_pages.SITE):
@@ -231,6 +233,7 @@ def test_a_dead_link_is_seen() -> None:
     assert dead(f"[a]({error_pages.SITE}docs/start.html)", page) == []
     assert dead(f"[a]({error_pages.SITE}docs/nowhere.html)", page) != []
     assert dead(f"[a]({REPOSITORY}/blob/main/NOWHERE.md)", page) != []
+    assert dead(f"[a]({RAW}docs/nowhere.md)", page) != []
 
 
 def test_the_addresses_are_one() -> None:
