@@ -108,7 +108,7 @@ def _curves(results: dict[str, Any]) -> str:
         _row(name.replace("_", " "), ", ".join(f"{x}: {y:.3g}" for x, y in points.items()))
         for name, points in results["growth"].items()
     ]
-    return _table(("against", "measured"), rows)
+    return _table(("by", "measured"), rows)
 
 
 def _machine(results: dict[str, Any]) -> str:
@@ -137,8 +137,8 @@ def costs_section(results: dict[str, Any]) -> str:
     """Return the README's sentence: the median over the measured steps, with the extremes."""
     steps, device = results["steps"], results["machine"]["device"]
     return (
-        f"A checked cell runs about {_span('full', steps)}; the value checks alone "
-        f"(`cudalens.install()`) about {_span('guards', steps)}, measured on "
+        f"A checked cell runs about {_span('full', steps)}. With `--fast`, which checks the "
+        f"values and records nothing, it is about {_span('guards', steps)}. Measured on "
         f"{'a CPU' if device == CPU_ONLY else f'one {device}'} "
         f"([what it costs](docs/performance.md), {results['measured']['date']})."
     )
@@ -230,7 +230,9 @@ for each step.{_left_out(results)}
 
 {ratios_table(results)}"""
     growth = f"""\
-Seconds from the failing call to the finished report.
+The first two rows say how many times slower a step of so many ops is, with the guards alone and \
+with the full check. The other rows are seconds from the failing call to the finished report, by \
+the size of what the report looks at.
 
 {_curves(results)}"""
     start = f"""\
@@ -280,7 +282,7 @@ def _waits(results: dict[str, Any]) -> str:
 Calls of one step in which the host waits for the device, counted on the rehearsal device: those \
 that `torch.cuda.set_sync_debug_mode` reports. Each step has new inputs. The step itself reads \
 its loss, which is one. Deferred guards wait once more where a value reaches the host or the \
-optimizer writes, if anything was checked since: a good tensor that has not changed, like the \
+optimizer writes, if anything was checked since. A good tensor that has not changed, like the \
 labels of the conv net here, is not checked again.
 
 {table}"""
