@@ -1,12 +1,14 @@
 """Find bad values before they crash a CUDA kernel.
 
-``%load_ext cudalens``, then ``%%cudacheck`` over a cell; or, in a script::
+``%load_ext cudalens``, then ``%%cudacheck`` over a cell.  In a script::
 
     import cudalens
 
-    with cudalens.check() as session:
-        train()
-    print(session.report)
+    try:
+        with cudalens.check() as check:
+            train()
+    finally:
+        print(check.report)
 
 Importing this package loads neither torch nor IPython: every public name is fetched on first use.
 With ``CUDALENS=on``, ``fast``, ``nan``, ``nan=strict`` or ``deferred`` in the environment it begins

@@ -383,7 +383,7 @@ def _explain(args: Namespace) -> int:
         last = last_exception(log)
         other = f"; its last exception is {last}" if last else ""
         size = f"{log.lines} line{'s' * (log.lines != 1)}"
-        line = f"{what} ({size}) shows no failure of CUDA's or torch's{other}"
+        line = f"{what} ({size}) shows no failure of CUDA or torch{other}"
         return _complain(line, FAILED)
     print(_as_text(report, sys.stdout))
     _write(_views(report, args))
@@ -446,7 +446,7 @@ _COMMANDS = {
         run=_explain,
         more="Reads assertion lines, tracebacks and CUDA errors of all ranks, and says which op "
         "asserted,\nhow certain that is, on which line of yours, and which command finds the value "
-        "next time.\nExit status 1: the log shows no failure of CUDA's or torch's.",
+        "next time.\nExit status 1: the log shows no failure of CUDA or torch.",
         table=(
             option("files", metavar="LOG", nargs="*", help="files (- or none: standard input)"),
             *FILES,

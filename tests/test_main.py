@@ -456,8 +456,8 @@ def test_explain_says_that_a_log_shows_nothing(run_here: Run, tmp_path: Path) ->
     end = "Traceback (most recent call last):\n  File 'x'\nKeyError: 3\n"
     (tmp_path / "b.log").write_text(end, encoding="utf-8")
     for words, said in (
-        (["a.log"], "a.log (1 line) shows no failure of CUDA's or torch's"),
-        (["a.log", "b.log"], "(4 lines) shows no failure of CUDA's or torch's; its last exception"),
+        (["a.log"], "a.log (1 line) shows no failure of CUDA or torch"),
+        (["a.log", "b.log"], "(4 lines) shows no failure of CUDA or torch; its last exception"),
         (["missing.log"], "missing.log cannot be read: No such file or directory"),
         (["."], ". cannot be read: Is a directory"),
     ):

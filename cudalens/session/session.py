@@ -524,10 +524,10 @@ def check(
         a context manager; its ``report`` is the :class:`Report`, ``None`` if nothing is wrong.
 
     Example:
-        >>> with cudalens.check() as session:
+        >>> with cudalens.check() as check:
         ...     table = torch.zeros(3, 2, device="cuda")
         ...     rows = table[torch.tensor([0, 2], device="cuda")]
-        >>> print(session.report)
+        >>> print(check.report)
         None
     """
     return CheckedBlock(
