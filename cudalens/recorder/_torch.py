@@ -59,6 +59,9 @@ dtype_of: Callable[[Tensor], torch.dtype] = _BASE.dtype.__get__
 version_of: Callable[[Tensor], int] = _BASE._version.__get__
 base_of: Callable[[Tensor], Tensor | None] = _BASE._base.__get__
 is_view: Callable[[Tensor], bool] = _BASE._is_view
+is_contiguous: Callable[[Tensor], bool] = _BASE.is_contiguous
+offset_of: Callable[[Tensor], int] = _BASE.storage_offset
+stride_of: Callable[[Tensor], tuple[int, ...]] = _BASE.stride
 is_of_inference: Callable[[Tensor], bool] = _BASE.is_inference
 
 

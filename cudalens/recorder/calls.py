@@ -21,9 +21,12 @@ from cudalens.core.user_objects import is_tensor
 from cudalens.recorder._torch import (
     base_of,
     dtype_of,
+    is_contiguous,
     is_of_inference,
     is_view,
+    offset_of,
     shape_of,
+    stride_of,
     version_of,
 )
 from cudalens.recorder.sites import RawSite
@@ -215,6 +218,11 @@ class Recorded(NamedTuple):
         return self.extra.key if type(self.extra) is KeyedWrite else None
 
     @property
+    def layout(self) -> tuple[int, tuple[int, ...]] | None:
+        """Of ``x[key] = value`` with a view ``x`` where it begins in its base, and its strides."""
+        return self.extra.layout if type(self.extra) is KeyedWrite else None
+
+    @property
     def numbers(self) -> tuple[Any, ...] | None:
         """Of a function that chooses between values the numbers of Python's that it was given."""
         return self.extra if self.api.extra_of is numbers_of else None
@@ -307,6 +315,9 @@ class KeyedWrite(NamedTuple):
 
     operand: Any
     key: Any
+    layout: tuple[int, tuple[int, ...]] | None = None
+    """Of an ``x`` that is a view: where it begins in its base, which is contiguous, and its
+    strides there."""
 
 
 def keyed_write_of(
@@ -326,7 +337,20 @@ def keyed_write_of(
             )
         if not is_known:
             return operand
-    return KeyedWrite(operand, tuple(ref(it) if type(it) is Tensor else it for it in parts))
+    key = tuple(ref(it) if type(it) is Tensor else it for it in parts)
+    return KeyedWrite(operand, key, _layout_in_base(args[0]))
+
+
+def _layout_in_base(tensor: Tensor) -> tuple[int, tuple[int, ...]] | None:
+    """Return where a view begins in its contiguous base, and its strides: it may be dead later."""
+    try:
+        base = base_of(tensor) if is_view(tensor) else None
+        if base is None or not is_contiguous(base):
+            return None
+        return offset_of(tensor) - offset_of(base), stride_of(tensor)
+    except RuntimeError as error:  # what is not strided has no strides
+        raise_if_outside(error)
+        return None
 
 
 def numbers_of(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,12 +12,14 @@ from torch import Tensor
 from cudalens.core.report_types import unravel
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
-from cudalens.recorder.places import Position, joined_at, values_at
-from cudalens.recorder.tensor_refs import Ref
+from cudalens.recorder.places import Position, in_base, joined_at, values_at, written_places
+from cudalens.recorder.tensor_refs import Ref, is_ref
 
 MAX_LISTED = 20
 MAX_SEARCHED = 1 << 20
 """A tensor of more elements is not searched for values."""
+MAX_PLACES = 1 << 20
+"""Up to this many bad elements are followed; up to four times as many elements have a key."""
 
 
 class Marked(NamedTuple):
@@ -93,3 +96,59 @@ def parts_of(call: Recorded, marked: Marked, snapshot: Snapshot, dim: int | None
             )
         )
     return parts
+
+
+def places_written(call: Recorded, marked: Marked, snapshot: Snapshot) -> Tensor | None:
+    """Return the flat places that ``x[key] = value`` wrote, numbered as those of the value.
+
+    All others are -1.  ``None`` where they are not known, or another call is meant.
+
+    Args:
+        marked: ``x``, or the tensor that ``x`` is a view of.
+    """
+    shapes, key = _shapes_of(call, marked, snapshot), []
+    for part in call.key if shapes is not None else ():
+        living: Any = part() if is_ref(part) else part
+        if is_ref(part):
+            is_kept = living is not None and snapshot.is_untouched(part, call.seq)
+            if not is_kept or living.device.type == "meta":
+                return None
+            living = living.detach().cpu()
+        key.append(living)
+    source = snapshot.meta_of(call.operand)[0] if is_ref(call.operand) else ()
+    if shapes is None or source is None:
+        return None
+    shape, whole = shapes
+    numbers = written_places(shape, key, source)
+    return numbers if whole is None else in_base(numbers, shape, call.layout, math.prod(whole))
+
+
+def places_shown(call: Recorded, marked: Marked, snapshot: Snapshot) -> Tensor | None:
+    """Return at which flat places the view is that ``x[key] = value`` wrote to: bool[elements].
+
+    ``None`` where it is no view or that is not known.
+
+    Args:
+        marked: the tensor that ``x`` is a view of.
+    """
+    shape, whole = _shapes_of(call, marked, snapshot) or ((), None)
+    if whole is None:
+        return None
+    numbers = in_base(torch.arange(math.prod(shape)), shape, call.layout, math.prod(whole))
+    return None if numbers is None else numbers >= 0
+
+
+def _shapes_of(
+    call: Recorded, marked: Marked, snapshot: Snapshot
+) -> tuple[Position, Position | None] | None:
+    """Return the shape of ``x`` in ``x[key] = value``, and of its base where ``x`` is a view."""
+    if call.key is None or marked.bad is None or len(call.written) != 1:
+        return None
+    target = call.written[0].tensor
+    (shape, dtype), (whole, own) = snapshot.meta_of(target), snapshot.meta_of(marked.tensor)
+    if shape is None or whole is None or math.prod(whole) > 4 * MAX_PLACES:
+        return None
+    if target is marked.tensor:
+        return shape, None
+    is_view = snapshot.whole(target) is marked.tensor and dtype == own and call.layout is not None
+    return (shape, whole) if is_view else None

@@ -41,6 +41,48 @@ def in_memory(
     return [unravel(place, tuple(base.shape)) for place in places]
 
 
+def written_places(shape: Any, key: Sequence[Any], source: Any) -> Tensor:
+    """Return for each flat place of ``x`` which element of a value ``x[key] = value`` puts there.
+
+    -1 where it puts none.
+
+    Args:
+        shape, source: of ``x`` and of the value.
+
+    Example:
+        >>> written_places((2, 3), [1, slice(1, None)], (2,))
+        tensor([-1, -1, -1, -1,  0,  1])
+    """
+    numbers = torch.full(shape, -1, dtype=torch.int64)
+    numbers[tuple(key)] = torch.arange(math.prod(source)).reshape(tuple(source))
+    return numbers.reshape(-1)
+
+
+def in_base(numbers: Tensor, shape: Any, layout: Any, count: int) -> Tensor | None:
+    """Return numbers of the flat places of a view as those of its base, -1 where it shows none.
+
+    Args:
+        shape: of the view.
+        layout: where it begins in the contiguous base, and its strides.
+        count: of the base's elements.
+
+    Example:
+        >>> in_base(torch.tensor([7, -1]), (2,), (1, (2,)), 4)  # x[1::2] of four
+        tensor([-1,  7, -1, -1])
+    """
+    start, strides = layout
+    places = torch.full(tuple(shape), start)
+    for dim, (size, step) in enumerate(zip(shape, strides, strict=True)):
+        along = torch.arange(size) * step
+        places += along.reshape([-1 if at == dim else 1 for at in range(len(shape))])
+    places, is_written = places.reshape(-1), numbers >= 0
+    if len(places) and not 0 <= places.min() <= places.max() < count:
+        return None
+    found = torch.full((count,), -1)
+    found[places[is_written]] = numbers[is_written]
+    return found
+
+
 def values_at(tensor: Any, positions: Any) -> Tensor:
     """Return some elements as one row on the host."""
     return torch.stack([tensor.detach()[position] for position in positions]).cpu()
@@ -50,6 +92,12 @@ def contains(tensor: Tensor, value: Tensor) -> bool:
     """Return whether a tensor has an element of a value; NaN is equal to NaN."""
     value = value.to(tensor.device)
     return bool(((tensor == value) | ((tensor != tensor) & (value != value))).any())  # noqa: PLR0124
+
+
+def is_among(values: Tensor, tensor: Tensor) -> Tensor:
+    """Return which values a tensor contains; NaN is equal to NaN."""
+    tensor = tensor.detach().to(values)
+    return torch.isin(values, tensor) | ((values != values) & (tensor != tensor).any())  # noqa: PLR0124
 
 
 def joined_at(

@@ -25,15 +25,13 @@ from cudalens.core.torch_functions import CONVERSIONS, Trait, functions
 from cudalens.recorder.calls import FROM_PYTHON, Recorded
 from cudalens.recorder.dataloader import Batch, describe
 from cudalens.recorder.history import Snapshot
-from cudalens.recorder.marked import Marked, parts_of
-from cudalens.recorder.places import Position, contains, in_memory, reshaped, values_at
+from cudalens.recorder.marked import MAX_PLACES, Marked, parts_of, places_shown, places_written
+from cudalens.recorder.places import Position, contains, in_memory, is_among, reshaped, values_at
 from cudalens.recorder.sites import RawSite
 from cudalens.recorder.tensor_refs import Ref, is_ref
 
 _MAX_STEPS = 24
 _MAX_CALLS = 1000
-_MAX_PLACES = 1 << 20
-"""Up to this many bad elements are followed; up to four times as many elements have a key."""
 IsBad = Callable[[Tensor], bool]
 
 _CHOOSES = functions(Trait.CHOOSES)
@@ -99,6 +97,8 @@ class ProvenanceWalk:
         """The batches that were named."""
         self._hands_infinities_on = True
         """No call between here and the failure has computed other values of the followed ones."""
+        self._is_counted = True
+        """No write of unknown places has been passed, which may have hidden older bad elements."""
         self._is_over = False
         self._before: int | None = None
         """The current tensor has them right before this call; ``None`` for now."""
@@ -106,7 +106,7 @@ class ProvenanceWalk:
             values = values_at(tensor, positions)
             bad = None
             if mask is not None and mask.shape == tensor.shape:
-                places = mask.reshape(-1).nonzero().squeeze(1)[:_MAX_PLACES]
+                places = mask.reshape(-1).nonzero().squeeze(1)[:MAX_PLACES]
                 bad = places.cpu(), tensor.detach().reshape(-1)[places].cpu()
             self._at = self._at._replace(positions=positions, values=values, bad=bad)
         if self._is_bad(tensor):
@@ -145,7 +145,7 @@ class ProvenanceWalk:
                 self._before, self._is_over = batch.seq + 1, not batch.is_collated_here
             elif call is None:
                 self._is_over = not self._go_to_base(reader)
-            elif (numbers := self._places_of(call)) is not None:
+            elif (numbers := places_written(call, self._at, self._snapshot)) is not None:
                 yield from self._keyed_write(call, numbers)
             elif self._ends_at(call):
                 return
@@ -165,7 +165,8 @@ class ProvenanceWalk:
         """Yield the step of a call that made all elements of the tensor."""
         source, is_first = self._source_of(call)
         is_proven = is_first and self._at.state == "bad"
-        count = len(self._at.bad[0]) if is_proven and self._at.bad is not None else None
+        bad = self._at.bad if is_proven and self._is_counted else None
+        count = None if bad is None else len(bad[0])
         divides = call.divisor == 0 and self._hands_infinities_on
         note = FIRST_BAD if is_proven else DIVIDES if divides else None
         self._hands_infinities_on &= call.api.stem in _OF_INFINITIES
@@ -206,7 +207,8 @@ class ProvenanceWalk:
     def _keyed_write(self, call: Recorded, numbers: Tensor) -> Iterator[ProvenanceStep]:
         """Yield the step of a write of which the places are known, if it made bad elements."""
         if count := self._leave_to(call, numbers):
-            yield describe_step(call, self._snapshot, _what_it_writes(call.operand), count)
+            known = count if self._is_counted else None
+            yield describe_step(call, self._snapshot, _what_it_writes(call.operand), known)
         self._before = call.seq
         self._is_over = self._at.bad is not None and not len(self._at.bad[0])
 
@@ -219,38 +221,15 @@ class ProvenanceWalk:
         if is_unknown and self._is_of_integers and self._at.state != "bad":
             self._is_over = True  # it may have written another bad value than those followed
             return
+        shown = places_shown(call, self._at, self._snapshot)
+        if not self._is_reached(shown, written):
+            return
         if self._contains_some(written):
             note = f"{WRITES} {written.item()}" if written.dim() == 0 else None
             yield describe_step(call, self._snapshot, note)
-            self._is_over = not self._leave_out(written)
+            self._is_over = not self._leave_out(shown, written)
         elif self._at.state != "bad" and self._at.values is None:
             self._is_over = True  # good values, where it is not known which were bad
-
-    def _places_of(self, call: Recorded) -> Tensor | None:
-        """Return the flat places that ``x[key] = value`` wrote, numbered as those of the value.
-
-        All others are -1.  ``None`` where they are not known, or another call is meant.
-        """
-        is_of_tensor = len(call.written) == 1 and call.written[0].tensor is self._at.tensor
-        if call.key is None or self._at.bad is None or not is_of_tensor:
-            return None
-        shape, key = self._snapshot.meta_of(self._at.tensor)[0], []
-        if shape is None or math.prod(shape) > 4 * _MAX_PLACES:
-            return None
-        for part in call.key:
-            living: Any = part() if is_ref(part) else part
-            if is_ref(part):
-                is_kept = living is not None and self._snapshot.is_untouched(part, call.seq)
-                if not is_kept or living.device.type == "meta":
-                    return None
-                living = living.detach().cpu()
-            key.append(living)
-        numbers = torch.full(shape, -1, dtype=torch.int64)
-        source = self._snapshot.meta_of(call.operand)[0] if is_ref(call.operand) else ()
-        if source is None:
-            return None
-        numbers[tuple(key)] = torch.arange(math.prod(source)).reshape(tuple(source))
-        return numbers.reshape(-1)
 
     def _leave_to(self, call: Recorded, numbers: Tensor) -> int:
         """Go on with the bad elements that a write did not make; return how many it made.
@@ -289,19 +268,43 @@ class ProvenanceWalk:
         ).relisted(tuple(shape))
         return int(is_hit.count_nonzero())
 
-    def _leave_out(self, written: Tensor) -> bool:
-        """Go on with the bad values that a write did not make; return whether any are left."""
+    def _is_reached(self, shown: Tensor | None, written: Tensor) -> bool:
+        """Return whether a bad element that a write can have made lies where it wrote."""
+        if shown is None or self._at.bad is None:
+            return True
+        flat, values = self._at.bad
+        return bool((shown[flat] & is_among(values, written)).any())
+
+    def _leave_out(self, shown: Tensor | None, written: Tensor) -> bool:
+        """Go on with the bad values that a write did not make; return whether any are left.
+
+        Args:
+            shown: where the view lies that it wrote to.  What lies beside it is older, whatever
+                its value.
+        """
         values, places = self._at.values, self._at.positions
         if values is None:
             return False
-        rest = [at for at, value in enumerate(values) if not contains(written, value)]
+        shape = self._snapshot.meta_of(self._at.tensor)[0]
+        is_hit = [contains(written, value) for value in values]
+        bad, self._is_counted = None, False
+        if shown is not None and self._at.bad is not None and places is not None:
+            flat, its = self._at.bad
+            is_left = ~(shown[flat] & is_among(its, written))
+            bad = flat[is_left], its[is_left]
+            is_hit = [
+                is_hit[at] and bool(shown[ravel(place, shape)]) for at, place in enumerate(places)
+            ]
+        rest = [at for at, hit in enumerate(is_hit) if not hit]
         self._at = self._at._replace(
             origins=tuple(self._at.origins[at] for at in rest),
             positions=None if places is None else [places[at] for at in rest],
             values=values[rest],
-            bad=None,
+            bad=bad,
         )
-        return bool(rest)
+        if bad is not None:
+            self._at = self._at.relisted(tuple(shape))
+        return bool(self._at.origins)
 
     def _passed_on(self, call: Recorded) -> Marked | None:
         """Return the one tensor that a choice like ``where`` took the bad values from."""

@@ -221,6 +221,7 @@ def test_the_way_of_bad_values(way: str) -> None:
 
 
 CLASSES = "mask = torch.arange(36).reshape(6, 6) % 5\n"
+BATCH = "batch = torch.zeros(2, 6).long()\n"
 WRITERS = {
     "each element by its own line": (
         "labels = torch.arange(6)\nlabels[1] = 10\nlabels[4] = 20\nreturn labels",
@@ -242,6 +243,26 @@ WRITERS = {
         "labels = torch.tensor([1, 12, 2])\nids = torch.zeros_like(labels)\n"
         "ids[1:] = labels[:-1].clone()\nids.masked_fill_(ids == -100, 0)\nreturn ids",
         [(3, None, 1), (3, None, None), (1, FIRST_BAD, None)],
+    ),
+    "one number by two views": (
+        f"{BATCH}batch[0][1:3] = 12\nbatch.T[5] = 12\nreturn batch",
+        [(3, "it writes 12", 2), (2, "it writes 12", 2)],
+    ),
+    "what a later write to a view hides": (
+        f"{BATCH}batch[0][1:3] = 12\nbatch[:, 1:][0] = 13\nreturn batch",
+        [(3, "it writes 13", 5)],
+    ),
+    "views at masks that are gone: where is not known, but not beside the view": (
+        f"{BATCH}batch[0][1:3] = 12\nbatch[1][batch[1] == 0] = 12\nreturn batch",
+        [(3, "it writes 12", None), (2, "it writes 12", None)],
+    ),
+    "a mask that is gone in a view without that number": (
+        f"{BATCH}batch[0][1:3] = 12\nbatch[1][batch[1] == 7] = 12\nreturn batch",
+        [(2, "it writes 12", 2)],
+    ),
+    "a view through another dtype has other places": (
+        f"{BATCH}batch.view(torch.float64)[0] = 1.0\nreturn batch",
+        [],
     ),
     "the part of a choice that nothing replaced": (
         "ids = torch.tensor([1, 12, -100])\nids = torch.where(ids == -100, 0, ids)\n"

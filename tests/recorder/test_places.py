@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from cudalens.recorder.places import contains, in_memory, reshaped, values_at
+from cudalens.recorder.places import (
+    contains,
+    in_base,
+    in_memory,
+    reshaped,
+    values_at,
+    written_places,
+)
 
 X = torch.arange(12.0).reshape(3, 4)
 
@@ -48,3 +55,25 @@ def test_values_at_positions() -> None:
 def test_whether_a_value_is_among_elements(value: float, is_there: bool) -> None:
     assert contains(X, torch.tensor(value)) is is_there
     assert contains(torch.tensor([1.0, math.nan]), torch.tensor(math.nan))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [((1,), torch.ones(2)), ((..., 0), torch.ones(2)), ((slice(1), torch.tensor([1])), 1)],
+)
+@pytest.mark.parametrize("view", [X[1:, 1::2], X.T[:2, 1:], X[:2, :2]])
+def test_what_a_view_writes_is_written_to_its_base(view: Any, key: Any, value: Any) -> None:
+    """A real write to a copy with the same layout says which places it reaches."""
+    base = torch.zeros_like(X)
+    base.as_strided(view.shape, view.stride(), view.storage_offset())[key] = value
+    numbers = written_places(view.shape, key, getattr(value, "shape", ()))
+    layout = (view.storage_offset(), view.stride())
+    found = in_base(numbers, view.shape, layout, X.numel())
+    assert found is not None
+    assert (found >= 0).tolist() == base.flatten().bool().tolist()
+
+
+def test_a_view_that_ends_behind_its_base_has_no_places_there() -> None:
+    assert in_base(torch.tensor([0, -1]), (2,), (2, (1,)), 4) is not None
+    assert in_base(torch.tensor([0, -1]), (2,), (3, (1,)), 4) is None
+    assert in_base(torch.tensor([0]), (1,), (-1, (1,)), 4) is None
