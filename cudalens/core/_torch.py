@@ -264,11 +264,11 @@ def is_device_usable() -> bool:
     return True
 
 
-_KEPT: list[Tensor] = []
+_KEPT: list[Any] = []
 """The tensors that lived when the device was lost, for as long as the process lives."""
 
 
-def outlive_lost_device() -> None:
+def outlive_lost_device(*held: Any) -> None:
     """Keep torch from ending the process where it frees memory of a device that is lost.
 
     Torch aborts where it frees a pinned tensor that was copied from or a tensor that another stream
@@ -281,7 +281,9 @@ def outlive_lost_device() -> None:
         with suppress(RuntimeError, ValueError):  # torch 2.11 and older have no such setting
             change("pinned_free_catch_all:True")
     if not _KEPT:
-        _KEPT.extend(live_instances(Tensor))
+        # Torch 2.6 and 2.8 hide from the collector what C++ refers to as well.  If that is the
+        # graph, it is kept with its results; if it is a call that fails, these are its arguments.
+        _KEPT.extend((*live_instances(Tensor), *held))
         # A reference that nobody gives back: else they are freed when the interpreter ends.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(_KEPT))
 

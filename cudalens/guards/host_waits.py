@@ -40,7 +40,7 @@ class HostWaits:
             other threads that it is given.
         devices: the device types that guards act on.
         count: returns how many guarded calls there were.
-        on_failed_call: told what a call raised.
+        on_failed_call: told what a call raised, and its arguments.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class HostWaits:
         settle: Callable[[Collection[int]], BaseException | None],
         devices: frozenset[str],
         count: Callable[[], int],
-        on_failed_call: Callable[[BaseException], None],
+        on_failed_call: Callable[[BaseException, Any], None],
     ) -> None:
         self._on_failed_call = on_failed_call
         self._settle, self._bits = settle, _torch.backend_bits(devices)
@@ -139,7 +139,7 @@ class HostWaits:
                     before(*args, **kwargs)
                 return go_on(keyset & below, *args, **kwargs)
             except BaseException as error:
-                self._on_failed_call(error)
+                self._on_failed_call(error, (args, kwargs))
                 args, kwargs = (), {}  # a traceback that stays keeps this frame
                 raise
 

@@ -69,7 +69,8 @@ class Interceptor:
         is_deferred: look at the values later, without a wait of the host.
         on_past_violation: told of each finding in a call that is over, where guards look later.
         is_users: whether a file is the user's: so far a finding's lines go.
-        on_failed_call: told what a guarded call raised, or one at which deferred guards wait.
+        on_failed_call: told what a guarded call raised, or one at which deferred guards wait, and
+            its arguments.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Interceptor:
         is_deferred: bool = False,
         on_past_violation: OnPastViolation | None = None,
         is_users: IsUsers = lambda file: False,
-        on_failed_call: Callable[[BaseException], None] = lambda error: None,
+        on_failed_call: Callable[[BaseException, Any], None] = lambda error, arguments: None,
     ) -> None:
         self._on_failed_call = on_failed_call
         self._on_violation = on_violation
@@ -199,7 +200,7 @@ class Interceptor:
                     inside.busy = False
             except BaseException as error:
                 if violation is None and not inside.busy:  # else the call around it tells
-                    failed(error)
+                    failed(error, (args, kwargs))
                     if noted is not None:
                         noted.withdraw()
                 # TorchScript names the innermost frame, and those that led to it, in the text of

@@ -26,7 +26,7 @@ class Listener(Protocol):
     def add_finding(self, report: Report) -> None:
         """Take note of a finding."""
 
-    def call_failed(self, error: BaseException) -> None:
+    def call_failed(self, error: BaseException, arguments: Any) -> None:
         """Take note of what a guarded call raised."""
 
     def internal_error(self, line: str) -> None:
@@ -174,14 +174,14 @@ class Guarding:
         if listener is not None:
             listener.add_finding(report)
 
-    def call_failed(self, error: BaseException) -> None:
+    def call_failed(self, error: BaseException, arguments: Any) -> None:
         """Tell the session what a guarded call raised: the device may be lost.
 
         Not what a guard raised inside it, before a launch.
         """
         listener = self.listener
         if listener is not None and not isinstance(error, DeviceAssertError):
-            listener.call_failed(error)
+            listener.call_failed(error, arguments)
 
     def internal_error(self, line: str) -> None:
         """Tell the session that something of ours failed; where there is none, print it once."""

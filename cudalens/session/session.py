@@ -311,7 +311,7 @@ class CheckSession:
             self._is_of_thread = threading.get_ident() != self._thread
         self._findings.add(report)
 
-    def call_failed(self, error: BaseException) -> None:
+    def call_failed(self, error: BaseException, arguments: Any) -> None:
         """Report the loss of the device, where no recorder does and a guarded call sees it."""
         if self.recorder is not None:
             return
@@ -321,7 +321,7 @@ class CheckSession:
         if not self._is_lost:
             limits = self._limits
             if limits.attempt("device", lambda: lost_context.is_fatal(error), bool):
-                limits.attempt("early report", lambda: self._on_device_end(error))
+                limits.attempt("early report", lambda: self._on_device_end(error, arguments))
 
     def internal_error(self, line: str) -> None:
         """Record a failure of the check itself, once."""
@@ -420,14 +420,14 @@ class CheckSession:
             return self._early  # the line where the loss was met is known, the call at fault is not
         return self._explained(error, started)
 
-    def _on_device_end(self, error: BaseException) -> None:
+    def _on_device_end(self, error: BaseException, *held: Any) -> None:
         """Report the loss of the device where it is found.
 
         While the exception leaves the user's code its tensors are freed, and torch can end the
         process there.
         """
         if context.rehearsed_fault() is None:
-            outlive_lost_device()
+            outlive_lost_device(*held)
         if self._was_lost or self._is_lost or threading.get_ident() != self._thread:
             return  # the stack of autograd's own thread does not lead to the user's line
         self._is_lost = True

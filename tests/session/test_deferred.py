@@ -476,15 +476,18 @@ def compiled_step(model: nn.Module, row: int) -> None:
 @pytest.mark.usefixtures("installed")
 def test_a_copy_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be the device that is lost; a good copy beside it is nothing."""
-    told: list[BaseException] = []
+    told: list[tuple[BaseException, Any]] = []
     with cudalens.check(deferred=True) as session:
-        monkeypatch.setattr(session, "call_failed", told.append)
+        monkeypatch.setattr(session, "call_failed", lambda *what: told.append(what))
         looked_up(0, 1)
         host = torch.zeros(2).copy_(torch.ones(2, device="cuda"))
         assert (host.tolist(), told) == ([1, 1], [])
+        target, source = torch.zeros(2), torch.ones(3, device="cuda")
         with pytest.raises(RuntimeError) as caught:
-            torch.zeros(2).copy_(torch.ones(3, device="cuda"))
-    assert told == [caught.value]
+            target.copy_(source)
+    ((error, (args, kwargs)),) = told
+    assert (error, kwargs) == (caught.value, {})
+    assert args[0] is target and args[1] is source  # what a lost device must not free
 
 
 def test_a_traced_function_that_asks_for_a_number() -> None:
