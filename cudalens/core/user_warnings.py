@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from contextlib import suppress
+from itertools import chain
 from linecache import getline
 from pathlib import Path
 from types import FrameType
@@ -130,9 +131,13 @@ def _has_our_hooks_alone(call: FrameType) -> bool:
         return False
     module = call.f_locals.get("self")
     hooks = [getattr(module, f"_{name}_hooks", None) for name in _KINDS_OF_HOOKS]
-    # While a recorder is open this leaves out its own.
-    has_global = call.f_globals.get("_has_any_global_hook")
-    return not any(hooks) and has_global is not None and not has_global()
+    of_all = (call.f_globals[f"_global_{name}_hooks"].values() for name in _KINDS_OF_HOOKS)
+    return not any(hooks) and all(map(_is_ours, chain.from_iterable(of_all)))
+
+
+def _is_ours(hook: Any) -> bool:
+    """Return whether a hook of all modules is one of a recorder's."""
+    return str(getattr(hook, "__module__", "")).partition(".")[0] == "cudalens"
 
 
 def _line_without_hooks(frame: FrameType) -> int | None:
