@@ -63,8 +63,9 @@ class Lane:
         raise NotRunError(f"there is no Python {self.python} here")
 
     def install(self) -> None:
-        """Make the environment; what is there already is kept."""
-        if not Path(self.own).exists():
+        """Make the environment; what is there already and whole is kept."""
+        self._forget_halves()
+        if not any(self.folder.glob("lib/python*/site-packages/pip-*.dist-info")):
             _call([self.interpreter(), "-m", "venv", str(self.folder)], INSTALL_LIMIT_S)
         pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
         others = [line for line in pins if not line.startswith("torch==")]
@@ -74,6 +75,12 @@ class Lane:
         _call([*pip, "--no-deps", f"torch=={self.torch}"], INSTALL_LIMIT_S)
         self._do_without_nvidia()
         _call([*pip, "-c", str(constraints), "-e", f"{ROOT}[test]"], INSTALL_LIMIT_S)
+
+    def _forget_halves(self) -> None:
+        """Let pip install again what it was stopped at: its last file says that it is done."""
+        for metadata in self.folder.glob("lib/python*/site-packages/*.dist-info"):
+            if not (metadata / "INSTALLER").exists():
+                shutil.rmtree(metadata)
 
     def _do_without_nvidia(self) -> None:
         """Let torch ask for none of NVIDIA's packages, and find empty libraries in their place."""
