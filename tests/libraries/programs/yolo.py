@@ -37,7 +37,7 @@ def program():
         plots=False,
         amp=False,
         verbose=False,
-        project="runs",
+        project=str(Path("runs").absolute()),  # else in the checkout that holds the libraries
         seed=0,
         deterministic=False,
     )
