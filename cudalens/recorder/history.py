@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from torch.nn import Parameter
+
+from cudalens.core._torch import base_of
 from cudalens.core.call import ApiCall
 from cudalens.core.report_types import HistoryEntry
 from cudalens.recorder.calls import Recorded, Write, meta_of
@@ -22,6 +25,7 @@ from cudalens.recorder.earlier_calls import (
     note_change,
     version_or_none,
 )
+from cudalens.recorder.places import place_of
 from cudalens.recorder.sites import SiteReader, phase_of, shared_site
 from cudalens.recorder.tensor_refs import Ref
 
@@ -168,7 +172,34 @@ class Snapshot:
 
     def _changes_of(self, tensor: Ref) -> list[UnseenChange]:
         keys = {id(tensor), id(self.whole(tensor))}
-        return [self.changes[key] for key in keys if key in self.changes]
+        tables = (self.changes, self._shared)
+        return [table[key] for table in tables for key in keys if key in table]
+
+    @cached_property
+    def _shared(self) -> dict[int, UnseenChange]:
+        """Changes of tensors that lie in one place of memory, though no call says so.
+
+        No mode sees ``y.set_(x)``, nor ``to_dlpack(x)``, and each has versions of its own then.
+        """
+        owners: dict[int, dict[int, Ref]] = {}
+        changes: dict[int, UnseenChange] = {}
+        last = self.calls[-1].seq if self.calls else 0
+        known: set[int] = set()
+        for call in (*self.earlier.calls, *self.calls):
+            given = {_own_place(item) for item in call.inputs}
+            for item in (*call.inputs, *call.outputs):
+                if id(item) in known:
+                    continue
+                known.add(id(item))
+                place, is_given = _own_place(item), any(item is it for it in call.inputs)
+                if place is None or (place in given and not is_given):
+                    continue  # what a call shows of an input has the versions of that
+                same = owners.setdefault(place, {})
+                same[id(item)] = item
+                for owner in same.values() if len(same) > 1 else ():
+                    note_change(changes, owner, call.seq)
+                    note_change(changes, owner, last)
+        return changes
 
     def is_made(self, tensor: Ref) -> bool:
         """Return whether a known call has made a tensor, and not only written to it."""
@@ -219,6 +250,16 @@ class Snapshot:
         for call in (*self.earlier.calls, *self.calls):
             index.add(call)
         return index
+
+
+def _own_place(tensor: Ref) -> int | None:
+    """Return the address of the memory of a living tensor.
+
+    ``None`` for a view and a parameter, which have the versions of what they were made of.
+    """
+    living = tensor()
+    is_own = living is not None and not isinstance(living, Parameter) and base_of(living) is None
+    return place_of(living) if is_own and living is not None else None
 
 
 class _Index:

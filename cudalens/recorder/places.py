@@ -83,6 +83,17 @@ def in_base(numbers: Tensor, shape: Any, layout: Any, count: int) -> Tensor | No
     return found
 
 
+def place_of(tensor: Tensor) -> int | None:
+    """Return the address of a tensor's memory, the same for all that lie in it.
+
+    ``None`` where it has none of its own, as a sparse tensor, or no element.
+    """
+    try:
+        return tensor.untyped_storage().data_ptr() or None
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
 def values_at(tensor: Any, positions: Any) -> Tensor:
     """Return some elements as one row on the host."""
     return torch.stack([tensor.detach()[position] for position in positions]).cpu()

@@ -158,6 +158,7 @@ def test_memory_that_numpy_shares_proves_nothing(notebook: Notebook) -> None:
 
 GIVEN = """import copy, ctypes
 import numpy as np
+from torch.utils.dlpack import to_dlpack
 logits = torch.zeros(32, 10, device="cuda")
 def through_an_address():
     ctypes.c_int64.from_address(y.data_ptr() + 24).value = 10
@@ -174,6 +175,8 @@ UNSEEN_WRITES = (
     "torch.from_dlpack(y)[3] = 10",
     "copy.copy(y)[3] = 10",
     "through_an_address()",
+    "z = torch.empty(0, dtype=y.dtype).set_(y)\nz[3] = 10",
+    "z = torch.from_dlpack(to_dlpack(y))\nz[3] = 10",
 )
 
 
@@ -195,6 +198,17 @@ def test_memory_that_was_given_away_later_changes_nothing(notebook: Notebook) ->
     fail = "%%cudacheck\nF.cross_entropy(logits, target)"
     assert MADE_ON_HOST in marks(report_of(notebook, bad, fail))
     assert MADE_ON_HOST in marks(report_of(notebook, f"{bad}\n{fail.partition(chr(10))[2]}"))
+
+
+def test_memory_that_a_call_shows_still_proves(notebook: Notebook) -> None:
+    """What a call makes of a tensor has its versions: a write to it is not missed."""
+    shows = "parts = y.detach(), y.view(4, 8), y[1:]\n"
+    shows += "parameter = torch.nn.Parameter(y, requires_grad=False)\nparts[0] + parameter"
+    fail = "%%cudacheck\nF.cross_entropy(logits, y.to('cuda'))"
+    assert MADE_ON_HOST in marks(report_of(notebook, LABELS + shows, fail))
+    assert MADE_ON_HOST in marks(
+        report_of(notebook, f"{LABELS}{shows}\n{fail.partition(chr(10))[2]}")
+    )
 
 
 def test_a_cell_that_ran_again_is_the_one_that_is_shown(notebook: Notebook) -> None:
