@@ -268,8 +268,8 @@ class CellWatch:
         while self._cells and self._cells[-1].is_over:
             self._end(None)  # an interrupt has kept the shell from telling of its end
         cell, self._next, self._is_by_hand = self._next, _Cell(), False
-        self._cells.append(cell)
         try:
+            self._cells.append(cell)
             if len(self._cells) > 1:
                 # Of a silent cell, such as those of a notebook under %run, the shell tells nothing.
                 info = _ipython.info_of_running_cell()

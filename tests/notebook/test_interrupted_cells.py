@@ -135,6 +135,13 @@ def test_an_interrupt_before_the_shell_has_told_of_a_cell_leaves_it_checked(
     assert "KeyboardInterrupt" in notebook.out
 
 
+def test_an_interrupt_once_a_cell_is_noted_ends_it(notebook: Notebook, ran: list[int]) -> None:
+    interrupt_at("_before_any", notebook, f"%%cudacheck\n{CELL}", behind="append")
+    assert isinstance(notebook.error, KeyboardInterrupt)
+    assert "Error in callback" not in notebook.out
+    assert not ran
+
+
 def test_an_interrupt_where_the_end_is_told_is_put_right_by_the_next_cell(
     notebook: Notebook,
 ) -> None:
@@ -144,12 +151,17 @@ def test_an_interrupt_where_the_end_is_told_is_put_right_by_the_next_cell(
     assert not PROCESS.is_installed
 
 
-def interrupt_at(function: str, notebook: Notebook, cell: str) -> None:
-    """Run a cell and interrupt it where a function of the cells' module begins."""
+def interrupt_at(function: str, notebook: Notebook, cell: str, behind: str = "") -> None:
+    """Run a cell and interrupt it where a function of the cells' module begins.
 
-    def watch(frame: Any, event: str, arg: object) -> None:
+    Args:
+        behind: the function of C that it calls before, where it is not to begin only.
+    """
+
+    def watch(frame: Any, event: str, arg: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_name == function and code.co_filename == cells.__file__:
+        is_there = event == "c_return" and arg.__name__ == behind if behind else event == "call"
+        if is_there and code.co_name == function and code.co_filename == cells.__file__:
             sys.setprofile(None)
             signal.raise_signal(signal.SIGINT)
 
@@ -175,11 +187,19 @@ def state() -> dict[str, object]:
     }
 
 
+IN_ONE_NET = ("core", "diagnosis", "evidence", "render", "source")
+"""What a report is made by: an interrupt in it goes the same way, wherever it comes."""
+ENTRIES = ("_before_any", "_before")
+"""Where they begin nothing of ours can take note of it; a test above says what happens then."""
+
+
 class Interrupter:
     """Interrupts the process at one step of ours: where a function begins or a call comes back."""
 
     def __init__(self, instant: int) -> None:
         self.count, self.has_come, self._instant = 0, False, instant
+        self.places: dict[object, int] = {}
+        """The first instant of each place, by the stack of what opens and closes a check."""
 
     def __enter__(self) -> Interrupter:
         sys.setprofile(self._watch)
@@ -194,10 +214,21 @@ class Interrupter:
         if not (is_step and code.co_filename.startswith(OURS)) or "/simulate/" in code.co_filename:
             return
         self.count += 1
+        self._note_place(frame, event)
         if self.count >= self._instant and not self.has_come and not is_in_no_grad(frame):
             self.has_come = True
             sys.setprofile(None)
             signal.raise_signal(signal.SIGINT)
+
+    def _note_place(self, frame: Any, event: str) -> None:
+        if self._instant < sys.maxsize or (event == "call" and frame.f_code.co_name in ENTRIES):
+            return
+        stack = [item for item, _ in walk_stack(frame) if item.f_code.co_filename.startswith(OURS)]
+        parts = [Path(item.f_code.co_filename).parent.name for item in stack]
+        if parts[0] not in IN_ONE_NET:
+            near = [it for it, part in zip(stack, parts, strict=True) if part not in IN_ONE_NET]
+            place = event, *((item.f_code, item.f_lasti) for item in near)
+            self.places.setdefault(place, self.count)
 
 
 def is_in_no_grad(frame: Any) -> bool:
@@ -233,7 +264,7 @@ def test_a_cell_interrupted_at_any_instant_raises_or_is_checked(
         notebook.run(magic + CELL)
     notebook.run("pass")
     before, ends = state(), {DeviceIndexError: 0, KeyboardInterrupt: 0}
-    instants = range(1, steps.count)
+    instants = list(steps.places.values())
     tried = min(AMOUNT.cell_interrupts, len(instants))
     for instant in random.Random(47).sample(instants, tried):
         ran.clear()
