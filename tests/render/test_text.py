@@ -117,6 +117,21 @@ def test_source_without_context_lists_its_tensors() -> None:
     assert "with  y i64[32], 3 bad · logits f32[32, 10]" in text
 
 
+@pytest.mark.parametrize(
+    ("inner", "is_shown"),
+    [("float32[4, 4]", False), ("bool[4, 4]", True), ("float32[4, 5]", True)],
+)
+def test_a_librarys_own_form_of_a_labelled_tensor_is_not_told_again(
+    inner: str, is_shown: bool
+) -> None:
+    """``nn.MultiheadAttention`` casts the mask of the line and transposes the rest."""
+    line = "out = mha(x, attn_mask=m)"
+    mask = tensor(line, 9, None, "m", "bool[4, 4]")
+    inside = (fact("attn_mask", inner), fact("in_proj_weight", "float32[24, 8]"))
+    text = render(calling(line, "mha(x, attn_mask=m)", mask, *inside, argument="attn_mask"))
+    assert ("in_proj_weight" in text) == is_shown
+
+
 def test_very_many_tensors_stay_few_lines() -> None:
     many = tuple(fact(f"tensors[{at}]", f"float32[{at}]") for at in range(200))
     text = render(make_report(tensors=many, argument="tensors[3]"))
