@@ -147,7 +147,10 @@ def _arguments(evidence: Evidence) -> Iterator[Observation]:
     message = evidence.error.message if evidence.error is not None else ""
     for item in evidence.refused_call.odd_arguments:
         is_meant = re.search(rf"(?<!\w){re.escape(item.type_name)}\b", message)
-        if item.type_name not in _PLAIN and is_meant and item.name not in message:
+        is_written_out = item.name.startswith(("[", "(", "{"))  # the line shows what it is
+        if item.type_name in _PLAIN or is_written_out:
+            continue
+        if is_meant and item.name not in message:
             facts = {"name": item.name, "type": item.type_name}
             yield Observation(kind="argument", text=f"{item.name} is {item.words}", facts=facts)
 

@@ -41,6 +41,8 @@ _LOOKS = {
     "cl-badlabel": _themed("color", "", "bad"),
     "cl-narrow": "display:none",
     "cl-fig": "margin:4px 0;font-size:12px",
+    # Beside each other, each with its own caption.
+    "cl-pic": "display:inline-block;margin-right:10px",
     "cl-scroll": "overflow-x:auto",
     "cl-table": "border-collapse:collapse;font-size:12.5px",
     "cl-text": "font-size:12px",

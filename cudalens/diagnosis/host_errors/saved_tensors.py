@@ -236,6 +236,10 @@ def saved_tensor_modified(evidence: Evidence, match: re.Match[str]) -> Answer:
         yield hint
 
 
+_HEAD_OF_BLOCK = re.compile(r"^with\b[^:]*:\s*(?=\S)")
+"""``with torch.no_grad():`` before the statement that it holds, in one line."""
+
+
 def _headline(evidence: Evidence, step: ProvenanceStep, changed: str) -> str:
     """Return ``opt.step() in line 13 changed D[2].weight, which loss.backward() needs``."""
     ref, here = step.source, evidence.source
@@ -248,7 +252,8 @@ def _headline(evidence: Evidence, step: ProvenanceStep, changed: str) -> str:
         return f"{place} {rest}"
     rest = f" in {place} {rest}"
     room = MAX_HEADLINE - len(rest)
-    text = ref.text if len(ref.text) <= room else f"{ref.text[: max(room - 1, 12)].rstrip()}…"
+    text = _HEAD_OF_BLOCK.sub("", ref.text)
+    text = text if len(text) <= room else f"{text[: max(room - 1, 12)].rstrip()}…"
     return f"{text}{rest}"
 
 
