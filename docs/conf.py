@@ -35,7 +35,7 @@ html_theme = "furo"
 html_title = f"cudalens {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_js_files = ["tables.js"]
+html_js_files = ["site.js"]
 html_extra_path = ["_extra", "llms.txt"]
 html_theme_options = {
     "source_repository": "https://github.com/cudalens/cudalens/",

@@ -1,5 +1,8 @@
-// The tables of the site: a field that filters the catalogue of guards, and lists on a phone.
+// Code that breaks only between words, tables as lists on a phone, a filter for the catalogue of guards.
 document.addEventListener("DOMContentLoaded", () => {
+  for (const word of document.querySelectorAll("code.literal .pre")) {
+    word.classList.toggle("is-whole", word.textContent.length <= 24);
+  }
   for (const table of document.querySelectorAll("article table.docutils")) {
     const heads = [...(table.tHead?.rows[0]?.cells ?? [])].map((cell) => cell.textContent.trim());
     // Two columns fit on a phone, and numbers in many columns are compared side by side.
