@@ -61,7 +61,7 @@ class TrialResult:
 
 
 class Trial:
-    """The running call, ready to be tried with changes; by itself it knows nothing of it."""
+    """Interface for trying edits of the failing call. By itself it tries none."""
 
     operands: tuple[TensorFact, ...] = ()
     """The tensors that the call works on, each by its text in the call."""
@@ -245,7 +245,7 @@ def _is_asked_for(step: _Step, reason: str | None) -> bool:
 def _holds(
     evidence: Evidence, way: _Step, outcome: TrialResult, operands: Sequence[TensorFact]
 ) -> bool:
-    """Return whether a trial succeeded without making every element meet every other."""
+    """Return whether a trial succeeded without an outer-product broadcast."""
     if not outcome.succeeds or outcome.shape is None or not _is_elementwise(evidence):
         return bool(outcome.succeeds)
     # Three dimensions that line up, as in scores and a mask of them, do so on purpose.
@@ -277,7 +277,7 @@ def _is_elementwise(evidence: Evidence) -> bool:
 def _of_operands(
     evidence: Evidence, operands: Sequence[TensorFact], called: Called
 ) -> Iterator[_Step]:
-    """Yield each move of each tensor, and of all the tensors that need the same."""
+    """Yield edits of one operand each, and of all operands that need the same one."""
     groups: dict[tuple[str, str, object], list[tuple[TensorFact, Move]]] = {}
     # Of two factors it is the second one that is transposed, as a rule.
     for fact in operands[::-1] if api_function(evidence) in PRODUCTS else operands:

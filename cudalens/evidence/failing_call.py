@@ -215,7 +215,7 @@ def is_known(value: object) -> bool:
 
 
 def value_of(call: RunningCall, node: ast.expr | None) -> Any:
-    """Return the value of an expression, ``ABSENT`` where it is not known; of displays by parts."""
+    """Return the value of an expression, of lists and tuples item by item, else ``ABSENT``."""
     if node is None:
         return None
     if (value := call.value(node)) is not ABSENT:

@@ -242,7 +242,7 @@ def _holder(
                 codes = [code for code in found.values() if code]
                 is_whole = entry.code in callers and len(codes) == len(found)
                 return ", ".join(found), ", ".join(codes) if is_whole else None
-    # Of functions only the innermost call is noted: what a caller's variable holds is it too.
+    # Only the innermost call of functions is noted, so the callers' variables are searched too.
     names = {
         name
         for item in entries

@@ -36,7 +36,7 @@ def is_lost(error: ErrorFacts) -> bool:
 
 
 def is_of_another(error: BaseException) -> bool:
-    """Return whether an exception speaks of the end of a context, and this process's goes on.
+    """Return whether an error reports a lost context although this process's works.
 
     What came up while torch started CUDA belongs to this process, though it has no context yet.
     """

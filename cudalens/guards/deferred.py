@@ -249,7 +249,7 @@ class DeferredOp:
 
         Returns:
             ``False`` where the op writes to its own index: torch refuses that, as it would not with
-            a copy, so its guard has to look at once.
+            a copy, so its guard is immediate.
         """
         args, kwargs = noted.args, noted.kwargs
         for slot in self._written:

@@ -249,7 +249,7 @@ def operands_beside(
     *,
     is_listed: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the inputs in the shape of the result, each element beside the one it went into.
+    """Return the inputs broadcast to the shape of the result.
 
     Only an elementwise op has such inputs, whatever the shapes of another's; and an input that
     shares memory with what the op wrote to has lost its values.
@@ -270,7 +270,7 @@ def operands_beside(
 def beside_of_node(
     node: Any, name: str, grads: Sequence[Tensor], shape: Sequence[int]
 ) -> dict[str, Tensor]:
-    """Return the gradient of a node, and what it saved, each element beside the one it went into.
+    """Return the gradient of a node, and its saved tensors aligned with it.
 
     Of nodes of elementwise ops alone.
     """

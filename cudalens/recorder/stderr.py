@@ -191,7 +191,7 @@ def _has_ended_child() -> bool:
 
 
 def _nameless_file() -> int:
-    """Return a file of which nothing is left however this process ends, for tee to open again."""
+    """Return a temporary file that is already unlinked, for tee to open again."""
     if hasattr(os, "memfd_create"):  # some sandboxes do not open a deleted file again
         return os.memfd_create("cudalens")
     with tempfile.TemporaryFile("a+b") as file:

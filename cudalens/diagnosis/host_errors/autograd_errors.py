@@ -57,7 +57,7 @@ def number_for_loss(evidence: Evidence, match: re.Match[str]) -> Answer:
 
 @pattern(r"grad can be implicitly created only for scalar outputs")
 def not_a_scalar(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """Backward without a gradient was asked of a tensor of several elements."""
+    """backward() was called on a non-scalar without a gradient."""
     fact = named(evidence, "self", "tensors[0]", "outputs[0]")
     shape = f"has shape {format_shape(fact.shape)}" if fact else "has several elements"
     yield autograd(
