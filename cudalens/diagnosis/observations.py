@@ -138,12 +138,14 @@ def values(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         whole = ", ".join(map(format_number, listed))
         is_short = len(listed) == offenders.count <= _MAX_LINES
         text = whole if is_short else f"outside, such as {' and '.join(ends)}"
-    count, total = _without_copies(evidence, offenders)
+    copies = _copies(evidence, offenders)
+    count, total = offenders.count // copies, offenders.total // copies
     if offenders.others is None and not offenders.allowed:
         text = f"all {total} {noun} are {text}" if total > 1 else f"the one value is {text}"
     else:
         more = _allowed(evidence)
         text = _share(count, total, noun, text, _as_typed(offenders.others), more)
+    text += f" (expand shows each {copies} times)" if copies > 1 else ""
     yield Observation(
         kind="values",
         text=text,
@@ -157,12 +159,11 @@ def values(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     )
 
 
-def _without_copies(evidence: Evidence, offenders: Offenders) -> tuple[int, int]:
-    """Return how many values are bad, and of how many: ``expand`` shows each several times."""
+def _copies(evidence: Evidence, offenders: Offenders) -> int:
+    """Return how many times ``expand`` shows each value, 1 if it has not shown all alike."""
     copies = evidence.marks.copies
-    if copies < 2 or offenders.count % copies or offenders.total % copies or offenders.allowed:
-        return offenders.count, offenders.total
-    return offenders.count // copies, offenders.total // copies
+    is_whole = not (offenders.count % copies or offenders.total % copies or offenders.allowed)
+    return copies if copies > 1 and is_whole else 1
 
 
 def _allowed(evidence: Evidence) -> str:

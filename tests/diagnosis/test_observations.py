@@ -68,6 +68,20 @@ def test_all_values_bad() -> None:
     assert observed(lookup([7, 7, 7], 5), "values") == ["all 3 ids are 7"]
 
 
+def test_values_that_expand_shows_several_times_are_counted_once() -> None:
+    """The report counts those of the expanded tensor elsewhere: both numbers are said."""
+    twice = Marks(value=7, copies=2)
+    assert observed(lookup([7, 7, 7, 7], 5, marks=twice), "values") == [
+        "all 2 ids are 7 (expand shows each 2 times)"
+    ]
+    assert observed(lookup([7, 7, 7, 7, 1, 1], 5, marks=twice), "values") == [
+        "2 of 3 ids are 7, all others 1 (expand shows each 2 times)"
+    ]
+    assert observed(lookup([7, 7, 7, 1, 1, 1], 5, marks=twice), "values") == [
+        "3 of 6 ids are 7, all others 1"
+    ]
+
+
 def test_one_value_alone_is_in_the_headline() -> None:
     assert observed(lookup([7], 5), "values") == []
 
