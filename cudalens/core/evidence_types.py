@@ -227,6 +227,8 @@ class NanHolder:
     nan: Offenders
     is_read: bool = True
     """False for a parameter that holds NaN, where no recorded call is known to have read it."""
+    written: LineRef | None = None
+    """The one line that wrote NaN to such a parameter, where it was recorded."""
 
 
 NanCause = Literal["masked row", "infinity"]

@@ -58,6 +58,11 @@ def came_from(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
             facts={"op": items[0].op, "values": tuple(values), "count": count},
             sources=(marked(line, mark + share),),
         )
+    if holder is not None and holder.written is not None:
+        line, mark = holder.written, f"nan is written to {holder.name} here"
+        text = f"{place(line, evidence)}: {line.text}"
+        facts = {"values": ("nan",), "holder": holder.name}
+        yield Observation(kind="came_from", text=text, facts=facts, sources=(marked(line, mark),))
 
 
 def computed(evidence: Evidence, trial: Trial) -> Iterator[Observation]:

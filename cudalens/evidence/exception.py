@@ -178,7 +178,7 @@ def evidence_of_error(
         value["bound"] = attempt("bound", find_number)
     if violation is not None and not is_lost:
         origin = attempt("bound", partial(bound_of, failure, (), trial))
-        holder = partial(nan_holder, violation, way.origin, failure.frames)
+        holder = partial(nan_holder, failure, way.origin)
         value = {
             "bound": origin,
             "bound_source": origin.at if origin is not None and origin.is_set else None,

@@ -246,7 +246,7 @@ def evidence_of_call(
         dataset_column=attempt("dataset", partial(column_of, way.batch, violation))
         if way.batch is not None
         else None,
-        nan_holder=attempt("variables", partial(nan_holder, violation, way.origin, frames)),
+        nan_holder=attempt("variables", partial(nan_holder, failure, way.origin)),
         nan_cause=attempt("values", partial(nan_cause, way)),
         has_nan_watch=getattr(recorder, "watch", None) is not None,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -13,28 +12,30 @@ from torch import Tensor
 from cudalens.core import _torch
 from cudalens.core.api_names import stem_of
 from cudalens.core.evidence_types import BoundOrigin, Marks, NanCause, NanHolder
-from cudalens.core.graph_types import FIRST_NAN
-from cudalens.core.report_types import Violation
+from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN, WRITES, ProvenanceStep
+from cudalens.core.report_types import LineRef
 from cudalens.core.tensor_values import find_offenders
+from cudalens.core.torch_functions import is_in_place
 from cudalens.evidence.bound import bound_origin
 from cudalens.evidence.call_stack import held_name, visible_parameters
 from cudalens.evidence.collect import FailureContext, bad_places
 from cudalens.evidence.marks import marks_of, vanished
 from cudalens.evidence.python_values import computed_lines
 from cudalens.evidence.tensors import bad_key
+from cudalens.guards._ranges import breaks
 from cudalens.recorder.provenance import Provenance
 
 _MAX_READ = 1 << 26
 """Values of parameters that are looked at for a NaN whose way is not known."""
 
 
-def nan_holder(
-    violation: Violation, origin: Tensor | None, frames: Sequence[FrameType]
-) -> NanHolder | None:
+def nan_holder(failure: FailureContext, origin: Tensor | None) -> NanHolder | None:
     """Return the tensor of the user's that a NaN came from, if it has a name.
 
     If the NaN cannot be traced: the first parameter that contains one.
     """
+    violation, frames = failure.violation, failure.frames
+    assert violation is not None
     name = None if origin is None else held_name(origin, frames)
     if origin is not None and name is not None:
         return _holding(name, origin)
@@ -47,9 +48,29 @@ def nan_holder(
             if room < 0:
                 return None
             if (held := _holding(name, parameter)) is not None:
-                path = held_name(parameter, frames)
-                return replace(held, name=path or name, is_read=False)
+                return replace(
+                    held,
+                    name=held_name(parameter, frames) or name,
+                    is_read=False,
+                    written=_writer_of_nan(failure, parameter, held),
+                )
     return None
+
+
+def _writer_of_nan(failure: FailureContext, tensor: Tensor, held: NanHolder) -> LineRef | None:
+    """Return the one line that wrote NaN to a tensor, to some elements or to all."""
+    if failure.recorder is None or failure.violation is None:
+        return None
+    positions, is_nan = [item.position for item in held.nan.first], breaks(failure.violation)
+    way = failure.recorder.provenance(tensor, is_nan, positions, tensor.detach().isnan())
+    lines = {step.source for step in way.steps if _writes_nan(step)}
+    return lines.pop() if len(lines) == 1 else None
+
+
+def _writes_nan(step: ProvenanceStep) -> bool:
+    return step.note == f"{WRITES} nan" or (
+        step.note == FIRST_BAD and is_in_place(stem_of(step.op or ""))
+    )
 
 
 def nan_cause(way: Provenance) -> NanCause | None:

@@ -455,4 +455,5 @@ def judged(mistake: Mistake) -> str | None:
     text = f"{report.to_text(width=200)}\nphase {report.phase}"
     headline = report.headline_own or report.headline
     is_right = line == mistake.line and mistake.headline in headline
-    return None if is_right and mistake.says in text else f"line {line!r}\n{text}"
+    is_right &= mistake.says in " ".join(text.split())  # wherever the report breaks its lines
+    return None if is_right else f"line {line!r}\n{text}"

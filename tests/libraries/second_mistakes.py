@@ -163,7 +163,7 @@ made = model.generate(tokens, do_sample=True, max_new_tokens=3, pad_token_id=0)
 """,
         "made = model.generate(tokens, do_sample=True, max_new_tokens=3, pad_token_id=0)",
         "input[0, 0] = nan is not a number",
-        "--nan stops at the first one",
+        "nan is written to model.model.layers.0.mlp.down_proj.weight here",
     ),
     Mistake(
         "metrics",
@@ -472,7 +472,7 @@ out = model(input_features=sound, decoder_input_ids=prompt)
 """,
         "out = model(input_features=sound, decoder_input_ids=prompt)",
         "indices[0][0, 12] = 12 is outside dimension 0 (size 12) of model.model.decoder.embed_positions.weight",
-        "truncate to max_length=12",
+        "max_length=12 in the tokenizer",
     ),
     Mistake(
         "yolo",
