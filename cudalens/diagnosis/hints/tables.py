@@ -27,7 +27,6 @@ from cudalens.diagnosis.user_code import (
 _JUST_BEYOND = 64
 """Tokens are added by the handful; ids further out belong to another vocabulary."""
 _IGNORED = -100
-_RESIZE = "model.resize_token_embeddings(len(tokenizer))"
 _MAX_OFFSET = 2
 """Positions that begin further on go on from an earlier part of the text."""
 _LABELS_KEY = re.compile(r"""\[["']labels["']\]$|\.labels$""")
@@ -106,15 +105,29 @@ def unknown_tokens(evidence: Evidence, ids: Ids) -> Hint | None:
             f"is only at the {side} of rows: it is a padding id" if side else "is the padding id"
         )
         text = f"{ids.high} {is_it}, and the table of {ids.size} rows has no row for it"
-        return Hint(rule="padding_beyond_table", text=text + f"; {_RESIZE}" * is_near)
+        cure = f"; {_more_rows(evidence, ids)}" if is_near and is_library else ""
+        return Hint(rule="padding_beyond_table", text=text + cure)
     if ids.is_computed:
         return None  # a line made these numbers, and no tokenizer
-    if not is_near:
+    has_all = tokens is not None and tokens > ids.high
+    if not is_near or not (is_library or has_all):
         return None
     text = f"the invalid ids ({list_of(ids.bad)}) are just beyond the {ids.size} rows{length}; "
     # A tokenizer's vocab_size leaves added tokens out; its length does not.
-    cure = f"if tokens were added, {_RESIZE}" if is_library else "len(tokenizer) rows are enough"
+    cure = "len(tokenizer) rows are enough"
+    cure = f"if tokens were added, {_more_rows(evidence, ids)}" if is_library else cure
     return Hint(rule="added_tokens", text=text + cure)
+
+
+def _more_rows(evidence: Evidence, ids: Ids) -> str:
+    """Return how a model of transformers gets more rows: as many as its tokenizer has tokens.
+
+    Where no tokenizer of the library is known to have them all, as many as the ids need.
+    """
+    tokens = evidence.call_context.tokenizer_length
+    if tokens is not None and tokens > ids.high:
+        return "model.resize_token_embeddings(len(tokenizer))"
+    return f"give it at least {ids.high + 1} rows with model.resize_token_embeddings"
 
 
 # --- positions ------------------------------------------------------------------------------------

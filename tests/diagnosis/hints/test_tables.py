@@ -119,6 +119,16 @@ CAUSES: dict[str, Cause] = {
     ),
 }
 NEIGHBOURS: dict[str, Cause] = {
+    "a tokenizer that has the id": Cause(
+        bert([5, 100, 7], 100, WORDS, call_context=CallContext(tokenizer_length=101)),
+        rule="added_tokens",
+        says=("if tokens were added, model.resize_token_embeddings(len(tokenizer))",),
+    ),
+    "a tokenizer without the id": Cause(
+        bert([5, 100, 7], 100, WORDS, call_context=CallContext(tokenizer_length=100)),
+        rule="added_tokens",
+        says=("give it at least 101 rows with model.resize_token_embeddings",),
+    ),
     "63 beyond": Cause(bert([5, 163, 7], 100, WORDS), rule="added_tokens"),
     "one end token a row": Cause(bert(ID_ROWS, 100, WORDS, shape=(2, 5)), rule="added_tokens"),
     "the tokenizer's padding id": Cause(
