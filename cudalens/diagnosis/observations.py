@@ -268,7 +268,7 @@ def bound(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         if holder is None:
             return
         text = f"{many}, those of {holder}, made in {place(origin.at, evidence)}: {code}"
-        sources = [marked(origin.at, f"{holder} is made here")]
+        sources = [marked(origin.at, f"{holder} is made here ({many})")]
     if origin.made is not None and (what := origin.holder):
         code = origin.made_by or origin.made.text or ""
         text += f" ({what} is made in {place(origin.made, evidence)}: {shortened(code)})"
@@ -300,7 +300,7 @@ def _bound_of_variables(
     elif made.value and made.name and not re.fullmatch(r"[\w.]+\(\)", made.value):
         # Its number is from elsewhere; an empty container has no size of its items.
         text = f"{many}, those of {made.name}, made in {place(made.at, evidence)}: {code_of(made)}"
-        sources = [marked(made.at, f"{made.name} is made here")]
+        sources = [marked(made.at, f"{made.name} is made here ({many})")]
     elif made.name and not made.name.isidentifier():
         text, sources = f"{many}, those of {made.name}", []
     else:

@@ -277,7 +277,7 @@ def test_a_line_that_made_the_table_of_a_number_from_elsewhere_has_not_set_it() 
     )
     evidence = with_offenders(lookup([64, 1], 64, bound=origin))
     (item,) = [it for it in observations(evidence) if it.kind == "bound"]
-    assert [it.mark for it in item.sources] == ["model.items is made here"]
+    assert [it.mark for it in item.sources] == ["model.items is made here (64 rows)"]
     assert "set" not in item.text
     assert observed(replace(evidence, bound=replace(origin, holder=None)), "bound") == []
 

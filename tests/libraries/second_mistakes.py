@@ -359,7 +359,7 @@ loss = smp.losses.SoftCrossEntropyLoss(smooth_factor=0.1)(model(torch.rand(2, 3,
 """,
         'loss = smp.losses.SoftCrossEntropyLoss(smooth_factor=0.1)(model(torch.rand(2, 3, 64, 64, device="cuda")), mask)',
         "mask[0, 0, 0] = 255 is outside dimension 1 (size 3)",
-        "3 places are set here",
+        "model.segmentation_head[0] is made here (3 places)",
     ),
     Mistake(
         "sentences",
