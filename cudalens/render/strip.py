@@ -320,11 +320,17 @@ def _node(report: Report, box: Box, types: Types) -> Node:
     # A view behind an op may be of the next call, which looks at its input in another shape.
     own = [node for node in box.members if node.op == box.main[-1].op]
     last = own[-1] if box.role in ("upstream", "downstream") else box.members[-1]
-    shape = format_shape(last.shape)
-    devices = {node.device for node in report.graph.nodes if node.device}
-    if len(devices) > 1 and last.device:
-        shape = f"{shape} {one_line(last.device)}"
+    # Several inputs in one box have a shape to show only where all have the same one.
+    shapes = {_shape(report, node) for node in (box.members if box.is_side else (last,))}
+    shape = shapes.pop() if len(shapes) == 1 else ""
     return Node(title=box.title(types), small=small, shape=shape, look=look)
+
+
+def _shape(report: Report, node: GraphNode) -> str:
+    """Return the shape of a node's result, with its device where the graph is on several."""
+    devices = {it.device for it in report.graph.nodes if it.device}
+    device = f" {one_line(node.device)}" if len(devices) > 1 and node.device else ""
+    return format_shape(node.shape) + device
 
 
 def _is_writer(report: Report, node: GraphNode) -> bool:

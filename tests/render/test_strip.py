@@ -55,6 +55,27 @@ def test_a_failing_backward_node_is_its_own_forward_call() -> None:
     assert found[1].small == "backward fails here"
 
 
+@pytest.mark.parametrize(
+    ("last", "shape"), [((), ""), ((2, 4), "[2, 4] cuda:0")], ids=["other", "same"]
+)
+def test_inputs_in_one_box_show_a_shape_that_all_have(last: tuple[int, ...], shape: str) -> None:
+    """The shape and device of the last one stood for all."""
+    ids = [f"x{at}" for at in range(5)]
+    facts = [((2, 4), "cuda:0")] * 4 + [(last, "cuda:0" if last else "cpu")]
+    inputs = [
+        node(name, "", "leaf", name=name, shape=size, device=device)
+        for name, (size, device) in zip(ids, facts, strict=True)
+    ]
+    bad = node("y", "", "bad_input", name="y", shape=(3,), device="cpu")
+    graph = AutogradNeighbourhood(
+        nodes=(*inputs, bad, node("f", "aten::index_put_", "failed")),
+        edges=tuple(GraphEdge(src=it, dst="f") for it in (*ids, "y")),
+        focus="f",
+    )
+    found = nodes(replace(make_report(), graph=graph))
+    assert [it.shape for it in found if it.title == "5 inputs"] == [shape]
+
+
 def test_each_argument_of_cat_has_an_arrow_of_its_own() -> None:
     ids = [f"a{at}" for at in range(3)]
     parts = [node(i, "torch.nn.functional.relu", shape=(2, at)) for at, i in enumerate(ids)]
