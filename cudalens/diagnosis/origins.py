@@ -39,6 +39,8 @@ _AT_ORIGIN = frozenset(
 A cast and a move act at the failing call alone: others may need the dtype and device as they are.
 """
 _MAX_HOPS = 4
+_NAMES = re.compile(r"(?<=\bid=)'\w+'|(?<=\bvalue=)[\d.]+")
+"""Names and numbers in the dump of a syntax tree."""
 
 
 def at_origin(hints: Iterable[Hint], evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
@@ -69,7 +71,9 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     elif hint.rule in OF_KIND:
         # What else reads it may need the dtype and the device as they are.
         reads = _elsewhere(every, name, evidence) if every else ""
-        return replace(hint, text=f"{text}; {reads}") if reads else hint
+        alike = _alike(evidence)
+        more = (reads, f"the line has {alike} too" if alike else "")
+        return replace(hint, text="; ".join(filter(None, (text, *more))))
     elif trial.is_of_loop and hint.at is None:
         text += "; the loop calls other functions here too: change what is given to it"
     elif hint.at is None and every:
@@ -110,6 +114,18 @@ def _elsewhere(lines: Iterable[int], name: str, evidence: Evidence) -> str:
         if len(others) == 1
         else (f"lines {list_of(others)} read {name} too")
     )
+
+
+def _alike(evidence: Evidence) -> str:
+    """Return another call in the failing line that differs in its names and numbers alone."""
+    node, source = call_node(evidence), evidence.source
+    line = parsed(source.text or "") if source is not None else None
+    if node is None or line is None:
+        return ""
+    form, own = _NAMES.sub("", ast.dump(node)), ast.dump(node)
+    every = (it for it in ast.walk(line) if isinstance(it, type(node)))
+    others = [it for it in every if ast.dump(it) != own and _NAMES.sub("", ast.dump(it)) == form]
+    return ast.unparse(others[0]) if isinstance(node, ast.Call) and others else ""
 
 
 def _root(node: ast.AST | None) -> ast.AST | None:

@@ -109,6 +109,24 @@ def test_a_cast_acts_at_the_call_and_names_other_readers() -> None:
     assert (hint.text, hint.fix) == ("words; line 12 reads y too", "f(y.long())")
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("a(x.clamp_(0, g[3] - 1), y.clamp_(0, g[2] - 1))", "y.clamp_(0, g[2] - 1) too"),
+        ("a(x.clamp_(0, g[3] - 1), y.clamp_(0, n))", ""),
+        ("a(x.clamp_(0, g[3] - 1), y.clamp(0, g[2] - 1))", ""),
+        ("a(x.clamp_(0, g[3] - 1))", ""),
+    ],
+)
+def test_a_cast_names_a_call_of_the_same_form_in_the_line(line: str, words: str) -> None:
+    """It fails next, in the same way, where its tensors are alike."""
+    source, call = replace(HERE, text=line), syntax_of("x.clamp_(0, g[3] - 1)")
+    fix = Fix("x.clamp_(0, (g[3] - 1).long())", [Change("g[3] - 1", "({x}).long()")])
+    hint = Hint(rule="cast_needed", text="words", fix=fix, tried=True)
+    (found,) = at_origin([hint], Evidence(source=source, call=call), Said())
+    assert found.text == f"words; the line has {words}".removesuffix("; the line has ")
+
+
 def test_what_a_loop_chooses_is_not_changed_at_one_turn() -> None:
     trial = Said(loop_names=frozenset({"n"}))
     assert placed("relabel", "{x} - 1", trial, "y[n]").fix is None
