@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -265,16 +266,49 @@ def test_a_refusal_that_is_not_about_arguments_says_what_to_do(code: int) -> Non
     assert "arguments" not in session.report.explanation
 
 
-def test_the_next_step_after_deferred_guards_names_no_option_that_was_not_given() -> None:
+def read(y: Tensor) -> None:
+    y.tolist()
+
+
+def synchronize(y: Tensor) -> None:
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize(
+    ("wait", "line"), [(read, "y.tolist()"), (synchronize, "torch.cuda.synchronize()")]
+)
+def test_after_deferred_guards_no_op_and_no_option_is_named_that_was_not_there(
+    wait: Callable[[Tensor], None], line: str
+) -> None:
     x = values()
     with pytest.raises(torch.AcceleratorError), cudalens.guard(deferred=True):
         session = cudalens.check(fast=True)
         with session:
             standin.fault("sigmoid")
-            torch.sigmoid(x).tolist()
-    assert session.report is not None
-    assert "under a full check" in session.report.explanation
-    assert "--no-sync" not in session.report.explanation
+            wait(torch.sigmoid(x))
+    report = session.report
+    assert report is not None and report.source is not None
+    assert (report.op.name, report.certainty) == (None, "unknown")
+    assert report.source.text == line
+    assert "torch._C" not in report.headline
+    assert "under a full check" in report.explanation
+    assert "--no-sync" not in report.explanation
+
+
+def test_the_line_of_another_thread_is_named() -> None:
+    """Its ops are not waited for: where its exception was raised is all that is known."""
+    x = values().detach()
+
+    def work() -> float:
+        return torch.sigmoid(x).sum().item()
+
+    standin.fault("sigmoid")
+    with ThreadPoolExecutor() as pool:
+        report = report_of(lambda: pool.submit(work).result())
+    assert (report.op.name, report.certainty) == (None, "unknown")
+    assert report.source is not None
+    assert report.source.text == "return torch.sigmoid(x).sum().item()"
+    assert "another thread did" in report.explanation
 
 
 def test_the_call_that_a_capture_forbids_is_named() -> None:
