@@ -75,7 +75,10 @@ class _ForkServer:
         pipes = os.pipe(), os.pipe()
         with Path(os.devnull).open() as empty:
             streams = [empty.fileno(), *(write for _, write in pipes)]
-            socket.send_fds(self._line, [request], streams)
+            try:
+                socket.send_fds(self._line, [request], streams)
+            except BrokenPipeError:
+                raise RuntimeError(f"{self._process.args} ended: {self._process.wait()}") from None
         for _, write in pipes:
             os.close(write)
         pid = int(self._line.recv(64))

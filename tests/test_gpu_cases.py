@@ -18,6 +18,7 @@ from tests.cpu_guards import guarded
 from tests.inventory import REACHABLE, UNGUARDABLE
 from tests.processes import python
 from tests.releases import has_grouped_mm, needs_rehearsal
+from tests.sticky_calls import RAISING, SILENT
 
 GPU = Path(__file__).parent / "gpu"
 sys.path.insert(0, str(GPU))
@@ -260,6 +261,7 @@ def test_the_stored_page_is_written_by_the_suite_or_says_that_nothing_has_run() 
     simulated = sum(case.record not in NOT_SIMULATED for case in CASES)
     assert f"{len(CASES)} of {len(CASES)} records" in report.NOT_YET
     assert f"{simulated} of {len(CASES)} records" in report.NOT_YET
+    assert f"| {len(RAISING) + len(SILENT)} calls |" in report.NOT_YET
 
 
 NOT_RUN = re.compile(
