@@ -228,3 +228,10 @@ def test_a_container_that_unpacks_a_list_is_made_as_a_whole() -> None:
         lambda it: it.layer("1"),
     )
     assert made.at.line == 1
+
+
+def test_the_other_readers_from_the_running_line_on() -> None:
+    code = "def f(x):\n    x.sum()\n    here(x), x + 1\n    return x\nf(x)"
+    assert variables(code, lambda it: it.other_readers("x"))[0] == [3, 4]
+    bound_anew = "def f(x):\n    x = here(x), x + 1\n    return x\nf(x)"
+    assert variables(bound_anew, lambda it: it.other_readers("x")) == ([], [])

@@ -52,6 +52,12 @@ SAID: list[tuple[Callable[[], Any], dict[str, Any] | None]] = [
             ([0, 0], 0, None, ""),
         )
     ),
+    # What a negative number breaks is said of repeats, and of offsets as an order.
+    (lambda: repeated([3, -1, 1], 3, torch.int64), {"bounds.text": "at least 0"}),
+    (
+        lambda: segments(4, offsets=tensor([0, 3, 2])),
+        {"at": [(2,)], "bounds.text": "no smaller than the offset before it"},
+    ),
     # Rows have segments of their own where the reduced dimension is the second.
     *(
         (

@@ -257,6 +257,19 @@ WRONG = {
         "the backward node SqrtBackward0 made nan at [0] from gradient = 0.0, result = 0.0",
         (5, 8),
     ),
+    "a gradient after a scaler has done its step": (
+        """
+        w = nn.Parameter(torch.zeros(2, device="cuda"))
+        scaler, opt = torch.amp.GradScaler("cuda"), torch.optim.SGD([w], lr=0.0)
+        scaler.scale((w * 2).sum()).backward()
+        scaler.step(opt)
+        scaler.update()
+        loss = torch.where(w > 0, w.sqrt(), 1).sum()
+        loss.backward()
+        """,
+        "the backward node SqrtBackward0 made nan at [0] from gradient = 0.0, result = 0.0",
+        (6, 7),
+    ),
     "a loss that was bad before it was scaled": (
         """
         w = nn.Parameter(torch.zeros(2, device="cuda"))

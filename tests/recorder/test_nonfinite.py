@@ -285,6 +285,12 @@ def test_a_call_in_place_is_blamed_for_a_tensor_that_was_finite_before_it(
     assert (found(code) is not None) is is_found
 
 
+def test_what_a_result_is_written_to_is_no_input() -> None:
+    x, out = cuda(1.0, 0.0), cuda(1.0, 1.0)
+    written, plain = found(lambda: torch.log(x, out=out)), found(lambda: torch.log(x))
+    assert (written.headline, written.explanation) == (plain.headline, plain.explanation)
+
+
 def test_what_went_in_stands_beside_each_bad_value() -> None:
     """In the table, in the text, and in the graph for the first of them."""
     x = torch.tensor([[1.0, -4.0], [-9.0, 2.0]], device="cuda")

@@ -22,6 +22,9 @@ import cudalens.recorder.mode
 from cudalens import simulate
 from cudalens.core.call import ApiCall
 from cudalens.recorder import Recorder, _torch
+from cudalens.recorder.dataloader import Batches
+from cudalens.recorder.earlier_calls import EarlierCalls, UnseenChange
+from cudalens.recorder.history import Snapshot
 from cudalens.recorder.nonfinite import NonFiniteWatch
 from cudalens.recorder.sites import entries_of, phase_of
 from tests.probes import SeenFunctions, SeenOps
@@ -698,3 +701,16 @@ def test_the_device_of_a_call_is_waited_for(
 
         call(host, other)
     assert [item for item in waited if item != "before"] == waits
+
+
+def test_a_change_that_was_not_recorded_hides_the_calls_before_it() -> None:
+    changed, other = (weakref.ref(torch.ones(2)) for _ in range(2))
+    changes = {id(changed): UnseenChange(changed, 3, 5)}
+    snapshot = Snapshot([], Batches(), EarlierCalls(), changes)
+    assert snapshot.is_hidden(changed, 5, before=None)
+    assert not snapshot.is_hidden(changed, 6, before=None)
+    assert snapshot.is_hidden(changed, 2, before=4)
+    assert not snapshot.is_hidden(changed, 2, before=3)
+    assert not snapshot.is_hidden(other, 2, before=None)
+    assert not snapshot.is_untouched(changed, since=5)
+    assert snapshot.is_untouched(changed, since=6)

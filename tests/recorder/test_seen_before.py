@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import cudalens
+from cudalens.recorder.earlier_calls import files_of
+from cudalens.recorder.sites import Site
 from tests.blocks import cuda
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -172,3 +175,15 @@ def test_a_loss_that_is_made_anew_is_the_same_line() -> None:
 
     kept: list[nn.Module] = []
     assert seen(code) == (3, 0, 3)
+
+
+def test_the_files_of_calls_are_those_of_every_line_that_led_to_them() -> None:
+    def code(name: str) -> Any:
+        return compile("", name, "exec")
+
+    outer = Site("forward", (code("train.py"), 0, None))
+    shared = Site("forward", (code("net.py"), 0, outer))
+    calls: Any = [SimpleNamespace(site=it) for it in ((code("loss.py"), 0, shared), outer, None)]
+    assert files_of(calls) == {"train.py", "net.py", "loss.py"}
+    assert files_of(calls[1:]) == {"train.py"}
+    assert files_of([]) == set()

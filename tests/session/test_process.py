@@ -65,6 +65,22 @@ def test_a_pending_finding_comes_with_the_last_uninstall() -> None:
 
 
 @pytest.mark.usefixtures("sim")
+def test_an_exception_that_ends_a_block_goes_on_with_the_pending_finding_as_a_note() -> None:
+    with pytest.raises(KeyError) as caught, cudalens.guard(deferred=True):
+        bad()
+        raise KeyError("mine")
+    (note,) = caught.value.__notes__
+    assert note.startswith("cudalens: found before this: ")
+    with pytest.raises(DeviceIndexError), cudalens.guard(deferred=True):
+        bad()
+        raise SystemExit(0)
+    with pytest.raises(KeyError) as caught, cudalens.guard(deferred=True):
+        raise KeyError("mine")
+    assert not hasattr(caught.value, "__notes__")
+    assert not PROCESS.is_installed
+
+
+@pytest.mark.usefixtures("sim")
 def test_a_guard_of_ones_own_until_it_is_taken_out() -> None:
     undo = cudalens.register_guard("aten::median", lambda self: None if self.numel() else "empty")
     empty = torch.zeros(0, device="cuda")

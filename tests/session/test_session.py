@@ -616,6 +616,17 @@ def test_the_option_says_the_form_whatever_the_file_is_called(
     assert report.limits == ()
 
 
+def test_a_file_that_cannot_be_written_is_a_line_beside_the_other_limits(tmp_path: Path) -> None:
+    session = cudalens.check(html=tmp_path)  # a folder
+    with pytest.raises(DeviceIndexError), session:
+        session.internal_errors.append("a part of the check failed")
+        bad()
+    own, failure = session.report.limits
+    assert own == "a part of the check failed"
+    assert failure.startswith(f"{tmp_path.name} was not written: ")
+    assert session.written == ()
+
+
 def test_a_block_that_changes_the_directory_takes_no_file_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,13 @@ def test_what_is_said(guards: Collector, call: Any, said: dict[str, Any] | None)
     assert_said(guards.look(call), said)
 
 
+@pytest.mark.parametrize("labels", [[3], [3, 0, 0]])
+def test_a_target_of_another_length_is_left_to_torch(guards: Collector, labels: list[int]) -> None:
+    with pytest.raises(RuntimeError, match="target"):
+        guards.look(lambda: F.multi_margin_loss(SCORES, tensor(labels)))
+    assert guards.found == []
+
+
 @pytest.mark.parametrize(
     ("shape", "reduction", "line"),
     [
