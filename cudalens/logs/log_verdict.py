@@ -54,9 +54,9 @@ Read = Callable[[str], Sequence[str]]
 _LIBRARY = re.compile(
     r"(?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python\d|[/\\]lib[/\\]\w+\.py$|^<"
     r"|[/\\]Python\d+[/\\]Lib[/\\]|[/\\]torch[/\\](?:nn|utils|_\w+|autograd|optim|distributed)[/\\]"
-    r"|^/?(?:usr/|opt/\S+/)?(?:local/)?bin/"
+    r"|^/?(?:usr/|opt/\S+/)?(?:local/)?bin/|[/\\]cudalens[/\\](?:simulate|guards|recorder|session)[/\\]"
 )
-"""Files of installed packages and of Python itself."""
+"""Files of installed packages, of Python itself, and of this package in a checkout."""
 _CALL = re.compile(r"([A-Za-z_]\w*)\s*\(")
 _IN_BACKWARD = re.compile(r"\.backward\(|run_backward")
 _CONSEQUENCES = frozenset(

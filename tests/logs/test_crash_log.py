@@ -111,6 +111,15 @@ def test_a_traceback_that_ends_in_the_op_names_it_and_the_line() -> None:
     assert report.hints[-1].text.startswith("next time: python -m cudalens /work/train.py finds")
 
 
+def test_a_frame_of_the_rehearsal_device_in_a_checkout_is_not_the_users() -> None:
+    """An assert of ``python train.py`` on the rehearsal device is raised in files of ours."""
+    text = TRACE.replace("/env/lib/python3.11/site-packages/torch/nn/functional.py", "{}")
+    ours, theirs = "/src/cudalens/cudalens/simulate/state.py", "/src/simulate/state.py"
+    assert explained(text.format(ours)).source == explained(TRACE).source
+    source = explained(text.format(theirs)).source
+    assert source is not None and source.ref.where == f"{theirs}:2542"
+
+
 def test_marked_ranks_are_told_apart_and_counted() -> None:
     other = TRACE.replace("line 30", "line 31").replace("embedding", "linear")
     nccl = "RuntimeError: NCCL communicator was aborted on rank 1."
