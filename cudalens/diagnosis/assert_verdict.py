@@ -22,8 +22,8 @@ _GONE = (
     "read and no kernel launched any more. Next step: {restart} to use the GPU."
 )
 _COMPILED = (
-    "Code that torch.compile generated printed it, and which of its ops failed is not known; the "
-    "line shown is where CUDA reported it. Next step: run the {code} without --no-force-eager; "
+    "Code that torch.compile generated printed it, and which of its ops failed is not known. The "
+    "line shown is where CUDA reported it. Next step: run the {code} without --no-force-eager: "
     "the functions then run eagerly and the op is named."
 )
 _EARLIER = (
@@ -52,7 +52,7 @@ _CHECK_NEXT = (
 _LATE = "CUDA reports asserts late, so the real cause may be an earlier line."
 _BLOCKING = (
     "CUDA_LAUNCH_BLOCKING=1 is set. If that was so before Python started, the line shown is the "
-    "one that launched the kernel; otherwise the real cause may be an earlier line."
+    "one that launched the kernel. Otherwise the real cause may be an earlier line."
 )
 _REPORTED_LATE = "might be asynchronously reported"
 """Torch says so in each error of CUDA's, unless it finds that launches block."""

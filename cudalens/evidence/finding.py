@@ -105,8 +105,8 @@ def on_past_violation(violation: Violation, past: PastCall) -> BaseException | N
         ago = f", {past.calls_ago} guarded call{'s' * (past.calls_ago != 1)} ago"
         when = ago if past.calls_ago else ""
     extremes = (
-        f"Its values went from {values.min} to {values.max}{when}; "
-        "to see which element is bad, run it without deferred guards."
+        f"Its values went from {values.min} to {values.max}{when}. "
+        "To see which element is bad, run it without deferred guards."
     )
     written = _written_buffers(past)
     why = " ".join(filter(None, (violation.explanation, extremes, written)))

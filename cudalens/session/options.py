@@ -23,7 +23,7 @@ USAGE = """%%cudacheck [options]           over a cell: run it checked
 DESCRIPTION = """Find bad values before they crash a CUDA kernel.
 
 The cell runs as it would without this line.  When something is wrong, one report says
-which value, where, which bound it breaks and on which line of yours; CUDA stays usable."""
+which value, where, which bound it breaks and on which line of yours. CUDA stays usable."""
 
 COMMANDS = ("on", "off", "status", "last", "explain", "simulate")
 """The words that ``%cudacheck`` takes in place of a statement."""

@@ -135,7 +135,7 @@ hidden = model(input_ids=words, bbox=boxes)
 """,
         "hidden = model(input_ids=words, bbox=boxes)",
         "= 1180, but model.embeddings.x_position_embeddings (nn.Embedding) has 1024 rows",
-        "these look like pixels; scale them by the page's width and height",
+        "these look like pixels. Scale them by the page's width and height",
     ),
     Mistake(
         "llama_cache",

@@ -67,7 +67,7 @@ def wrapped(evidence: Evidence) -> Hint | None:
     first = next((item.value for item in listed if isinstance(item.value, int)), min(bad))
     return Hint(
         text=f"int{bits} ends at {(1 << bits - 1) - 1}: {first} is what {first + (1 << bits)} "
-        "becomes in it; keep these numbers in int64"
+        "becomes in it. Keep these numbers in int64"
     )
 
 

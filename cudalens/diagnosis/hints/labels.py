@@ -95,7 +95,7 @@ def binary_labels_one_output(evidence: Evidence, ids: Ids) -> Hint | None:
         return None
     return Hint(
         text="the labels are 0 and 1 but the scores have one column: this loss takes one column "
-        "per class, so 2; or use binary_cross_entropy_with_logits on the single column, with the "
+        "per class, so 2. Or use binary_cross_entropy_with_logits on the single column, with the "
         "labels as floats of its shape"
     )
 

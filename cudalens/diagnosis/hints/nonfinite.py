@@ -202,7 +202,7 @@ def all_masked(evidence: Evidence) -> Hint | None:
         return None
     return Hint(
         text="this row is -inf everywhere: all its positions are masked, and softmax divides 0 by "
-        "0; leave at least one position unmasked, or mask with torch.finfo(dtype).min"
+        "0. Leave at least one position unmasked, or mask with torch.finfo(dtype).min"
     )
 
 
@@ -236,8 +236,8 @@ def slope_at_zero(evidence: Evidence) -> Hint | None:
     text = f"the gradient of {op} is infinite at {value:g}"
     if input_of(evidence, "gradient") == 0:
         return Hint(
-            text=f"{text}, and 0 times it is nan: a mask or where() behind it does not stop that; "
-            "replace the bad inputs before the op"
+            text=f"{text}, and 0 times it is nan: a mask or where() behind it does not stop that. "
+            "Replace the bad inputs before the op"
         )
     return Hint(text=f"{text}: keep its {'input' if saved == 'self' else saved} away from it")
 
@@ -300,8 +300,8 @@ def of_too_few(evidence: Evidence) -> Hint | None:
     if any(item.value != "nan" for item in first):
         return None
     return Hint(
-        text=f"the unbiased deviation of a single value is 0 / 0; the shape is {shape}; "
-        "with correction=0 it is 0"
+        text=f"the shape is {shape}, and the unbiased deviation of a single value is 0 / 0. "
+        "With correction=0 it is 0"
     )
 
 
@@ -314,6 +314,6 @@ def all_labels_ignored(evidence: Evidence) -> Hint | None:
         return None
     return Hint(
         text=f"all {numel(labels)} labels are {ignored} (ignore_index): the mean over no "
-        "labels is 0 / 0; skip batches without labels, or use reduction='sum' divided by "
+        "labels is 0 / 0. Skip batches without labels, or use reduction='sum' divided by "
         "max(count, 1)"
     )

@@ -215,14 +215,14 @@ def boxes_off_page(evidence: Evidence, ids: Ids) -> Hint | None:
         return None  # boxes that were scaled may still leave the page
     if ids.is_above:
         text = f"a box has {side} = {ids.high}, the table ends at {ids.size - 1}: these look like "
-        text += "pixels; scale them by the page's width and height, so that a page goes from 0 to "
+        text += "pixels. Scale them by the page's width and height, so that a page goes from 0 to "
         return Hint(rule="boxes_in_pixels", text=text + "1000")
     if max(ids.bad) >= 0:
         return None
     if side in ("x", "y"):
         return Hint(rule="boxes_negative", text=f"a box begins at {side} = {low}, outside the page")
     first, last = ("x0", "x1") if side == "width" else ("y0", "y1")
-    text = f"a box has {side} = {low}: {last} is less than {first}; boxes are written x0, y0, x1, "
+    text = f"a box has {side} = {low}: {last} is less than {first}. Boxes are written x0, y0, x1, "
     return Hint(rule="boxes_negative", text=f"{text}y1, not as a corner with width and height")
 
 

@@ -24,7 +24,7 @@ def no_gradient(evidence: Evidence, match: re.Match[str]) -> Answer:
         yield Hint(
             rule="no_gradient",
             text="a leaf has a gradient after the backward of a loss that depends on it, until "
-            "zero_grad() takes it away; the result of an op keeps none without retain_grad()",
+            "zero_grad() takes it away. The result of an op keeps none without retain_grad()",
         )
 
 
@@ -50,7 +50,7 @@ def ambiguous_truth(evidence: Evidence, match: re.Match[str]) -> Answer:
         return
     yield Hint(
         rule="truth_of_all",
-        text="use .any() if one true element is enough, .all() if all must be true; & | ~ are and, "
+        text="use .any() if one true element is enough, .all() if all must be true. & | ~ are and, "
         "or and not of each element",
     )
 

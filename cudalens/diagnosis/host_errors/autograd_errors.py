@@ -79,14 +79,14 @@ def leaf_modified(evidence: Evidence, match: re.Match[str]) -> Answer:
         name, op = statement[1], statement[2]
         yield Hint(
             rule="change_without_graph",
-            text=f"{name} = {name} {op} … makes a new tensor with a graph; to change the parameter "
-            f"itself, do it under torch.no_grad()",
+            text=f"{name} = {name} {op} … makes a new tensor with a graph. To change the parameter "
+            "itself, do it under torch.no_grad()",
         )
         return
     yield Hint(
         rule="change_without_graph",
-        text="change a parameter under torch.no_grad(), where autograd does not record it; a "
-        "tensor that takes up results is made without requires_grad",
+        text="change a parameter under torch.no_grad(), where autograd does not record it. A "
+        "tensor that collects results is made without requires_grad",
     )
 
 

@@ -22,8 +22,8 @@ cuda_row(
     "illegal_access",
     r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS",
     "a kernel read or wrote memory that does not belong to it",
-    "No check fired: a kernel without checks used a bad index, a wrong shape or freed memory; "
-    "custom kernels are the usual place. {is_lost}",
+    "No check fired: a kernel without checks used a bad index, a wrong shape or freed memory. "
+    "Custom kernels are the usual place. {is_lost}",
     certainty=None,
 )
 cuda_row(
@@ -31,7 +31,7 @@ cuda_row(
     r"(?:CUDA error|\[CUDA\]): misaligned address|CUDA_ERROR_MISALIGNED_ADDRESS",
     "a kernel used a misaligned address",
     "Nor is it an index beyond the end: a kernel that loads several elements at once was given "
-    "memory that starts between them; custom kernels are the usual place. {is_lost}",
+    "memory that starts between them. Custom kernels are the usual place. {is_lost}",
     certainty=None,
 )
 cuda_row(
@@ -130,7 +130,7 @@ def library_status(evidence: Evidence, match: re.Match[str]) -> Answer:
         )
     else:
         reason = (
-            "Full memory is a common reason; an assert of an earlier op is another."
+            "Full memory is a common reason. An assert of an earlier op is another."
             if is_memory
             else "An assert or illegal access of an earlier op often shows here first."
         )
@@ -267,7 +267,7 @@ def memory_fraction(evidence: Evidence, match: re.Match[str]) -> Answer:
         + (f" for {requested}" if requested else "")
         + " below its own limit",
         "The context is intact. torch.cuda.set_per_process_memory_fraction or "
-        "per_process_memory_fraction has set the limit; the GPU itself may have room. Next step: "
+        "per_process_memory_fraction has set the limit. The GPU itself may have room. Next step: "
         "raise it.",
         certainty="proven",
     )
