@@ -137,8 +137,8 @@ def costs_section(results: dict[str, Any]) -> str:
     """Return the README's sentence: the median over the measured steps, with the extremes."""
     steps, device = results["steps"], results["machine"]["device"]
     return (
-        f"A checked cell runs about {_span('full', steps)}. With `--fast`, which checks the "
-        f"values and records nothing, it is about {_span('guards', steps)}. Measured on "
+        f"A checked cell runs about {_span('full', steps)}. With the value checks alone "
+        f"(`cudalens.install()`) a program runs about {_span('guards', steps)}. Measured on "
         f"{'a CPU' if device == CPU_ONLY else f'one {device}'} "
         f"([what it costs](docs/performance.md), {results['measured']['date']})."
     )
