@@ -31,6 +31,7 @@ from cudalens.diagnosis.observations import observe
 from cudalens.diagnosis.origins import (
     at_origin,
     batch_second,
+    features_of_images,
     lost_dimension,
     true_division,
 )
@@ -136,6 +137,9 @@ def _hints(
         return (lost_dimension(evidence, evidence.lost_dimension),)
     has_cause = any(item.fix or item.rule in _CAUSES for item in readings)
     edits = search(evidence, trial) if is_hosts and not has_cause else ()
+    if not edits and any(item.rule == "size_of_layer" for item in readings):
+        sized = features_of_images(evidence, trial)
+        edits = () if sized is None else (sized,)
     second = batch_second(evidence, trial) if is_hosts else None
     if second is not None and not any(item.rule == "batch_first" for item in edits):
         return (second,)  # another change of the shapes would mix the samples

@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from cudalens.core._python import parse
 from cudalens.core.evidence_types import Binding, LostDimension
@@ -21,6 +22,7 @@ from cudalens.diagnosis.moves import OF_KIND
 from cudalens.diagnosis.user_code import (
     Change,
     Fix,
+    Rearrange,
     api_function,
     call_node,
     code_of,
@@ -389,3 +391,47 @@ def lost_dimension(evidence: Evidence, lost: LostDimension) -> Hint:
         which = f"dimension {dropped[0]}" if len(dropped) == 1 else f"dimensions {(*dropped,)}"
         text += f": give squeeze the {which}"
     return Hint(rule="batch_squeezed", text=text)
+
+
+_FLATTENED = re.compile(
+    r"\w+\[(?P<batch>\d+), (?P<image>\d+, \d+, \d+)\] -> \w+\[(?P=batch), (?P<size>\d+)\]"
+)
+
+
+def features_of_images(evidence: Evidence, trial: Trial) -> Hint | None:
+    """Return the linear layer behind flattened images with as many features as they have.
+
+    What flattens has no size of its own.  A sample without a batch looks like a batch of rows.
+    """
+    if not evidence.history or not evidence.module_path:
+        return None
+    weight, last = evidence.tensor("weight"), evidence.history[-1]
+    match = _FLATTENED.fullmatch(last.shapes)
+    if match is None or weight is None or not last.op.endswith((".flatten", ".view", ".reshape")):
+        return None
+    layer = trial.layer(evidence.module_path)
+    call = layer and syntax(layer.value)
+    if layer is None or not layer.value or not isinstance(call, ast.Call) or not call.args:
+        return None
+    number, old, new = call.args[0], weight.shape[-1], int(match["size"])
+    is_written = isinstance(number, ast.Constant) and number.value == old
+    if not is_written or number.lineno != call.lineno or number.end_col_offset is None:
+        return None
+    start, end = (at - call.col_offset for at in (number.col_offset, number.end_col_offset))
+    text = f"{layer.value[:start]}{new}{layer.value[end:]}"
+    fix = Fix(text, rearrange=_with_features(old, new))
+    if not trial(fix).succeeds or not trial.survives(fix, 1):
+        return None
+    reason = f"{last.op.rpartition('.')[2]} makes {new} features of [{match['image']}]"
+    at = replace(layer.at, column=call.col_offset, end_column=call.end_col_offset)
+    return Hint(rule="features_of_images", text=reason, fix=fix, tried=True, at=at)
+
+
+def _with_features(old: int, new: int) -> Rearrange:
+    def put(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        # Of the called module the one layer of that size; a function has none, and is not tried.
+        (layer,) = (it for it in function.modules() if getattr(it, "in_features", None) == old)
+        layer.weight.data = layer.weight.data.new_zeros(layer.out_features, new)
+        return function, args, kwargs
+
+    return put
