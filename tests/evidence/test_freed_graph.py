@@ -112,13 +112,13 @@ KEEP = (
     "once"
 )
 AGAIN = (
-    "{0} of line <{0} => serves one backward: make it again before line <{1}>, or give {0}.detach()"
-    " to the pass that does not train it"
+    "{0} of line <{0} => serves one backward: make it again, with all that it is made of, before "
+    "line <{1}>, or give {0}.detach() to a pass that is not to train it"
 )
 EITHER = (
     "{0} of line <{0} => serves one backward: keep its graph in line <.backward(> (retain_graph="
-    "True), or make it again before line <{1}>; a pass that is not to train what made {0} takes "
-    "{0}.detach()"
+    "True), or make it again, with all that it is made of, before line <{1}>; a pass that is not "
+    "to train what made {0} takes {0}.detach()"
 )
 # Of each: the code, what mends it, the rule and the text of the only hint, and what else is said;
 # ``<text>`` is the number of the first line with the text.

@@ -138,15 +138,15 @@ def _made_once(evidence: Evidence, freed: FreedGraph) -> Hint:
     name, read = freed.name if is_it else None, _where(freed.read)
     text = f"{name or 'the result'} of {_where(freed.made)} serves one backward: "
     if not freed.has_stepped:
-        text += f"keep its graph in {_where(freed.freed)} (retain_graph=True), or make it again "
-        text += f"before {read}"
+        text += f"keep its graph in {_where(freed.freed)} (retain_graph=True), or make it again, "
+        text += f"with all that it is made of, before {read}"
         here, reader = evidence.source, freed.read
         if name and not (reader and here and reader.line == here.line):
             text += f"; a pass that is not to train what made {name} takes {name}.detach()"
         return Hint(rule="made_once", text=text)
-    text += f"make it again before {read}, or give "
+    text += f"make it again, with all that it is made of, before {read}, or give "
     text += f"{name}.detach()" if name else "what is detached of it"
-    return Hint(rule="made_once", text=f"{text} to the pass that does not train it")
+    return Hint(rule="made_once", text=f"{text} to a pass that is not to train it")
 
 
 def _statements(code: str | None) -> list[ast.stmt]:
