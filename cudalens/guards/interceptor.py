@@ -236,7 +236,7 @@ class Interceptor:
         for guard in at_once:
             with _torch.own_wait():
                 error = error or self._ask(one.op, (one.plan_of[guard],), args, kwargs)
-        is_read = bool(at_once) or one.may_read
+        is_read = bool(at_once) or one.may_read or self._writes_on_host(args)
         if (is_read and PENDING) or (PENDING.findings and PENDING.has_finding()):
             # What was noted before comes before what this call is about.
             error = self._raised(PENDING.settle(threading.get_ident()), error)
@@ -244,6 +244,14 @@ class Interceptor:
             noted = noted or Noted(args, kwargs, [])
             noted.error = error
         return noted
+
+    def _writes_on_host(self, args: tuple[Any, ...]) -> bool:
+        """Return whether a call such as ``host[key] = number`` copies a number to the host.
+
+        torch copies it within the call, where nothing can be raised any more.
+        """
+        is_there = "cpu" not in self._devices and bool(args) and isinstance(args[0], Tensor)
+        return is_there and args[0].is_cpu
 
     def set_deferred(self, is_deferred: bool, in_compiled: bool = False) -> None:
         """Switch deferred checking on or off; pending checks stay.

@@ -222,6 +222,10 @@ def run(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any = CPU_KE
             # Its parts get the tensors as they are: one of them raises CUDA's own error.
             return call_cpu(facts, values, keys)
         check_devices(facts, values)
+        if facts.written and values[facts.written[0]].is_cpu and facts.name != "aten::copy_":
+            # Only a number may be elsewhere, and torch copies it to the host: that can be seen.
+            is_there = [isinstance(it, Tensor) and not it.is_cpu for it in values]
+            values = [it.cpu() if there else it for it, there in zip(values, is_there, strict=True)]
     host = lower(runtime, facts, values)
     line = _assert_line(facts, host)
     if _waits(facts, host):
