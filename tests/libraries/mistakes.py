@@ -19,6 +19,8 @@ class Mistake(NamedTuple):
     """What the sentence with the value holds."""
     says: str = ""
     """What else stands in the report."""
+    marks: str = ""
+    """And this, beside a line of the cell."""
 
 
 MISTAKES = (
@@ -455,5 +457,6 @@ def judged(mistake: Mistake) -> str | None:
     text = f"{report.to_text(width=200)}\nphase {report.phase}"
     headline = report.headline_own or report.headline
     is_right = line == mistake.line and mistake.headline in headline
-    is_right &= mistake.says in " ".join(text.split())  # wherever the report breaks its lines
+    unbroken = " ".join(text.split())  # wherever the report breaks its lines
+    is_right &= mistake.says in unbroken and mistake.marks in unbroken
     return None if is_right else f"line {line!r}\n{text}"

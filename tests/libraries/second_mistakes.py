@@ -461,6 +461,7 @@ loss = model(input_features=sound, labels=labels).loss
         "loss = model(input_features=sound, labels=labels).loss",
         "indices[0, 2] = 40, but model.model.decoder.embed_tokens (nn.Embedding) has 40 rows",
         "resize_token_embeddings",
+        'labels = torch.tensor([[1, 40, 5, 2], [1, 6, 2, -100]], device="cuda") ◂ 40 is made here',
     ),
     Mistake(
         "whisper",
@@ -488,6 +489,22 @@ loss, parts = model(batch)
 """,
         "loss, parts = model(batch)",
         "= 2 is outside dimension 2 (size 2)",
+        "one past the last (0 … 1)",
+    ),
+    Mistake(
+        "yolo",
+        "a box of a picture that the batch does not have",
+        """
+import torch
+from ultralytics.nn.tasks import DetectionModel
+from ultralytics.utils import DEFAULT_CFG
+model = DetectionModel("yolov8n.yaml", nc=2, verbose=False).cuda()
+model.args = DEFAULT_CFG
+batch = {"img": torch.rand(1, 3, 64, 64, device="cuda"), "cls": torch.tensor([[0.0], [1.0]], device="cuda"), "bboxes": torch.tensor([[0.4, 0.4, 0.3, 0.3], [0.6, 0.6, 0.5, 0.4]], device="cuda"), "batch_idx": torch.tensor([0.0, 1.0], device="cuda")}
+loss, parts = model(batch)
+""",
+        "loss, parts = model(batch)",
+        "index[1] = 2 is outside dimension 0 (size 2)",
         "one past the last (0 … 1)",
     ),
     Mistake(
