@@ -65,7 +65,7 @@ def cells(*files: str) -> Iterator[Cell]:
         )
 
 
-@pytest.mark.no_cover  # some 450 whole cells; the tests of the rules are traced
+@pytest.mark.no_cover  # some 400 whole cells; the tests of the rules are traced
 @pytest.mark.parametrize(
     ("cell", "fast"),
     [
