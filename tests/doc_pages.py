@@ -34,7 +34,7 @@ INSTALL = (
     "https://raw.githubusercontent.com/cudalens/cudalens/main/notebooks/requirements.txt"
 )
 """How a notebook installs cudalens where it is missing: the file says where it comes from."""
-MADE = "Made from the code by `make pages-update`; a test compares both."
+MADE = "Made from the code by `make pages-update`. A test compares both."
 
 # --- the names that people type ------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ def magics_page() -> str:
     return f"""\
 # Magics and options
 
-{MADE} Run `%load_ext cudalens` once per kernel; `%unload_ext cudalens` removes \
+{MADE} Run `%load_ext cudalens` once per kernel. `%unload_ext cudalens` removes \
 everything. `%cudacheck --help` prints a short form of this page.
 
 {table("| form | what it does |", forms)}
@@ -331,7 +331,7 @@ def report_page() -> str:
     return f"""\
 # A report as JSON
 
-{MADE} Every key is always present; unknown values are `null` or an empty list, never a guess. \
+{MADE} Every key is always present. Unknown values are `null` or an empty list, never a guess. \
 The JSON Schema is `report.schema.json` in the package; this is version {SCHEMA_VERSION}.
 
 `Report.to_dict()`, `.to_json()` and `--json FILE` write it, `Report.from_dict()` and \

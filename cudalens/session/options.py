@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 USAGE = """%%cudacheck [options]           over a cell: run it checked
        %cudacheck [options] statement  run one statement checked
        %cudacheck on [options]         check every following cell, until %cudacheck off
-       %cudacheck simulate             rehearse on the CPU as if it were CUDA; simulate off
+       %cudacheck simulate             run CUDA code on the CPU, until %cudacheck simulate off
        %cudacheck explain              explain the exception that was just shown
        %cudacheck status | last        what is installed | the last report again"""
 
