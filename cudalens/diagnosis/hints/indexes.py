@@ -81,7 +81,7 @@ def one_based_ids(evidence: Evidence, ids: Ids) -> Hint | None:
         return None
     if in_library(evidence, "transformers") or is_length(ids.named):
         return None
-    if evidence.scalar("padding_idx") == "0" or _meets_blank(evidence):
+    if evidence.scalar("padding_idx") == "0":
         return None
     if ids.role == "token":
         # Either succeeds: row 0 may be meant for padding.
