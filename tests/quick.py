@@ -40,29 +40,11 @@ OTHERS: Final[dict[str, str]] = {
         "diagnosis/hints/test_tables.py "
         "diagnosis/hints/test_neighbours.py"
     ),
-    "diagnosis/hints/nonfinite.py": "diagnosis/hints/test_nan_origin.py recorder/test_nonfinite.py",
     "diagnosis/host_errors/__init__.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/host_errors/_base.py": "diagnosis/host_errors/test_host_errors.py",
-    "diagnosis/host_errors/_words.py": "diagnosis/host_errors/test_host_errors.py",
-    "diagnosis/host_errors/advice.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/host_errors/arguments.py": "diagnosis/host_errors/test_host_errors.py",
-    "diagnosis/host_errors/autograd_errors.py": (
-        "evidence/test_torch_errors.py evidence/test_freed_graph.py"
-    ),
-    "diagnosis/host_errors/saved_tensors.py": (
-        "evidence/test_modified_tensor.py "
-        "evidence/test_freed_graph.py "
-        "diagnosis/hints/test_inplace.py"
-    ),
     "diagnosis/host_errors/sentences.py": "diagnosis/host_errors/test_host_errors.py",
-    "diagnosis/observed_origins.py": (
-        "diagnosis/test_observations.py evidence/test_python_values.py"
-    ),
-    "diagnosis/observed_errors.py": (
-        "diagnosis/test_observations.py diagnosis/host_errors/test_host_errors.py"
-    ),
     "evidence/__init__.py": "test_architecture.py",
-    "evidence/changes.py": "evidence/test_python_values.py",
     "evidence/value_facts.py": "evidence/test_bound.py evidence/test_marks.py",
     "guards/__init__.py": "guards/test_register.py",
     "guards/_base.py": "guards/test_register.py guards/test_ranges.py",

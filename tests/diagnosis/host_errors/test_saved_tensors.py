@@ -1,0 +1,356 @@
+"""What is said of saved tensors that were freed or changed, by the facts that were collected."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cudalens.core.evidence_types import FreedGraph, InPlaceChange
+from cudalens.core.graph_types import ProvenanceStep
+from cudalens.core.report import ErrorFacts, Evidence
+from cudalens.core.report_types import Hint, LineRef, SourceSpan
+from cudalens.diagnosis.host_errors import explain_host_error
+from cudalens.diagnosis.host_errors._base import Verdict
+from tests.builders import fact
+
+TWICE = "Trying to backward through the graph a second time"
+CHANGED = (
+    "one of the variables needed for gradient computation has been modified by an inplace "
+    "operation: [torch.cuda.FloatTensor [8, 3]], which is output 0 of {}, is at version 2; "
+    "expected version 1 instead."
+)
+
+
+def line(number: int, text: str, cell: int = 3) -> LineRef:
+    return LineRef(cell=cell, line=number, text=text)
+
+
+def step(number: int, text: str, cell: int = 3) -> ProvenanceStep:
+    return ProvenanceStep(op="aten::add_", source=line(number, text, cell))
+
+
+HERE = SourceSpan(cell=3, line=9, text="loss.backward()")
+
+
+def explained(message: str, **facts: Any) -> Verdict:
+    error = ErrorFacts(type_name="RuntimeError", message=message)
+    verdict = explain_host_error(Evidence(error=error, **{"source": HERE, **facts}), error)
+    assert verdict.troubles == ()
+    return verdict
+
+
+def only_hint(verdict: Verdict) -> Hint:
+    (hint,) = verdict.hints
+    return hint
+
+
+# --- a graph that was freed -----------------------------------------------------------------------
+
+FREED = FreedGraph(
+    node="TanhBackward0", made=line(4, "h = rnn(x, h)"), freed=line(5, "loss.backward()")
+)
+
+
+def test_a_freed_graph_without_its_lines() -> None:
+    verdict = explained(TWICE)
+    assert verdict.headline == "a part of the graph of this loss was freed by an earlier backward"
+    assert verdict.explanation.startswith("backward frees the tensors that the forward pass saved.")
+    assert verdict.hints == ()
+    tensors = (fact("self", "float32[]", "loss"),)
+    assert "the graph of loss was" in explained(TWICE, tensors=tensors).headline
+    assert explained(TWICE, tensors=tensors).argument == "self"
+
+
+def test_two_losses_of_one_graph() -> None:
+    verdict = explained(TWICE, freed=FREED)
+    assert verdict.headline == (
+        "this loss depends on the graph of In [3] line 4, which In [3] line 5 has freed"
+    )
+    assert verdict.explanation == (
+        "backward frees the tensors that the forward pass saved: In [3] line 5 (loss.backward()) "
+        "freed TanhBackward0 of In [3] line 4 (h = rnn(x, h))."
+    )
+    hint = only_hint(verdict)
+    assert hint.rule == "backward_twice"
+    assert hint.text.startswith("keep the graph in In [3] line 5 (retain_graph=True)")
+
+
+def test_one_backward_that_runs_again() -> None:
+    verdict = explained(TWICE, freed=replace(FREED, freed=line(9, "loss.backward()")))
+    assert only_hint(verdict).text == (
+        "backward runs again through what In [3] line 4 made once: run the forward pass again "
+        "before each backward"
+    )
+
+
+def test_to_keep_the_graph_is_no_help_after_a_step() -> None:
+    hint = only_hint(explained(TWICE, freed=replace(FREED, has_stepped=True)))
+    assert "retain_graph" not in hint.text
+    assert hint.text.startswith("the optimizer has changed the parameters since")
+
+
+CARRIED = replace(
+    FREED,
+    read=line(4, "h = rnn(x, h)"),
+    holder=line(4, "h = rnn(x, h)"),
+    name="h",
+    detached="h.detach()",
+    is_made_again=True,
+)
+
+
+def test_a_state_that_is_carried_on() -> None:
+    verdict = explained(TWICE, freed=CARRIED)
+    assert verdict.headline == (
+        "h still has the graph of the previous step, which In [3] line 5 has freed"
+    )
+    hint = only_hint(verdict)
+    assert hint.rule == "carried_state"
+    assert hint.text == (
+        "h still has the graph of the previous step: add h = h.detach() after In [3] line 5"
+    )
+
+
+def test_the_explanation_has_each_code_once() -> None:
+    text = explained(TWICE, freed=CARRIED).explanation
+    assert text.count("h = rnn(x, h)") == 1
+    assert text.endswith("After that, In [3] line 4 read h as In [3] line 4 had made it before.")
+
+
+def test_two_states_that_are_carried_on() -> None:
+    both = replace(CARRIED, name="h, c", holder=line(4, "o, (h, c) = rnn(x, (h, c))"))
+    verdict = explained(TWICE, freed=replace(both, detached="h.detach(), c.detach()"))
+    assert verdict.headline.startswith("h and c still have the graph of the previous step")
+    assert "add h, c = h.detach(), c.detach() after" in only_hint(verdict).text
+
+
+def test_what_another_line_names_is_detached_before_the_next_step() -> None:
+    """Where a later line gives the variable its value, to detach it after backward is too early."""
+    other = replace(CARRIED, holder=line(4, "g = rnn(x, h)"))
+    assert only_hint(explained(TWICE, freed=other)).text == (
+        "h still has the graph of the previous step: detach it before the next step, or start anew"
+    )
+    no_code = replace(CARRIED, detached=None)
+    assert "detach it before the next step" in only_hint(explained(TWICE, freed=no_code)).text
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("self.state = rnn(x, h)", "self.state still has"),
+        ("losses.append(loss)", "losses still has"),
+        ("state = rnn(x, h)", "In [3] line 4 reads what In [3] line 4 made in an earlier step"),
+        ("self.a, self.b = f(x)", "In [3] line 4 reads what In [3] line 4 made in an earlier step"),
+    ],
+)
+def test_an_attribute_or_a_list_that_keeps_the_graph(code: str, name: str) -> None:
+    unnamed = replace(CARRIED, name=None, holder=line(4, code))
+    assert only_hint(explained(TWICE, freed=unnamed)).text.startswith(name)
+
+
+ONCE = replace(
+    FREED, read=line(9, "(h + w).sum().backward()"), holder=line(4, "h = net(x)"), name="h"
+)
+
+
+def test_a_result_that_serves_one_backward() -> None:
+    hint = only_hint(explained(TWICE, freed=ONCE))
+    assert hint.rule == "made_once"
+    assert hint.text.startswith(
+        "h of In [3] line 4 serves one backward: keep its graph in In [3] line 5 "
+    )
+    assert "(retain_graph=True)" in hint.text
+    assert hint.text.endswith("before In [3] line 9")
+
+
+def test_a_result_that_an_earlier_line_reads_may_be_detached() -> None:
+    hint = only_hint(explained(TWICE, freed=replace(ONCE, read=line(8, "b = h * w"))))
+    assert hint.text.endswith("; a pass that is not to train what made h takes h.detach()")
+
+
+def test_a_result_after_a_step_is_made_again() -> None:
+    hint = only_hint(explained(TWICE, freed=replace(ONCE, has_stepped=True)))
+    assert "retain_graph" not in hint.text
+    assert "before In [3] line 9, or give h.detach() to a pass" in hint.text
+
+
+def test_a_result_that_another_line_holds_has_no_name() -> None:
+    hint = only_hint(explained(TWICE, freed=replace(ONCE, holder=line(6, "g = h[0]"))))
+    assert hint.text.startswith("the result of In [3] line 4 serves one backward")
+
+
+# --- a saved tensor that was changed --------------------------------------------------------------
+
+
+def changed(code: str, number: int = 6, node: str = "TanhBackward0", **facts: Any) -> Verdict:
+    modified = InPlaceChange(modified=step(number, code), **facts)
+    return explained(CHANGED.format(node), modified=modified)
+
+
+def test_a_change_that_was_not_seen() -> None:
+    verdict = explained(CHANGED.format("TanhBackward0"))
+    assert verdict.headline == (
+        "a tensor that backward needs was changed in place: float32 [8, 3], output 0 of "
+        "TanhBackward0"
+    )
+    assert verdict.hints == ()
+    view = explained(CHANGED.format("AsStridedBackward0"))
+    assert view.headline.endswith("was changed in place: float32 [8, 3]")
+
+
+def test_the_line_of_a_change_is_in_the_headline() -> None:
+    verdict = changed("h += 1")
+    assert verdict.headline == "h += 1 in line 6 changed h, which loss.backward() needs"
+    assert verdict.explanation == (
+        "`h` (float32 [8, 3], output 0 of TanhBackward0) was saved for backward at version 1, and "
+        "is at version 2 now: changed in place by `h += 1` at In [3] line 6. With it, backward "
+        "would compute wrong gradients."
+    )
+    assert changed("opt.step()", name="D[2].weight").headline == (
+        "opt.step() in line 6 changed D[2].weight, which loss.backward() needs"
+    )
+
+
+def test_a_long_line_is_cut_in_the_headline() -> None:
+    headline = changed(f"h[{'0' * 80}] = 1").headline
+    assert len(headline) <= 100
+    assert "… in line 6 changed h, which loss.backward() needs" in headline
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("h += 1", "h"),
+        ("h[mask].clamp_(0)", "h"),
+        ("h[0][1] = 2", "h"),
+        ("h = h.relu_()", "h"),
+        ("self.h.mul_(2)", "self.h"),
+        ("h.mul(2)", "a tensor"),
+        ("f(h)", "a tensor"),
+        ("h += 1; g += 1", "a tensor"),
+        (f"{'h' * 25} += 1", "a tensor"),
+    ],
+)
+def test_what_a_statement_writes_to(code: str, name: str) -> None:
+    assert f" changed {name}, which" in changed(code).headline
+
+
+def test_the_savers_are_named_where_they_are_few() -> None:
+    savers = tuple(step(at, f"y = f{at}(h)") for at in range(1, 5))
+    assert "was saved for backward by `y = f1(h)` at In [3] line 1 at version 1" in (
+        changed("h += 1", savers=savers[:1]).explanation
+    )
+    assert "line 1 or by `y = f2(h)`" in changed("h += 1", savers=savers[:3]).explanation
+    assert "was saved for backward at version 1" in changed("h += 1", savers=savers).explanation
+
+
+def test_all_writes_are_named() -> None:
+    writes = (step(6, "h += 1"), step(7, "h *= 2"), step(6, "h += 1"))
+    text = changed("h *= 2", writes=writes).explanation
+    assert "changed in place by `h += 1` at In [3] line 6 and by `h *= 2` at In [3] line 7." in text
+
+
+# --- what helps -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "new"),
+    [
+        ("h += 1", "h = h + 1"),
+        ("self.h *= 2", "self.h = self.h * 2"),
+        ("h.relu_()", "h = h.relu()"),
+        ("h.clamp_(0, max=2)", "h = h.clamp(0, max=2)"),
+    ],
+)
+def test_a_new_tensor_instead_of_a_change(code: str, new: str) -> None:
+    hint = only_hint(changed(code))
+    assert (hint.rule, hint.text) == ("out_of_place", f"line 6: {new} makes a new tensor")
+    assert hint.fix is None
+    at = SourceSpan(cell=3, line=6)
+    tried = only_hint(changed(code, out_of_place=at))
+    assert (tried.fix, tried.tried, tried.at) == (new, True, at)
+
+
+def test_a_change_of_an_item_needs_a_copy_before() -> None:
+    assert only_hint(changed("h[0] = 1")).text == (
+        "before line 6: h = h.clone(), so that backward keeps the old one"
+    )
+
+
+def test_the_other_writes_are_said() -> None:
+    writes = (step(6, "h += 1"), step(7, "h *= 2"))
+    text = only_hint(changed("h *= 2", number=7, writes=writes)).text
+    assert text == "line 6: h = h + 1 makes a new tensor (line 7 changes it too)"
+    more = (*writes, step(8, "h -= 1"))
+    text = only_hint(changed("h -= 1", number=8, writes=more)).text
+    assert text.endswith("(line 7 and line 8 change it too)")
+
+
+def test_a_line_that_reads_what_it_writes_over() -> None:
+    code = "rows[j] = rows[j - 1] * w"
+    assert only_hint(changed(code, savers=(step(6, code),))).text == (
+        "line 6 writes over rows[j - 1], which backward needs: read rows[j - 1].clone() there"
+    )
+    code = "rows[j] = rows[j - 1] * rows[j - 2]"
+    assert only_hint(changed(code, savers=(step(6, code),))).text == (
+        "line 6 writes to rows, which it has read: write to a new tensor there"
+    )
+    elsewhere = only_hint(changed(code, savers=(step(5, code),))).text
+    assert elsewhere.startswith("before line 6: rows = rows.clone()")
+
+
+def test_a_tensor_that_another_name_has_too() -> None:
+    at = SourceSpan(cell=3, line=6)
+    hint = only_hint(changed("h += 1", is_shared=True, out_of_place=at))
+    assert hint.text == "line 6 changes h, which another name has too: change a copy of it"
+    assert hint.fix is None
+
+
+def test_a_parameter_and_a_module_in_place() -> None:
+    at = SourceSpan(cell=3, line=6)
+    hint = only_hint(changed("w.mul_(2)", is_parameter=True, out_of_place=at))
+    assert hint.text == (
+        "a parameter is changed between forward and backward: run the forward pass again after it"
+    )
+    assert hint.fix is None
+    assert only_hint(changed("x = relu(h)", module="ReLU")).text == (
+        "ReLU was made with inplace=True and writes over its input: let it make a new tensor"
+    )
+    assert only_hint(changed("f(h)")).text == (
+        "make a new tensor in line 6 instead of changing the one that backward needs"
+    )
+
+
+def test_a_step_of_an_optimizer_asks_for_the_forward_again() -> None:
+    assert only_hint(changed("opt.step()")).text == (
+        "the step changes the parameters: run the forward pass again after it"
+    )
+    saver = (step(2, "y = net(x)", cell=2),)
+    assert only_hint(changed("opt.step()", savers=saver)).text == (
+        "the step changes the parameters with which In [2] line 2 made y: run the forward pass "
+        "again after it"
+    )
+    stale = (line(2, "y = net(x)"), line(3, "z = y * 2"), line(4, "loss = z.sum()"))
+    assert only_hint(changed("opt.step()", stale=stale[:1])).text.endswith(
+        "run line 2 again after it"
+    )
+    assert only_hint(changed("opt.step()", stale=stale)).text.endswith(
+        "run lines 2, 3 and 4 again after it"
+    )
+    many = tuple(line(at, "y = f(y)") for at in range(5))
+    assert only_hint(changed("opt.step()", stale=many)).text.endswith(
+        "run the forward pass again after it"
+    )
+
+
+def test_a_state_that_is_carried_over_a_step() -> None:
+    modified = InPlaceChange(modified=step(6, "opt.step()"))
+    verdict = explained(CHANGED.format("T"), modified=modified, freed=CARRIED)
+    hint = only_hint(verdict)
+    assert hint.rule == "carried_state"
+    assert hint.text == (
+        "h still has the graph of the previous step, and line 6 has changed the parameters since: "
+        "add h = h.detach() after line 9; retain_graph=True does not help here"
+    )
