@@ -438,7 +438,7 @@ def _help_of(args: Namespace) -> int:
 
 _COMMANDS = {
     "demo": SubCommand(
-        form="demo", does="the quickstart's failing cell, on a GPU or a rehearsal device", run=_demo
+        form="demo", does="a report for one failing cell, on a GPU or the rehearsal device", run=_demo
     ),
     "explain": SubCommand(
         form="explain LOG",

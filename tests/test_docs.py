@@ -251,6 +251,11 @@ def test_the_version_is_one() -> None:
     assert f"\n## {version} – " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
+def test_the_package_and_its_citation_have_one_description() -> None:
+    described = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f'\nabstract: "{PROJECT["project"]["description"]}"\n' in described
+
+
 def test_one_place_says_where_the_package_comes_from() -> None:
     """The README and the guide install what the notebooks install; a release changes one line."""
     lines = (ROOT / "notebooks" / "requirements.txt").read_text(encoding="utf-8").splitlines()
