@@ -438,7 +438,7 @@ def _help_of(args: Namespace) -> int:
 
 _COMMANDS = {
     "demo": SubCommand(
-        form="demo", does="a report for one failing cell, on a GPU or the rehearsal device", run=_demo
+        form="demo", does="one failing cell with its report, with or without a GPU", run=_demo
     ),
     "explain": SubCommand(
         form="explain LOG",
