@@ -30,6 +30,7 @@ from cudalens.diagnosis.user_code import (
     list_of,
     parsed,
     place,
+    statement_of,
 )
 
 _AT_ORIGIN = frozenset(
@@ -121,10 +122,10 @@ def _elsewhere(lines: Iterable[int], name: str, evidence: Evidence) -> str:
 def _alike(evidence: Evidence) -> str:
     """Return another call in the failing line that differs in its names and numbers alone."""
     node, source = call_node(evidence), evidence.source
-    line = parsed(source.text or "") if source is not None else None
-    if node is None or line is None:
+    if node is None or source is None:
         return ""
     form, own = _NAMES.sub("", ast.dump(node)), ast.dump(node)
+    line = statement_of(source.text)
     every = (it for it in ast.walk(line) if isinstance(it, type(node)))
     others = [it for it in every if ast.dump(it) != own and _NAMES.sub("", ast.dump(it)) == form]
     return ast.unparse(others[0]) if isinstance(node, ast.Call) and others else ""

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from cudalens.core._python import parse_expression
+from cudalens.core._python import parse, parse_expression
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Expression, LineRef, SourceSpan, TensorFact, syntax
@@ -93,6 +93,20 @@ def parsed(expression: str) -> ast.expr | None:
         return parse_expression(f"({expression}\n)").body
     except (SyntaxError, ValueError):
         return None
+
+
+def statements_of(code: str | None) -> list[ast.stmt]:
+    """Return the statements of a recorded line, none where it is not whole."""
+    try:
+        return parse((code or "").strip()).body
+    except (SyntaxError, ValueError):
+        return []
+
+
+def statement_of(code: str | None) -> ast.stmt:
+    """Return the syntax of a recorded line, ``pass`` where it is not one statement."""
+    statements = statements_of(code)
+    return statements[0] if len(statements) == 1 else ast.Pass()
 
 
 def in_library(evidence: Evidence, name: str) -> bool:

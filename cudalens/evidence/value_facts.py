@@ -16,6 +16,7 @@ from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN, WRITES, ProvenanceSt
 from cudalens.core.report_types import LineRef
 from cudalens.core.tensor_values import find_offenders
 from cudalens.core.torch_functions import is_in_place
+from cudalens.diagnosis.user_code import statement_of
 from cudalens.evidence.bound import bound_origin
 from cudalens.evidence.call_stack import held_name, visible_parameters
 from cudalens.evidence.collect import FailureContext, bad_places
@@ -129,6 +130,9 @@ def marks_of_finding(failure: FailureContext, way: Provenance, trial: Any) -> Ma
     assert violation is not None
     if violation.is_nonfinite:
         statement = None if trial is None else trial.line.running.statement
+        if (node := failure.call.node) is not None:  # it computed forward in another line
+            place = failure.forward_call(node.sequence_nr)[0]
+            statement = None if place is None else statement_of(place.text)
         return Marks(vanished=vanished(statement, violation.dtype))
     tensor = failure.values.get(bad_key(violation))
     bad = None if tensor is None else bad_places(violation, tensor)

@@ -115,6 +115,7 @@ def test_a_cast_acts_at_the_call_and_names_other_readers() -> None:
         ("a(x.clamp_(0, g[3] - 1), y.clamp_(0, g[2] - 1))", "y.clamp_(0, g[2] - 1) too"),
         ("a(x.clamp_(0, g[3] - 1), y.clamp_(0, n))", ""),
         ("a(x.clamp_(0, g[3] - 1), y.clamp(0, g[2] - 1))", ""),
+        ("i = x.clamp_(0, g[3] - 1), y.clamp_(0, g[2] - 1)", "y.clamp_(0, g[2] - 1) too"),
         ("a(x.clamp_(0, g[3] - 1))", ""),
     ],
 )

@@ -107,3 +107,18 @@ def test_the_programs_name_for_a_bad_value(
     assert not run_cell(cell, fast=False).shown.limits
     said = [(it.name, it.value, it.line and it.line.text) for it in found[0].constants]
     assert said == wanted
+
+
+@pytest.mark.parametrize(("dtype", "is_said"), [("half", True), ("float", False)])
+@pytest.mark.usefixtures("sim")
+def test_a_constant_of_the_forward_line_that_vanishes(dtype: str, *, is_said: bool) -> None:
+    """The node that made the NaN runs in the line of ``backward``."""
+    outcome = run_cell(
+        f"{SETUP}x = torch.ones(2, dtype=torch.{dtype}, device='cuda', requires_grad=True)\n"
+        "y = torch.log1p(-x.clamp(max=1.0 - 1e-6))\n"
+        "y.masked_fill(x > 0, 0.0).sum().backward()",
+        fast=False,
+        nan=True,
+    )
+    texts = [it.text for it in outcome.report.observations] if outcome.report else []
+    assert ("1.0 - 1e-06 is 1 in float16" in texts) is is_said

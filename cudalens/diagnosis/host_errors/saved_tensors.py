@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cudalens.core._python import parse
 from cudalens.core.evidence_types import FreedGraph, InPlaceChange
 from cudalens.core.graph_types import ProvenanceStep
 from cudalens.core.report import Evidence
@@ -21,6 +20,7 @@ from cudalens.diagnosis.host_errors._words import (
     ints,
     named,
 )
+from cudalens.diagnosis.user_code import statement_of, statements_of
 
 _GENERAL = (
     "backward frees the tensors that the forward pass saved. A second backward of the same loss, "
@@ -124,7 +124,7 @@ def _still_has(names: str) -> str:
 def _attribute_kept(freed: FreedGraph) -> str | None:
     """Return the attribute, or the list, in which one pass left what the next one read."""
     text = freed.holder.text if freed.holder else None
-    match _statement(text):
+    match statement_of(text):
         case ast.Expr(ast.Call(func=ast.Attribute(value=ast.Name() as kept, attr="append"))):
             return kept.id
     attributes = [name for name in _names(text)[0] if "." in name]
@@ -149,23 +149,9 @@ def _made_once(evidence: Evidence, freed: FreedGraph) -> Hint:
     return Hint(rule="made_once", text=f"{text} to a pass that is not to train it")
 
 
-def _statements(code: str | None) -> list[ast.stmt]:
-    """Return the statements of a recorded line, none where it is not whole."""
-    try:
-        return parse((code or "").strip()).body
-    except (SyntaxError, ValueError):
-        return []
-
-
-def _statement(code: str | None) -> ast.stmt:
-    """Return the syntax of a recorded line, ``pass`` where it is not one statement."""
-    statements = _statements(code)
-    return statements[0] if len(statements) == 1 else ast.Pass()
-
-
 def _names(code: str | None) -> tuple[set[str], set[str]]:
     """Return the variables and attributes that an assignment gives a value, and those it reads."""
-    step = _statement(code)
+    step = statement_of(code)
     names = [item for item in ast.walk(step) if isinstance(item, ast.Name | ast.Attribute)]
     stored = {ast.unparse(item) for item in names if isinstance(item.ctx, ast.Store)}
     read = {ast.unparse(item) for item in names if isinstance(item.ctx, ast.Load)}
@@ -264,7 +250,7 @@ def _is_backward(code: str | None) -> bool:
 
 def _changed(ref: LineRef | None) -> str:
     """Return what one statement writes to: ``h`` of ``h += 1`` and of ``h[mask].clamp_(0)``."""
-    statement = _statement(ref.text if ref else None)
+    statement = statement_of(ref.text if ref else None)
     node: ast.AST = statement
     if isinstance(statement, ast.AugAssign):
         node = statement.target
@@ -336,7 +322,7 @@ def _before_writes(evidence: Evidence, modified: InPlaceChange) -> str:
     name = _changed(line)
     if line is None or not name:
         return ""
-    where, statement = line.near(evidence.source), _statement(line.text)
+    where, statement = line.near(evidence.source), statement_of(line.text)
     savers = [it.source for it in modified.savers if it.source is not None]
     if any((it.line, it.cell, it.file) == (line.line, line.cell, line.file) for it in savers):
         parts = [part for part in ast.walk(statement) if _is_part_read(part, name)]
@@ -364,7 +350,7 @@ def _is_part_read(node: ast.AST, name: str) -> bool:
 
 def _as_new_tensor(code: str) -> str:
     """Return ``h = h + 1`` for ``h += 1``; empty where the tensor may be an item of a list."""
-    statement = _statement(code)
+    statement = statement_of(code)
     match statement:
         case ast.AugAssign(target=ast.Name() | ast.Attribute()):
             changed = ast.BinOp(statement.target, statement.op, statement.value)
@@ -409,7 +395,7 @@ def _again(evidence: Evidence) -> str:
 
 def _only_steps(code: str) -> bool:
     """Return whether a line calls an optimizer's step and holds no other change in place."""
-    nodes = [node for statement in _statements(code) for node in ast.walk(statement)]
+    nodes = [node for statement in statements_of(code) for node in ast.walk(statement)]
     calls = [item.func for item in nodes if isinstance(item, ast.Call)]
     names = {item.attr for item in calls if isinstance(item, ast.Attribute)}
     if any(isinstance(item, ast.AugAssign) for item in nodes):
