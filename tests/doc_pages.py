@@ -327,7 +327,8 @@ def report_page() -> str:
     parts = [_object_table(schema["properties"])]
     types = {name: found for name, found in schema["$defs"].items() if name != "Report"}
     for name, found in types.items():
-        parts.append(f"### {name}\n\n{_object_table(found['properties'])}")
+        meaning = plain(found["description"])
+        parts.append(f"### {name}\n\n{meaning}\n\n{_object_table(found['properties'])}")
     return f"""\
 # A report as JSON
 
@@ -360,11 +361,13 @@ The JSON Schema is `report.schema.json` in the package; this is version {SCHEMA_
 
 
 def _object_table(properties: dict[str, Any]) -> str:
+    """Return a row for each key, without the last column where the keys speak for themselves."""
+    texts = [cell(plain(spec.get("description", ""))) for spec in properties.values()]
     rows = [
-        f"| `{key}` | {cell(_kind(spec))} | {cell(plain(spec.get('description', '')))} |"
-        for key, spec in properties.items()
+        f"| `{key}` | {cell(_kind(spec))} |" + f" {text} |" * any(texts)
+        for (key, spec), text in zip(properties.items(), texts, strict=True)
     ]
-    return table("| key | type | what it says |", rows)
+    return table("| key | type |" + " what it says |" * any(texts), rows)
 
 
 def _kind(spec: dict[str, Any]) -> str:
