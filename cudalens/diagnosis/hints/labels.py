@@ -103,7 +103,7 @@ def binary_labels_one_output(evidence: Evidence, ids: Ids) -> Hint | None:
 @ids_rule("label", "one_hot")
 def mask_of_0_and_255(evidence: Evidence, ids: Ids) -> Hint | None:
     """A black-and-white image is used as a mask of class numbers: 255 stands for 1."""
-    if ids.distinct != (0, 255) or ids.size < 2:
+    if not _is_black_and_white(evidence, ids) or ids.size < 2:
         return None
     text = "the mask has only 0 and 255, like an image; "
     if ids.size > 2:
@@ -112,10 +112,21 @@ def mask_of_0_and_255(evidence: Evidence, ids: Ids) -> Hint | None:
     return Hint(text=text, fix=rewritten(evidence, ids.named, "({x} == 255).long()"))
 
 
+def _is_black_and_white(evidence: Evidence, ids: Ids) -> bool:
+    """Return whether labels are 0 and 255 alone, as far as is known in earlier calls too.
+
+    Where those had a class 1, 255 is another thing.
+    """
+    seen = evidence.seen_before
+    return ids.distinct == (0, 255) and (seen is None or seen.max in (0, 255))
+
+
 @ids_rule("label", "one_hot")
 def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
     """Labels are marked with -1, -100 or 255 to be left out, and are not."""
-    is_255 = ids.bad == {255} and ids.distinct != (0, 255) and ids.size not in (1, 255)
+    is_255 = (
+        ids.bad == {255} and not _is_black_and_white(evidence, ids) and ids.size not in (1, 255)
+    )
     is_negative = max(ids.bad) < 0 and not shifting_step(evidence)
     if not (is_255 or is_negative):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cudalens.core.report_types import SeenBefore
 from tests.hint_evidence import (
     MASK,
     ONE_TO_TEN,
@@ -99,6 +100,20 @@ CAUSES: dict[str, Cause] = {
         rule="mask_of_0_and_255",
         fix="F.cross_entropy(z, (mask == 255).long())",
         says=("0 and 255",),
+    ),
+    "mask_of_one_class": Cause(
+        labels(
+            [0, 255] * 16, 2, name="mask", shape=MASK, seen_before=SeenBefore(calls=3, min=0, max=0)
+        ),
+        rule="mask_of_0_and_255",
+        fix="F.cross_entropy(z, (mask == 255).long())",
+    ),
+    "mask_with_class_1_before": Cause(
+        labels(
+            [0, 255] * 16, 2, name="mask", shape=MASK, seen_before=SeenBefore(calls=3, min=0, max=1)
+        ),
+        rule="mark_not_ignored",
+        fix="F.cross_entropy(z, mask, ignore_index=255)",
     ),
     "uint8_labels": Cause(
         labels([1, 2, 255], 10, dtype="uint8"),
