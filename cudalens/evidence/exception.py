@@ -37,7 +37,7 @@ from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.diagnosis.diagnose import is_device_assert
 from cudalens.evidence import lost_context, memory
 from cudalens.evidence.bound import bound_origin
-from cudalens.evidence.call_stack import phase_of, worker_line, worker_start
+from cudalens.evidence.call_stack import held_name, phase_of, worker_line, worker_start
 from cudalens.evidence.collect import (
     FailureContext,
     error_facts,
@@ -72,6 +72,7 @@ from cudalens.source.locate import CallSite, locate_entries
 from cudalens.source.stack import frame_of, frames_of, namespaces
 
 MAX_TENSORS = 40
+_NAMED = 4
 
 
 _CAPTURE_INVALIDATED = 901
@@ -378,7 +379,10 @@ def _frozen(failure: FailureContext) -> tuple[tuple[str, ...], LineRef | None]:
     if tensor is None or recorder is None:
         return (), None
     found = frozen_parameters(tensor, recorder.snapshot())
-    names = tuple(failure.names.get(id(item), "a parameter") for item in found)
+    # The others are counted: to look for each in a large model takes long.
+    held = [held_name(item, failure.frames) for item in found[:_NAMED]]
+    held += [failure.names.get(id(item)) for item in found[_NAMED:]]
+    names = tuple(name or "a parameter" for name in held)
     reader = recorder.snapshot().reader
     lines = {reader.line(site) for site in recorder.frozen_at(found)}
     return names, lines.pop() if len(lines) == 1 else None
