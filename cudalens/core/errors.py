@@ -58,7 +58,7 @@ class DeviceValueError(DeviceAssertError, ValueError):
 
 
 class NonFiniteError(_ReportedError, RuntimeError, FloatingPointError):
-    """A NaN or an infinity has reached the loss, a gradient, a parameter or the host.
+    """A NaN or an infinity has reached the loss, a gradient or a parameter, or a NaN the host.
 
     Raised only where it was asked for: ``%%cudacheck --nan`` or ``check(nan=True)``; with
     ``strict`` by the call that made it.

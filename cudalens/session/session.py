@@ -54,9 +54,9 @@ class CheckSession:
     Args:
         fast: guards only; no recorder, no synchronization.
         deferred: guards only, which wait for the device at no call: see :func:`cudalens.settle`.
-        nan: also stop where a NaN or an infinity reaches the loss, a gradient, a parameter or the
-            host, with the call that made it; ``"strict"`` stops at that call, wherever its values
-            go.
+        nan: also stop where a NaN or an infinity reaches the loss, a gradient or a parameter, or a
+            NaN the host, with the call that made it; ``"strict"`` stops at that call, wherever its
+            values go.
         sync: synchronize after each op on an accelerator, so that a fault names its op.
         max_ops: how many of the last ops the recorder keeps.
         html, json: files to write the report to, when there is one.
