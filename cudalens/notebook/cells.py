@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from cudalens.core._python import (
@@ -114,6 +115,8 @@ class CellWatch:
         """Text that it has made of that."""
         self._comments: set[str] = set()
         """Comments that the lines of magics have become in the running cell."""
+        self._comments_of: dict[str, set[str]] = {}
+        """The same of each cell, by its name: ``%tb`` shows an earlier one."""
         self._is_by_hand = False
         self._timed: dict[str, CellPlace | None] = {}
         """By the text that ``%time`` has read, the place of that text."""
@@ -130,10 +133,12 @@ class CellWatch:
         self.shell.input_transformers_post.append(self._made)
         self._show, self._print = self.shell.showtraceback, self.shell._showtraceback
         self._run_nodes = self.shell.run_ast_nodes
+        self._debugger = self.shell.InteractiveTB.debugger
         self._undo = [
             replace_attribute(self.shell, "run_ast_nodes", self._run_checked),
             replace_attribute(self.shell, "showtraceback", self._showtraceback),
             replace_attribute(self.shell, "_showtraceback", self._print_traceback),
+            replace_attribute(self.shell.InteractiveTB, "debugger", self._debug),
             place_timed(self.shell.compile, self._timed),
         ]
 
@@ -361,6 +366,7 @@ class CellWatch:
         name = self.shell.compile.get_code_name(info.raw_cell, text, number)
         typed = typed_lines(cell.typed, text)
         CELLS.forget(name)
+        self._comments_of[name] = self._comments
         cell.name, outermost = name, self._cells[0]
         if outermost is cell or info.store_history:
             cell.number = number
@@ -487,6 +493,10 @@ class CellWatch:
         # A debugger reaches what is not shown.
         sys.last_traceback = self.shell.InteractiveTB.tb = trace
 
+    def _debug(self, *args: Any, **options: Any) -> None:
+        with CELLS.as_typed():
+            self._debugger(*args, **options)
+
     @contextmanager
     def _arrow_lines(self, is_beside: bool) -> Iterator[None]:
         """Let a traceback show the arrow line of each frame alone, where the report has the code.
@@ -509,9 +519,12 @@ class CellWatch:
             undo()
 
     def _print_traceback(self, kind: Any, error: Any, lines: Any) -> None:
-        for comment in filter(len, (item[2:] for item in self._comments)):
+        trace = getattr(error, "__traceback__", None)
+        names = {frame.f_code.co_filename for frame, _ in walk_tb(trace)}
+        comments = self._comments.union(*(self._comments_of.get(name, ()) for name in names))
+        for comment in filter(len, (item[2:] for item in comments)):
             lines = [line.replace(f"# {comment}", comment) for line in lines]
-        if _BLANK in self._comments:
+        if _BLANK in comments:
             lines = [_BLANK_SHOWN.sub(r"\1\2", line) for line in lines]
         self._print(kind, error, lines)
 

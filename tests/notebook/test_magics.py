@@ -753,6 +753,22 @@ def test_blank_lines_above_the_magic_are_blank_in_the_traceback(notebook: Notebo
     assert any(line.endswith("4 1/0  # of the user") for line in lines)
 
 
+@pytest.mark.parametrize("above", ["%%cudacheck", "\n\n%%cudacheck --fast"])
+def test_a_debugger_shows_the_cell_as_it_was_typed(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch, above: str
+) -> None:
+    """And so does the same traceback in a later cell."""
+    notebook.run(f"{above}\n{BAD}")
+    monkeypatch.setattr("builtins.input", lambda *_: "q")
+    notebook.run("%debug")
+    lines = [line.split(maxsplit=1)[-1] for line in notebook.out.splitlines() if line.strip()]
+    assert above.strip() in lines
+    assert BAD in notebook.out
+    assert "# %" not in notebook.out
+    notebook.run("%tb")
+    assert f"{above.count(chr(10)) + 1} {above.strip()}" in notebook.out + notebook.err
+
+
 def test_a_bare_comment_sign_stays_below_blank_lines(notebook: Notebook) -> None:
     notebook.run("\n\n%%cudacheck\n#\n1/0")
     lines = [line.rstrip() for line in notebook.out.splitlines()]
