@@ -32,7 +32,7 @@ class GraphNode:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphEdge:
-    """Data flows from node ``src`` into input number ``input`` of node ``dst``."""
+    """Data flows from one node into input number ``input`` of another."""
 
     src: str
     dst: str

@@ -384,7 +384,7 @@ class Hint:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """Place of the failure."""
+    """Versions and device. ``simulated`` is true on the rehearsal device."""
 
     cudalens: str | None = None
     python: str | None = None
