@@ -18,6 +18,8 @@ from cudalens.source.files import CELLS, cell_number, source_lines
 from cudalens.source.running_node import FUNCTIONS, parsed_source
 
 MAX_FILES = 64
+_MAX_LINES = 5000
+"""Lines in all of these files.  Parsing more takes longer than a report may."""
 _MAX_HOPS = 8
 _SIZES = {
     "Embedding": (0, "num_embeddings"),
@@ -92,6 +94,8 @@ class Program:
 
     def __init__(self, files: Iterable[str]) -> None:
         names = list(dict.fromkeys((*files, *CELLS.names())))[:MAX_FILES]
+        if sum(len(source_lines(name)) for name in names) > _MAX_LINES:
+            names = []  # a part of them would hide what the rest assigns
         parsed = {name: parsed_source(name) for name in names}
         self.trees = {name: tree for name, tree in parsed.items() if tree is not None}
         self._parents = cache(self._parents_of)

@@ -114,3 +114,9 @@ def test_a_layer_that_callers_hand_in() -> None:
         (value,) = program.values_of("Wrap", "inner")
         (found,) = program.layers(value, "Embedding", 5)
         assert (found.line, program.text(found)) == (4, "nn.Embedding(5, 2)")
+
+
+@pytest.mark.parametrize(("lines", "is_read"), [(5000, True), (5001, False)])
+def test_files_of_too_many_lines_are_not_read(lines: int, is_read: bool) -> None:
+    with cell("n = 5\n" * lines) as code:
+        assert bool(Program([code.co_filename]).trees) is is_read
