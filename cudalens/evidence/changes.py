@@ -113,6 +113,8 @@ def _is_change(
     match node:
         case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()):
             return bool(aliases & {*names_in(value)})
+        case ast.AugAssign(ast.Subscript()):
+            return False  # of what its items are, the subscript alone tells, above
         case ast.AugAssign(target):
             # That of a plain variable on the way is found where it stands.
             is_own = isinstance(target, ast.Name) and target.id in names

@@ -28,7 +28,7 @@ from cudalens.evidence.changes import (
 from cudalens.evidence.program import Program, Spot, pairs_of, parameters_of
 from cudalens.recorder.calls import FROM_PYTHON
 from cudalens.recorder.sites import RawSite, entries_of
-from cudalens.source.files import CELLS, is_user_file
+from cudalens.source.files import cell_number, is_user_file
 from cudalens.source.running_node import running
 from cudalens.source.stack import Place, place_of
 
@@ -64,9 +64,10 @@ def computed_lines(
         frames: the stack of the failure, outermost first.
     """
     users = [it for it in frames if is_user_file(it.f_code.co_filename)]
-    running_files = [it.f_code.co_filename for it in users]
     # What runs the first cell is no part of the notebook.
-    first = next((at for at, it in enumerate(running_files) if it in CELLS.numbers), 0)
+    cells = (at for at, it in enumerate(users) if cell_number(it.f_code.co_filename) is not None)
+    users = users[next(cells, 0) :]
+    running_files = [it.f_code.co_filename for it in users]
     program = Program(reversed(running_files))
     found: list[Spot | None] = []
     entries = entries_of(entry) if entry is not None else []
@@ -78,16 +79,16 @@ def computed_lines(
         callers = [_running(program, place_of(it)) for it in outer]
         is_known = call is not None and None not in callers
         found = (
-            [computing_line(program, call, [*filter(None, callers)], running_files[first:])]
+            [computing_line(program, call, [*filter(None, callers)], running_files)]
             if is_known and call
             else []
         )
     elif origin is not None:
         for frame in reversed(users):
             at = _running(program, place_of(frame))
-            names = [name for name, value in [*frame.f_locals.items()] if value is origin]
-            if len(names) == 1 and at is not None:
-                found = [*_made_of(program, names[0], at, running_files[first:])]
+            held = [name for name, value in [*frame.f_locals.items()] if value is origin]
+            if len(held) == 1 and at is not None:
+                found = [*_made_of(program, held[0], at, running_files)]
                 break
     return tuple(program.line(spot) for spot in found if spot is not None)
 

@@ -6,9 +6,11 @@ import ast
 
 import pytest
 
+import cudalens
 from cudalens.evidence.program import Program, Spot
 from cudalens.evidence.python_values import computing_line
 from tests.probes import cell
+from tests.shells import shell_with_cudalens
 
 LINES: dict[str, tuple[str, str | None]] = {
     "an array that was computed on": (
@@ -213,6 +215,12 @@ LINES: dict[str, tuple[str, str | None]] = {
         "p = x + 1\nA.f(A(), p, [9])",
         None,
     ),
+    "numbers that count others": (
+        "a = x + 1\nfor i in y:\n    n[a[i]] += 1\ntorch.tensor(a)",
+        "a = x + 1",
+    ),
+    "an item that is added to": ("a = x + 1\na[n[0]] += 1\ntorch.tensor(a)", None),
+    "an item of a row that is added to": ("a = x + 1\na[0][n] += 1\ntorch.tensor(a)", None),
     "a script": ("a = x + 1\nget_ipython().run_line_magic('run', 's.py')\ntorch.tensor(a)", None),
 }
 
@@ -235,3 +243,19 @@ def test_an_array_that_is_written_in_the_cell_that_fails() -> None:
         spot = Spot(code.co_filename, next(calls))
         assert computing_line(program, spot) is not None
         assert computing_line(program, spot, running=[later.co_filename]) is None
+
+
+@pytest.mark.usefixtures("sim")
+def test_what_runs_the_first_cell_is_no_part_of_the_program() -> None:
+    """A driver may run what it likes: this function is on the stack, below the cells."""
+    with shell_with_cudalens() as shell:
+        exec("a = [9]", {})
+        shell.run_cell("import numpy as np, torch", store_history=True)
+        shell.run_cell(
+            "%%cudacheck --no-widgets\na = np.array([0, 4])\na = a + 1\n"
+            "y = torch.tensor(a).cuda()\ntorch.zeros(5, 2).cuda()[y]",
+            store_history=True,
+        )
+        report = cudalens.last_report()
+    assert report is not None
+    assert "line 3: a = a + 1" in [item.text for item in report.observations]
