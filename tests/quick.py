@@ -35,11 +35,6 @@ OTHERS: Final[dict[str, str]] = {
         "diagnosis/hints/test_tables.py "
         "diagnosis/hints/test_neighbours.py"
     ),
-    "diagnosis/hints/_roles.py": (
-        "diagnosis/hints/test_labels.py "
-        "diagnosis/hints/test_tables.py "
-        "diagnosis/hints/test_neighbours.py"
-    ),
     "diagnosis/host_errors/__init__.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/host_errors/_base.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/host_errors/arguments.py": "diagnosis/host_errors/test_host_errors.py",
