@@ -21,8 +21,10 @@ from cudalens.evidence.collect import (
     evidence_of,
     graph_of,
     has_infinity,
+    provenance_of,
     timing_since,
 )
+from cudalens.recorder.provenance import Provenance
 from tests.probes import asked
 
 
@@ -116,6 +118,18 @@ IDS = torch.tensor([0, 3, -1, 5])
 def test_which_elements_are_outside(given: Violation, wanted: list[bool] | None) -> None:
     found = bad_places(given, IDS)
     assert (found if found is None else found.tolist()) == wanted
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_way_that_the_ring_has_forgotten_is_said(is_open: bool) -> None:
+    recorder = SimpleNamespace(
+        provenance=lambda *_: Provenance(is_open=is_open),
+        beyond_ring=lambda what: f"{what} is not among the last 9 calls",
+    )
+    given = failure(violation=violation(0, 4, 2), recorder=recorder)
+    assert provenance_of(given, IDS).is_open is is_open
+    said = "the op that made the bad values, or wrote them, is not among the last 9 calls"
+    assert given.limits.lines == ([said] if is_open else [])
 
 
 @pytest.mark.parametrize(

@@ -179,3 +179,23 @@ def reader(text: str) -> Any:
     return SimpleNamespace(
         operands=[node.left, node.right], value=lambda item: values[ast.unparse(item)]
     )
+
+
+@pytest.mark.parametrize(("lasti", "learned"), [(7, ["x", "row"]), (8, [])])
+def test_arguments_are_read_from_a_call_at_the_same_instruction(
+    lasti: int, learned: list[str]
+) -> None:
+    """A line may make another call of torch's before the one that fails."""
+    pairs: list[tuple[ast.expr, object]] = []
+    code = compile("torch.mm(x, row)", "<cell>", "eval")
+    call: Any = SimpleNamespace(
+        place=SimpleNamespace(code=code, lasti=7),
+        node=ast.parse("torch.mm(x, row)", mode="eval").body,
+        receiver=None,
+        learn=pairs.extend,
+        spelled=set(),
+    )
+    api = ApiCall(func=torch.mm, args=(X, ROW), code=code, lasti=lasti)
+    failing_call._learn_from_api(call, api)
+    assert [text_of(node) for node, _ in pairs] == learned
+    assert [text_of(node) for node in api.nodes] == learned

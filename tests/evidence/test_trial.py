@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,3 +126,40 @@ def test_torch_runs_unseen() -> None:
 
 def test_no_trial_without_a_line() -> None:
     assert trial_of_error(RuntimeError(), [], None) is None
+
+
+def test_no_trial_of_an_error_that_speaks_of_autocast() -> None:
+    def is_possible(message: str) -> bool:
+        def ask(frames: Any) -> Any:
+            trial = trial_of_error(RuntimeError(message), frames, None)
+            assert trial is not None
+            return trial.is_possible
+
+        return bool(asked("here(x, w)", ask, x=X, w=W)[-1])
+
+    assert is_possible("binary_cross_entropy is refused")
+    assert not is_possible("binary_cross_entropy is unsafe to autocast")
+
+
+@pytest.mark.parametrize("way", ["_run", "_is_possible"])
+def test_a_time_out_of_the_users_ends_a_trial(way: str) -> None:
+    """What a signal handler raises is no answer of torch's to the call."""
+
+    def handler(number: int, frame: Any) -> None:
+        raise TimeoutError("mine")
+
+    def answer(fails: Any) -> Any:
+        def of(trial: Any) -> Any:
+            trial._attempt = lambda **_: SimpleNamespace(run=fails)
+            call = ApiCall(func=torch.mm, args=(X, W))
+            more = (None,) if way == "_is_possible" else ()
+            return getattr(trial, way)(call, change("{x}.T"), *more)
+
+        return tried(torch.mm, of)
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("sizes")
+
+    assert answer(refused) in (False, TrialResult(succeeds=False, error="RuntimeError: sizes"))
+    with pytest.raises(TimeoutError, match="mine"):
+        answer(lambda *_: handler(14, sys._getframe()))

@@ -714,3 +714,15 @@ def test_a_change_that_was_not_recorded_hides_the_calls_before_it() -> None:
     assert not snapshot.is_hidden(other, 2, before=None)
     assert not snapshot.is_untouched(changed, since=5)
     assert snapshot.is_untouched(changed, since=6)
+
+
+def test_a_tensor_is_untouched_since_the_call_after_the_last_write() -> None:
+    made = torch.zeros(2)
+    with Recorder() as recorder:
+        made + 1
+        made.add_(1)
+        made + 1
+    snapshot, tensor = recorder.snapshot(), weakref.ref(made)
+    write = next(call.seq for call in snapshot.calls if call.api.stem == "add_")
+    assert not snapshot.is_untouched(tensor, since=write)
+    assert snapshot.is_untouched(tensor, since=write + 1)

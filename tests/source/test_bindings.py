@@ -37,6 +37,7 @@ def bound(text: str, name: str = "a") -> Any:
         ("a = 1\ndef f():\n    here(a)\nf()", None, None),
         ("def f():\n    global a\n    a = 1\n    here(a)\nf()", None, None),
         ("import math as a\nhere(a)", None, None),
+        ("a = 1\ndef f():\n    a = 2\nhere(a)", "1", 1),
     ],
 )
 def test_where_a_name_was_bound(text: str, value: str | None, line: int | None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 import cudalens
 from cudalens import simulate
 from cudalens.session import options
+from cudalens.source import shown_frames
 from cudalens.source.shown_frames import hide_own_frames, shown
 from tests.blocks import own_op
 from tests.processes import python
@@ -47,6 +49,26 @@ def test_a_failure_of_ours_alone_is_shown_whole() -> None:
         options._positive("0")
     text = "".join(traceback.format_tb(shown(caught.tb.tb_next)))
     assert "options.py" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "file", "function", "is_it"),
+    [
+        (3, "cell", "<module>", True),
+        (4, "cell", "<module>", False),
+        (3, "other", "<module>", False),
+        (3, "cell", "f", False),
+    ],
+)
+def test_code_of_ours_that_runs_the_same_line_again(
+    line: int, file: str, function: str, is_it: bool
+) -> None:
+    def entry(line: int, file: str, function: str) -> Any:
+        code = SimpleNamespace(co_name=function, co_filename=file)
+        return SimpleNamespace(tb_frame=SimpleNamespace(f_code=code), tb_lineno=line)
+
+    again = shown_frames._is_once_more(entry(3, "cell", "<module>"), entry(line, file, function))
+    assert again is is_it
 
 
 class FrozenError(Exception):

@@ -11,6 +11,7 @@ from tests.hint_evidence import (
     cast,
     check_cause,
     ctc,
+    hints_of,
     indexed,
     labels,
     lookup,
@@ -74,3 +75,9 @@ NEIGHBOURS: dict[str, Cause] = {
 @pytest.mark.parametrize("cause", (rows := {**CAUSES, **NEIGHBOURS}).values(), ids=rows)
 def test_the_cause_and_no_other_is_said(cause: Cause) -> None:
     check_cause(cause)
+
+
+@pytest.mark.parametrize(("padding", "is_said"), [(-1, True), (1, True), (0, False)])
+def test_row_0_that_is_for_padding_is_not_missed(padding: int, is_said: bool) -> None:
+    evidence = lookup([1, 2, 3, 4, 5], 5, name="movie", path="movies", padding=padding)
+    assert ("one_based_ids" in [hint.rule for hint in hints_of(evidence)]) is is_said
