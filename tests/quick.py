@@ -27,14 +27,6 @@ OTHERS: Final[dict[str, str]] = {
     "diagnosis/assert_meanings.py": "diagnosis/test_assert_verdict.py logs/test_fitting_call.py",
     "diagnosis/hints/__init__.py": "diagnosis/hints/test_hints.py",
     "diagnosis/hints/_base.py": "diagnosis/hints/test_hints.py",
-    "diagnosis/hints/_makers.py": (
-        "diagnosis/hints/test_neighbours.py diagnosis/hints/test_probabilities.py"
-    ),
-    "diagnosis/hints/_reading.py": (
-        "diagnosis/hints/test_labels.py "
-        "diagnosis/hints/test_tables.py "
-        "diagnosis/hints/test_neighbours.py"
-    ),
     "diagnosis/host_errors/__init__.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/host_errors/_base.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/host_errors/arguments.py": "diagnosis/host_errors/test_host_errors.py",

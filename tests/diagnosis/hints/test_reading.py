@@ -1,0 +1,254 @@
+"""The integers at fault as the rules ask about them: how they count, and what damaged them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cudalens.core.graph_types import WRITES, ProvenanceStep
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import LineRef, SeenBefore, TensorFact
+from cudalens.diagnosis.hints._reading import (
+    Ids,
+    cast_source,
+    copies_of,
+    filled_side,
+    fills_row_ends,
+    ids_of,
+    is_written,
+    numel,
+    runs_from_one,
+    shifted_source,
+    shifting_step,
+    within,
+    wrapped_bits,
+)
+from tests.hint_evidence import cast, indexed, labels, lookup, tensor
+
+
+def ids(evidence: Evidence) -> Ids:
+    found = ids_of(evidence, "label", "token", "index", "position")
+    assert found is not None
+    return found
+
+
+def behind(evidence: Evidence, op: str, text: str, note: str | None = None) -> Evidence:
+    step = ProvenanceStep(op=op, source=LineRef(cell=1, line=4, text=text), note=note)
+    return replace(evidence, provenance=(*evidence.provenance, step))
+
+
+# --- how they count -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("distinct", "size", "count", "runs"),
+    [
+        ((1, 2, 3, 4, 5), 5, None, True),
+        ((1, 2, 3, 4), 4, None, False),
+        ((1, 2, 3, 4), 4, 14, True),
+        ((1, 2, 3, 4), 4, 13, False),
+        ((0, 1, 2, 3, 4, 5), 5, 99, False),
+        ((1, 2, 3, 4), 5, 99, False),
+        ((*range(1, 20), 21), 21, 999, True),
+        ((1, 2, 3, 4, 6, 7, 8, 9, 10, 12), 12, 999, False),
+        ((), 0, 0, False),
+        (None, 5, 99, False),
+    ],
+)
+def test_values_that_cover_1_to_the_size(
+    distinct: tuple[int, ...] | None, size: int, count: int | None, runs: bool
+) -> None:
+    assert runs_from_one(distinct, size, count) is runs
+
+
+def test_the_ends_of_all_values_that_were_seen() -> None:
+    found = ids(labels([1, 4, -100, 10], 10))
+    assert (found.low, found.high, found.distinct, found.kinds) == (1, 10, (1, 4, 10), 3)
+    assert found.count is None
+    assert (found.size, found.bad, found.bad_share) == (10, {10}, 0.25)
+    assert ids(labels([1, 4, 10], 10)).count == 3
+    earlier = SeenBefore(calls=2, min=0, max=12)
+    found = ids(labels([1, 4, 10], 10, seen_before=earlier))
+    assert (found.low, found.high, found.distinct) == (0, 12, (0, 1, 4, 10, 12))
+
+
+def test_other_roles_are_not_read() -> None:
+    assert ids_of(labels([10], 10), "token") is None
+    assert ids_of(Evidence(), "label") is None
+
+
+def test_values_above_the_end_alone() -> None:
+    assert ids(labels([0, 10, 11], 10)).is_above
+    assert not ids(labels([0, 10, -1], 10)).is_above
+    below = SeenBefore(calls=1, min=-1, max=3)
+    assert not ids(labels([0, 10], 10, seen_before=below)).is_above
+
+
+def test_numbers_that_may_count_from_one() -> None:
+    assert ids(lookup([1, 2, 5], 5)).may_count_from_one
+    assert not ids(lookup([0, 2, 5], 5)).may_count_from_one
+    assert not ids(lookup([1, 2, 6], 5)).may_count_from_one
+    assert not ids(lookup([1, 2, 5], 5, name="row * 2")).may_count_from_one
+    sorted_ones = behind(lookup([1, 2, 5], 5), "torch.argsort", "ids = x.argsort()")
+    assert not ids(sorted_ones).may_count_from_one
+    whole = tensor(None, "batch", [0, 1, 2, 5], (2, 2))
+    assert not ids(lookup([1, 2, 5], 5, name="batch[0]", others=(whole,))).may_count_from_one
+    beside = SeenBefore(calls=1, min=-100, max=3)
+    assert ids(labels([1, 2, 5], 5, seen_before=beside)).may_have_zero is not True or True
+
+
+def test_a_zero_that_may_stand_beside_a_mark() -> None:
+    beside = SeenBefore(calls=1, min=-100, max=3)
+    assert ids(labels([1, 2, 5], 5, seen_before=beside)).may_have_zero
+    plain = SeenBefore(calls=1, min=1, max=3)
+    assert not ids(labels([1, 2, 5], 5, seen_before=plain)).may_have_zero
+
+
+def test_a_count_from_zero_without_a_gap() -> None:
+    assert ids(labels([0, 1, 2, 3], 3)).is_count
+    assert not ids(labels([0, 1, 3], 3)).is_count
+    assert not ids(labels([1, 2, 3], 3)).is_count
+    assert not ids(labels([0, 1, 2] * 40 + [3], 3)).is_count
+
+
+def test_fewer_numbers_than_places_with_gaps() -> None:
+    assert ids(labels([0, 5, 9] * 10, 5)).has_gaps
+    assert not ids(labels([0, 5, 9], 5)).has_gaps
+    assert not ids(labels([0, 1, 2, 3, 4, 9] * 10, 5)).has_gaps
+
+
+# --- the ends of rows -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "side"),
+    [
+        ([[1, 9, 9], [1, 2, 9]], "end"),
+        ([[9, 9, 1], [9, 2, 1]], "start"),
+        ([[1, 2, 9], [1, 2, 9]], None),
+        ([[9, 9, 9], [1, 2, 9]], "end"),
+        ([[9, 9, 9], [1, 2, 3]], None),
+        ([[1, 9, 9], [9, 2, 1]], None),
+        ([[9, 1, 9], [1, 2, 9]], None),
+        ([[1, 8, 9], [1, 2, 9]], None),
+    ],
+)
+def test_a_number_that_fills_the_ends_of_rows(rows: list[list[int]], side: str | None) -> None:
+    found = ids(lookup([it for row in rows for it in row], 5, shape=(2, 3)))
+    assert filled_side(found) == side
+    assert fills_row_ends(found) is (side is not None)
+
+
+def test_one_row_or_a_tensor_of_three_dimensions_has_no_ends() -> None:
+    assert filled_side(ids(lookup([1, 9, 9], 5))) is None
+    assert filled_side(ids(lookup([1, 9, 9, 9] * 2, 5, shape=(2, 2, 2)))) is None
+    assert filled_side(ids(lookup([1, 9, 9, 1, 2, 9], 5, shape=(2, 1, 3)))) == "end"
+
+
+# --- damaged numbers ------------------------------------------------------------------------------
+
+
+def test_labels_that_wrapped_around_in_uint8() -> None:
+    source = tensor(None, "y", [1, 0, 4], dtype="uint8")
+    made = labels([0, 255, 3], 10, name="(y - 1).long()", others=(source,))
+    assert wrapped_bits(made) == 8
+    held = tensor(None, "y", [1, 255, 4], dtype="uint8")
+    assert wrapped_bits(labels([0, 255, 3], 10, name="(y - 1).long()", others=(held,))) is None
+    assert wrapped_bits(labels([0, 254, 3], 10, name="(y - 1).long()", others=(source,))) is None
+    assert wrapped_bits(labels([0, 255, 3], 10)) is None
+
+
+def test_ids_beyond_the_range_of_a_narrow_type() -> None:
+    def bits(values: list[int], dtype: str = "int64", **more: Any) -> int | None:
+        evidence = lookup(values, 300, dtype=dtype)
+        return wrapped_bits(behind(evidence, **more) if more else evidence)
+
+    assert bits([0, 127, -56], "int8") == 8
+    assert bits([0, 127, -56]) is None
+    assert bits([0, 5, -56], "int8") is None
+    assert bits([0, 5, -64], "int8") == 8
+    assert bits([0, 127, -1], "int8") is None
+    assert bits([0, 400, -56], "int8") is None
+    assert bits([0, 5, -30000], "int16") == 16
+    assert bits([0, 127, -56], op="aten::to", text="ids = x.to(torch.int8)") == 8
+    assert bits([0, 127, -56], op="aten::to", text="ids = x.to(torch.uint8)") is None
+    assert bits([0, 5, -30000], op="aten::to", text="ids = x.short()") == 16
+
+
+def test_numbers_that_were_cast_on_the_line() -> None:
+    def source(*values: float, dtype: str = "float32") -> TensorFact | None:
+        before = tensor(None, "x", list(values), dtype=dtype)
+        return cast_source(cast([0, 9], 5, before))
+
+    assert source(0.5, 9.0) is not None
+    assert source(0.0, 9.0) is None
+    assert source(0.0, math.nan) is not None
+    assert source(0.0, math.inf) is not None
+    assert source(0.0, 2049.0, dtype="float16") is not None
+    assert source(0.0, 2048.0, dtype="float16") is None
+    assert source(0, 9, dtype="int32") is None
+    assert source(0.5, 9.0, 1.0) is None
+    assert cast_source(lookup([0, 9], 5)) is None
+
+
+def test_ids_that_the_line_shifts() -> None:
+    def source(name: str, *values: int, dtype: str = "int64") -> TensorFact | None:
+        before = tensor(None, "y", list(values), dtype=dtype)
+        return shifted_source(labels([1, 10], 10, name=name, others=(before,)))
+
+    assert source("y + 1", 0, 9) is not None
+    assert source("y - k", 0, 9) is not None
+    assert source("y * 2", 0, 9) is None
+    assert source("y + 1", 0, 10) is None
+    assert source("y + 1", -1, 9) is None
+    assert source("1 + y", 0, 9) is None
+    assert shifted_source(Evidence()) is None
+
+
+def test_the_first_recorded_step_that_shifted_them() -> None:
+    evidence = behind(
+        behind(indexed("at"), "aten::view", "at = b.view(-1)"), "aten::add", "b = a + 1"
+    )
+    line = shifting_step(evidence)
+    assert line is not None and line.text == "b = a + 1"
+    assert shifting_step(behind(evidence, "aten::mul", "a = c * 2")) is None
+    assert shifting_step(indexed("at")) is None
+
+
+@pytest.mark.parametrize(
+    ("op", "text", "note", "is_it"),
+    [
+        ("aten::index_put_", "y[m] = hole", f"{WRITES} -1", True),
+        ("aten::index_put_", "y[m] = hole", f"{WRITES} -10", False),
+        ("aten::masked_fill", "y = y.masked_fill(m, -1)", None, True),
+        ("aten::masked_fill", "y = y.masked_fill(m, value=-1)", None, True),
+        ("aten::masked_fill", "y = y.masked_fill(m, 1)", None, False),
+        ("aten::masked_fill", "y = f(y, -1)", None, False),
+        ("aten::add", "y = y.masked_fill(m, -1)", None, False),
+    ],
+)
+def test_a_line_that_writes_just_this_number(
+    op: str, text: str, note: str | None, is_it: bool
+) -> None:
+    assert is_written(behind(labels([-1], 3), op, text, note), -1) is is_it
+
+
+# --- sizes and expressions ------------------------------------------------------------------------
+
+
+def test_copies_that_expand_shows() -> None:
+    fact = tensor("x", "x", [1, 2, 3] * 4, (4, 3))
+    assert (numel(fact), copies_of(fact)) == (12, 1)
+    assert copies_of(replace(fact, stride=(0, 1))) == 4
+    assert copies_of(replace(fact, stride=(0, 0))) == 12
+    assert copies_of(replace(fact, stride=(3, 1))) == 1
+
+
+def test_the_tensors_inside_an_expression() -> None:
+    inner, other = tensor(None, "y", [1]), tensor(None, "z", [1])
+    evidence = labels([10], 10, name="(y + 1).long()", others=(inner, other))
+    assert [it.expression for it in within(evidence, evidence.tensors[0])] == ["y"]
+    assert list(within(evidence, inner)) == []
