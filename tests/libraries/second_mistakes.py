@@ -136,6 +136,21 @@ loss = model(input_ids=words, bbox=boxes, labels=tags).loss
         "the model has num_labels=4",
     ),
     Mistake(
+        "gpt2_generate",
+        "a NaN in what the model is given",
+        """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+model = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2)).cuda()
+features = torch.rand(1, 4, 16)
+features[0, 2, 3] = float("nan")
+made = model.generate(inputs_embeds=features.cuda(), max_new_tokens=2, do_sample=True, pad_token_id=0)
+""",
+        "made = model.generate(inputs_embeds=features.cuda(), max_new_tokens=2, do_sample=True, pad_token_id=0)",
+        "input[0, 0] = nan is not a number",
+        "features contains 1 of them",
+    ),
+    Mistake(
         "llama_cache",
         "the labels are given as ids",
         """
