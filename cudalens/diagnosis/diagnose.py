@@ -33,6 +33,7 @@ from cudalens.diagnosis.origins import (
     batch_second,
     features_of_images,
     lost_dimension,
+    mask_of_steps,
     true_division,
 )
 from cudalens.diagnosis.user_code import LONGEST_NAME, Fix, call_node, list_items, written
@@ -137,8 +138,9 @@ def _hints(
         return (lost_dimension(evidence, evidence.lost_dimension),)
     has_cause = any(item.fix or item.rule in _CAUSES for item in readings)
     edits = search(evidence, trial) if is_hosts and not has_cause else ()
-    if not edits and any(item.rule == "size_of_layer" for item in readings):
-        sized = features_of_images(evidence, trial)
+    if is_hosts and not edits:
+        is_layer = any(item.rule == "size_of_layer" for item in readings)
+        sized = (features_of_images if is_layer else mask_of_steps)(evidence, trial)
         edits = () if sized is None else (sized,)
     second = batch_second(evidence, trial) if is_hosts else None
     if second is not None and not any(item.rule == "batch_first" for item in edits):

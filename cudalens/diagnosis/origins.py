@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from cudalens.core._python import parse
+from cudalens.core._python import parse, parse_expression
 from cudalens.core.evidence_types import Binding, LostDimension
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, SourceSpan, format_shape, syntax
@@ -436,3 +436,47 @@ def _with_features(old: int, new: int) -> Rearrange:
         return function, args, kwargs
 
     return put
+
+
+_MASK = re.compile(
+    r"The shape of the 2D attn_mask is torch\.Size\(\[(?P<old>\d+), (?P=old)\]\), "
+    r"but should be \((?P<new>\d+), (?P=new)\)"
+)
+
+
+def mask_of_steps(evidence: Evidence, trial: Trial) -> Hint | None:
+    """Return the maker of an attention mask with the number of steps that its sequences have.
+
+    Where dimension 1 is taken for the batch, that may be what is wrong.
+    """
+    match = _MASK.match(evidence.error.message) if evidence.error is not None else None
+    shape = (int(match["old"]),) * 2 if match is not None else None
+    masks = {item.expression for item in trial.operands if item.shape == shape and item.expression}
+    name = masks.pop() if len(masks) == 1 else ""
+    made = trial.binding(name, of_shape=True) if match is not None and name.isidentifier() else None
+    tree = syntax(made.value) if made is not None else None
+    if match is None or made is None or not made.value or tree is None:
+        return None
+    if trial.called.is_batch_second:
+        return None
+    text = re.sub(rf"(?<![\w.]){match['old']}(?![\w.])", match["new"], made.value)
+    if text == made.value:
+        return None
+    # A trial has its copies on the host, and the device of each as a label.
+    template = ast.unparse(_DeviceLast().visit(parse_expression(text)))
+    fix = Fix(text, [Change(name, template)])
+    if not trial(fix).succeeds or not trial.survives(fix, 1):
+        return None
+    reason = f"the mask has a row and a column for each of the {match['new']} steps"
+    at = replace(made.at, column=tree.col_offset, end_column=tree.end_col_offset)
+    return Hint(rule="mask_of_steps", text=reason, fix=fix, tried=True, at=at)
+
+
+class _DeviceLast(ast.NodeTransformer):
+    """Write ``torch.ones(2, device=d)`` as ``torch.ones(2).to(d)``."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        devices = [item.value for item in node.keywords if item.arg == "device"]
+        node.keywords = [item for item in node.keywords if item.arg != "device"]
+        return ast.Call(ast.Attribute(node, "to"), devices, []) if devices else node

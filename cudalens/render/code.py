@@ -246,15 +246,16 @@ def unplaced_tensors(report: Report) -> tuple[TensorFact, ...]:
         # What the op was given in another shape has the same values.
         facts = [fact for fact in facts if fact.expression or not words.is_at_fault(report, fact)]
     drawn = [fact for fact in report.tensors if id(fact) in placed]
-    if any(_is_form(fact, it) for fact in facts if words.is_at_fault(report, fact) for it in drawn):
+    if any(_is_form(fact, it) for fact in facts for it in drawn):
         return ()  # a library's own forms of what the line has, transposed and cast
     return tuple(sorted(facts, key=lambda fact: not words.is_at_fault(report, fact)))
 
 
 def _is_form(fact: TensorFact, other: TensorFact) -> bool:
     """Return whether a tensor can be another one with its dimensions in another order, or cast."""
+    is_parameter = fact.requires_grad and fact.grad_fn is None
     is_same = (fact.shape, fact.dtype) == (other.shape, other.dtype)
-    return not is_same and sorted(fact.shape) == sorted(other.shape)
+    return not is_parameter and not is_same and sorted(fact.shape) == sorted(other.shape)
 
 
 def _is_hot(hot: SourceSpan, line: int) -> bool:
