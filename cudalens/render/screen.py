@@ -399,6 +399,8 @@ def _next_step(report: Report, reading: Hint | None) -> str:
 def _sentence(report: Report, text: str) -> str:
     """Return a text that begins with a capital letter, unless with code, and ends with a stop."""
     text = one_line(text).strip()
+    said, _, rest = text.partition(": ")
+    text = rest if rest and " " in said and report.headline.startswith(said) else text
     if not text:
         return ""
     word = text[:80].split(" ", 1)[0]

@@ -103,7 +103,7 @@ def carried(code: str, name: str, read: str, fix: str) -> Row:
     """Return the row of what is carried from step to step under a name."""
     advice = f"{name} still has the graph of the previous step: add {name} = {fix} after line "
     advice += "<.backward(>"
-    said = f" of line <{read}> (", f"After that, line <{read}> read {name} "
+    said = f" of line <{read}> (", f"After that, line <{read}> used the {name} "
     return (code, ("pass", f"{name} = {fix}"), "carried_state", advice, *said)
 
 
@@ -136,7 +136,8 @@ FREED: dict[str, Row] = {
     # Read on both sides of a backward, it is made by a line that has not run again.
     "made once": (ONCE, ("backward()", "backward(retain_graph=True)"), "made_once",
         EITHER.format("out", "loss ="),
-        "line <loss => (loss = head(out[row]).square().mean()) read out as line <out => had"),
+        "line <loss => (loss = head(out[row]).square().mean()) used the out that line <out => "
+        "made"),
     "made once, with steps": (f"{ONCE}    optimizer.step()\n", ("pass", "out = rnn(data[0])[0]"),
         "made_once", AGAIN.format("out", "loss =")),
     # The other way out: the first pass does not train the maker.

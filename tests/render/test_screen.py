@@ -84,6 +84,21 @@ def test_no_action_is_better_than_a_guess() -> None:
     assert screen.action_of(make_report(hints=())) is None
 
 
+@pytest.mark.parametrize(
+    ("headline", "reason"),
+    [
+        ("h still has its graph, which line 6 has freed", "Add h = h.detach() after line 6."),
+        ("c still has its graph", "h still has its graph: add h = h.detach() after line 6."),
+    ],
+)
+def test_the_action_does_not_repeat_the_headline(headline: str, reason: str) -> None:
+    hint = Hint(text="h still has its graph: add h = h.detach() after line 6")
+    report = make_report(headline=headline, hints=(hint,))
+    action = screen.action_of(report)
+    assert action is not None and action.reason == reason
+    assert [fact for fact in screen.details(report) if fact.name == "also"] == []
+
+
 @pytest.mark.parametrize("name", REPRESENTATIVE)
 def test_markdown_is_at_most_forty_lines(name: str) -> None:
     report = REPRESENTATIVE[name]()

@@ -66,9 +66,7 @@ def _explanation(freed: FreedGraph) -> str:
     text += f"{by} freed {freed.node} of {made}."
     if not read:
         return text
-    return (
-        f"{text} After that, {read} read {freed.name or 'a tensor'} as {holder} had made it before."
-    )
+    return f"{text} After that, {read} used the {freed.name or 'tensor'} that {holder} made before."
 
 
 def _with_code(*lines: LineRef | None) -> list[str]:

@@ -116,7 +116,7 @@ def test_a_state_that_is_carried_on() -> None:
 def test_the_explanation_has_each_code_once() -> None:
     text = explained(TWICE, freed=CARRIED).explanation
     assert text.count("h = rnn(x, h)") == 1
-    assert text.endswith("After that, In [3] line 4 read h as In [3] line 4 had made it before.")
+    assert text.endswith("After that, In [3] line 4 used the h that In [3] line 4 made before.")
 
 
 def test_two_states_that_are_carried_on() -> None:
