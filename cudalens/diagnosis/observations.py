@@ -45,6 +45,7 @@ _ALL: tuple[Role, ...] = ("label", "one_hot", "token", "position", "index", "edg
 _MAX_RUNS = 4
 _SHARED = 2
 _MAX_LINES = 3
+_LISTED = re.compile(r"indices\[(\d+)\]")
 _INTEGER_MAKERS = {
     "argmax": "positions of the largest",
     "argmin": "positions of the smallest",
@@ -438,6 +439,29 @@ def other_dimension(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         yield Observation(kind="pattern", text=text, facts={"dim": own, "other_dim": dims[0]})
 
 
+def other_indices(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
+    """Yield the other tensors of one subscript with values outside their dimensions.
+
+    A guard stops at the first.
+    """
+    violation = evidence.violation
+    target = evidence.tensor("self")
+    listed = [(_LISTED.fullmatch(it.argument or ""), it) for it in evidence.tensors]
+    indices = {int(match[1]): fact for match, fact in listed if match is not None}
+    # A mask stands for as many dimensions as it has itself.
+    if violation is None or target is None or any("int" not in it.dtype for it in indices.values()):
+        return
+    for dim, fact in indices.items():
+        low, high = fact.summary.min, fact.summary.max
+        if dim == violation.list_position or dim >= len(target.shape) or not fact.expression:
+            continue
+        size = target.shape[dim]
+        if isinstance(low, int) and isinstance(high, int) and (high >= size or low < -size):
+            text = f"{fact.expression} is {_interval(low, high)}, dimension {dim} has {size} places"
+            facts = {"name": fact.expression, "min": low, "max": high, "dim": dim, "size": size}
+            yield Observation(kind="values", text=text, facts=facts)
+
+
 def within_library(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     """Yield the range of the user's tensor that has a bad value of an index a library made."""
     at_fault, violation = fault(evidence), evidence.violation
@@ -461,6 +485,7 @@ def within_library(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
 
 OF_FINDING: tuple[Observer, ...] = (
     values,
+    other_indices,
     within_library,
     earlier,
     came_from,
