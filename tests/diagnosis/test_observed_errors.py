@@ -119,6 +119,9 @@ def test_the_one_operand_of_another_dtype() -> None:
     ]
     assert len(texts(message, Known((X, half), **bound))) == 2
     assert texts(message, Known((X, z), **bound)) == []
+    w = on("cuda:0", "float16[2]", "w")
+    pairs = Known((X, half, z, w), **bound, w=made(6, "f()"))
+    assert len(texts(message, pairs)) == 4
 
 
 def test_a_factory_without_a_device_on_the_cpu() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from cudalens.evidence.changes import (
     shown,
     stores_of_attribute,
 )
-from cudalens.evidence.program import Program
+from cudalens.evidence.program import MAX_FILES, Program
 from tests.probes import cell
 
 
@@ -150,6 +152,14 @@ def test_only_what_another_cell_defines_counts_within_one_cell() -> None:
     assert asked("def f(v):\n    v[0] = 9")
     assert asked("def g(v):\n    v[0] = 9\ndef f(v):\n    g(v)")
     assert not asked("def g(v):\n    v[0] = 9\ndef f(v):\n    return v[0]")
+
+
+@pytest.mark.parametrize(("files", "may"), [(MAX_FILES - 1, False), (MAX_FILES, True)])
+def test_a_program_that_was_not_read_whole_may_change_anything(files: int, may: bool) -> None:
+    trees = {f"{at}.py": ast.parse("a = x + 1" if at == 0 else "pass") for at in range(files)}
+    program: Any = SimpleNamespace(trees=trees)
+    assert may_change(program, {"a"}, trees["0.py"].body[0], {"0.py", "1.py"}) is may
+    assert not may_change(program, {"a"}, trees["0.py"].body[0], {"0.py"})
 
 
 STORES = {

@@ -158,6 +158,8 @@ def test_tensors_on_two_devices_the_cpu_first() -> None:
     text = "Expected all tensors to be on the same device, but found at least two devices"
     x, y = on("cpu", "self", "float32[3]", "x"), on("cuda:0", "other", "float32[3]", "y")
     assert with_user_names(text, call(y, x)) == "x is on cpu, y is on cuda:0"
+    types = "Input type (float32 tensor on cpu) and weight type (float32 tensor on cuda) differ"
+    assert with_user_names(types, call(y, x)) == "x is on cpu, y is on cuda:0"
     z = on("cpu", "value", "float32[3]", "z")
     assert with_user_names(text, call(y, x, z)) == "x and z are on cpu, y is on cuda:0"
     number = on("cpu", "value", "float32[]", "n")
