@@ -28,7 +28,6 @@ OTHERS: Final[dict[str, str]] = {
     "diagnosis/hints/__init__.py": "diagnosis/hints/test_hints.py",
     "diagnosis/hints/_base.py": "diagnosis/hints/test_hints.py",
     "diagnosis/host_errors/__init__.py": "diagnosis/host_errors/test_host_errors.py",
-    "diagnosis/host_errors/_base.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/host_errors/arguments.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/host_errors/sentences.py": "diagnosis/host_errors/test_host_errors.py",
     "evidence/__init__.py": "test_architecture.py",
