@@ -284,7 +284,7 @@ class DatasetColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundOrigin:
-    """The place where the number behind a bound was chosen, and how it came to what has it.
+    """The place where the number behind a bound was chosen, and what has it.
 
     Of ``model = Recommender(100, 64)``, whose ``__init__`` makes ``nn.Embedding(items, 8)``, the
     number was chosen in the line of ``model`` and the layer was made in that of ``nn.Embedding``.
@@ -300,8 +300,6 @@ class BoundOrigin:
     """The line that made the holder, where that is another one than ``at``."""
     made_by: str | None = None
     """The code there: ``nn.Embedding(items, 8)``."""
-    way: tuple[ProvenanceStep, ...] = ()
-    """The recorded calls that handed the size on, newest first."""
     is_set: bool = True
     """False if ``at`` only made the holder: where its number was chosen is not known."""
 

@@ -15,7 +15,6 @@ from weakref import ref
 from torch import Tensor, nn
 
 from cudalens.core.evidence_types import BoundOrigin
-from cudalens.core.graph_types import ProvenanceStep
 from cudalens.core.report_types import SourceSpan
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.core.user_objects import is_module
@@ -23,7 +22,6 @@ from cudalens.diagnosis.user_code import last_name
 from cudalens.evidence.program import Program, Spot, is_empty_container, size_argument, takes_sizes
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
-from cudalens.recorder.provenance import describe_step
 from cudalens.recorder.sites import entries_of
 from cudalens.recorder.tensor_refs import Ref
 from cudalens.source.files import is_user_file
@@ -44,9 +42,8 @@ class _Size(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """The recorded calls that handed a size on, and where they end."""
+    """The end of the recorded calls that handed a size on."""
 
-    steps: tuple[ProvenanceStep, ...]
     end: _Size
     """The tensor that no recorded call made, or that the last one made."""
     setter: Recorded | None = None
@@ -78,7 +75,7 @@ def bound_origin(
     if dim is None:
         dims = [at for at, it in enumerate(tensor.shape) if it == size]
         dim = dims[0] if len(dims) == 1 else None
-    way = _Way((), _Size(ref(tensor), dim))
+    way = _Way(_Size(ref(tensor), dim))
     if snapshot is not None:
         way = _way_of_size(way.end, size, snapshot)
     end = way.end.tensor()
@@ -111,7 +108,6 @@ def bound_origin(
         holder=holder.text,
         made=program.line(made) if is_other else None,
         made_by=program.text(made) if is_other else None,
-        way=way.steps,
         is_set=is_set,
     )
 
@@ -121,7 +117,7 @@ def bound_origin(
 
 def _way_of_size(start: _Size, size: int, snapshot: Snapshot) -> _Way:
     """Go back through the calls that handed a size on to the one that set it."""
-    steps, at, before = [], start, None
+    at, before = start, None
     for _ in range(_MAX_STEPS):
         call = snapshot.maker(at.tensor, before)
         if call is None or call.reads is None:
@@ -129,15 +125,14 @@ def _way_of_size(start: _Size, size: int, snapshot: Snapshot) -> _Way:
         before = call.seq
         if any(item is at.tensor for item in call.inputs):
             continue  # it was returned as it was
-        steps.append(describe_step(call, snapshot))
         holders = _holders(call, at, size, snapshot)
         if holders is None or len(holders) > 1:
             # Which of them had it, or whether a dead one had, is not known.
-            return _Way((), start, None)
+            return _Way(start)
         if not holders:
-            return _Way(tuple(steps), at, call)
+            return _Way(at, call)
         at = holders[0]
-    return _Way(tuple(steps), at, None)
+    return _Way(at)
 
 
 def _holders(call: Recorded, at: _Size, size: int, snapshot: Snapshot) -> list[_Size] | None:
