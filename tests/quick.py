@@ -31,7 +31,6 @@ OTHERS: Final[dict[str, str]] = {
     "diagnosis/host_errors/arguments.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/host_errors/sentences.py": "diagnosis/host_errors/test_host_errors.py",
     "evidence/__init__.py": "test_architecture.py",
-    "evidence/value_facts.py": "evidence/test_bound.py evidence/test_marks.py",
     "guards/__init__.py": "guards/test_register.py",
     "guards/_base.py": "guards/test_register.py guards/test_ranges.py",
     "guards/catalogue/__init__.py": "guards/test_register.py",

@@ -1,0 +1,129 @@
+"""Facts about a bad value: why a softmax made NaN, what holds it, the keys of a batch."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN, WRITES, ProvenanceStep
+from cudalens.core.report_types import LineRef, Offender, Offenders, Violation
+from cudalens.evidence import value_facts
+from cudalens.evidence.value_facts import nan_cause, nan_holder
+from cudalens.recorder.provenance import Provenance
+from tests.probes import asked
+
+INF, NAN = math.inf, math.nan
+
+
+def step(op: str, note: str | None = FIRST_NAN) -> ProvenanceStep:
+    return ProvenanceStep(op=op, source=LineRef(line=1), note=note)
+
+
+def way(*scores: float, steps: tuple[ProvenanceStep, ...] = (step("torch.softmax"),)) -> Any:
+    return Provenance(steps=[*steps], given=torch.tensor(scores))
+
+
+def test_what_a_softmax_was_given() -> None:
+    assert nan_cause(way(0.0, -INF)) == "masked row"
+    assert nan_cause(way(0.0, INF)) == "infinity"
+    assert nan_cause(way(0.0, 1.0)) is None
+    assert nan_cause(way(INF, -INF)) is None
+    assert nan_cause(Provenance(steps=[step("torch.softmax")])) is None
+
+
+def test_only_one_softmax_that_is_proven_to_have_made_it() -> None:
+    def cause(*steps: ProvenanceStep) -> str | None:
+        return nan_cause(way(0.0, -INF, steps=steps))
+
+    assert cause(step("torch.log_softmax")) == "masked row"
+    assert cause(step("aten::mul", None), step("torch.softmax")) == "masked row"
+    assert cause(step("torch.softmax", None)) is None
+    assert cause(step("torch.exp")) is None
+    assert cause(step("torch.softmax"), step("torch.softmax")) is None
+
+
+def nan_finding(value: Any = "nan", *, is_nonfinite: bool = False) -> Violation:
+    first = (Offender(position=(0,), value=value),)
+    return Violation(
+        headline="", offenders=Offenders(count=1, first=first), is_nonfinite=is_nonfinite
+    )
+
+
+def holder(
+    text: str, violation: Violation, origin: Any = None, recorder: Any = None, **names: Any
+) -> Any:
+    def ask(frames: Any) -> Any:
+        failure: Any = SimpleNamespace(violation=violation, frames=frames, recorder=recorder)
+        return nan_holder(failure, origin)
+
+    return asked(text, ask, **names)[-1]
+
+
+def test_the_named_tensor_that_a_nan_came_from() -> None:
+    w = torch.tensor([1.0, NAN, NAN])
+    found = holder("here(w)", nan_finding(), w, w=w)
+    assert (found.name, found.nan.count, found.is_read) == ("w", 2, True)
+    whole = torch.ones(3)
+    assert holder("here(w)", nan_finding(), whole, w=whole) is None
+    numbers = torch.tensor([1])
+    assert holder("here(w)", nan_finding(), numbers, w=numbers) is None
+
+
+def test_the_parameter_that_holds_a_nan_whose_way_is_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        net.bias[0] = NAN
+    found = holder("here(net)", nan_finding(), net=net)
+    assert (found.name, found.nan.count, found.is_read) == ("net.bias", 1, False)
+    assert holder("here(net)", nan_finding(9.0), net=net) is None
+    assert holder("here(net)", nan_finding(is_nonfinite=True), net=net) is None
+    assert holder("here(net)", nan_finding(), net=torch.nn.Linear(2, 2)) is None
+    monkeypatch.setattr(value_facts, "_MAX_READ", 6)  # the weight has four values, the bias two
+    assert holder("here(net)", nan_finding(), net=net) is not None
+    monkeypatch.setattr(value_facts, "_MAX_READ", 5)
+    assert holder("here(net)", nan_finding(), net=net) is None
+
+
+def test_the_one_line_that_wrote_nan_to_a_parameter() -> None:
+    net = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        net.bias[0] = NAN
+
+    def written(*steps: tuple[int, str, str]) -> int | None:
+        found = [
+            ProvenanceStep(op=op, source=LineRef(line=at), note=note) for at, op, note in steps
+        ]
+        recorder = SimpleNamespace(provenance=lambda *_: Provenance(steps=found))
+        line = holder("here(net)", nan_finding(), recorder=recorder, net=net).written
+        return None if line is None else line.line
+
+    assert written((4, "aten::fill_", f"{WRITES} nan")) == 4
+    assert written((4, "aten::fill_", f"{WRITES} 9")) is None
+    assert written((4, "aten::div_", FIRST_BAD)) == 4
+    assert written((4, "aten::div", FIRST_BAD)) is None
+    both = (4, "aten::fill_", f"{WRITES} nan"), (5, "aten::fill_", f"{WRITES} nan")
+    assert written(*both) is None
+    assert written(both[0], both[0]) == 4
+    assert holder("here(net)", nan_finding(), net=net).written is None
+
+
+def test_the_keys_of_a_batch_under_which_one_tensor_is() -> None:
+    one, two = torch.ones(1), torch.ones(1)
+
+    def keys(*pairs: tuple[Any, Any], at: int = 0, is_stacked: bool = False) -> Any:
+        names, tensors = zip(*pairs, strict=True)
+        batch: Any = SimpleNamespace(keys=names, tensors=tensors, at=at, is_stacked=is_stacked)
+        return value_facts._aliases(Provenance(batch=batch))
+
+    assert keys(("labels", one), ("ids", one), ("x", two)) == ("ids", "labels")
+    assert keys(("labels", one), ("ids", two)) == ()
+    assert keys(("labels", one), (None, one)) == ()
+    assert keys(("x", two), ("labels", one), ("ids", one), at=0) == ()
+    assert keys(("labels", one), ("ids", one), is_stacked=True) == ()
+    assert value_facts._aliases(Provenance()) == ()
