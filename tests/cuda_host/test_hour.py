@@ -15,6 +15,10 @@ sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 from extras import EXTRAS, STICKY, Extra, run_extra
 from test_on_gpu import judge
 
+# The loader of torch 2.10 calls what that torch warns of, and the suite's filters make an error of
+# a warning that comes to a frame of ours.
+pytestmark = pytest.mark.filterwarnings("ignore:The argument 'device':DeprecationWarning")
+
 SETUP = (ROOT / "tests" / "standin" / "pick.py").read_text(encoding="utf-8")
 ON_STANDIN = [item for item in EXTRAS if not item.may_abort]
 
