@@ -68,7 +68,7 @@ def test_the_report_says_how_many_guarded_calls_ago_it_was(behind: int, when: st
         looked_up(2, 7)
         for _ in range(behind):
             looked_up(1)
-    assert f"Its values went from 2 to 7{when}; to see which" in caught.value.report.explanation
+    assert f"Its values went from 2 to 7{when}. To see which" in caught.value.report.explanation
 
 
 # --- the same report ------------------------------------------------------------------------------
