@@ -68,16 +68,35 @@ def binding_of(run: Running, name: str) -> Binding | None:
 
 def _bindings(scope: ast.AST, name: str) -> Iterator[ast.stmt]:
     """Yield the statements of a scope that bind a name, in the order of the source."""
-    for statement in _statements(scope):
-        if isinstance(statement, _INNER):
-            is_bound = getattr(statement, "name", None) == name
-        else:
-            # What stands in the statement itself, not in its block.
-            own = (item for item in ast.iter_child_nodes(statement) if not isinstance(item, _BLOCK))
-            names = (node for item in own for node in ast.walk(item) if isinstance(node, ast.Name))
-            is_bound = any(n.id == name and not isinstance(n.ctx, ast.Load) for n in names)
-        if is_bound:
-            yield statement
+    return (statement for statement in _statements(scope) if _binds(statement, name))
+
+
+def _binds(statement: ast.stmt, name: str) -> bool:
+    """Return whether a statement binds a name itself, outside its blocks."""
+    if isinstance(statement, _INNER):
+        return getattr(statement, "name", None) == name
+    own = [item for item in ast.iter_child_nodes(statement) if not isinstance(item, _BLOCK)]
+    own += [case.pattern for case in getattr(statement, "cases", ())]
+    nodes = [node for item in own for node in ast.walk(item)]
+    nodes += getattr(statement, "handlers", ())
+    # What the loops of a comprehension bind are variables of its own.
+    loops = [node.target for node in nodes if isinstance(node, ast.comprehension)]
+    private = {id(node) for target in loops for node in ast.walk(target)}
+    return any(name in _names_of(node) for node in nodes if id(node) not in private)
+
+
+def _names_of(node: ast.AST) -> tuple[str | None, ...]:
+    """Return the names that a piece of syntax binds."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+            return (name,)
+        case ast.alias(name=path, asname=name):
+            return (name or path.partition(".")[0],)
+        case ast.ExceptHandler(name=name) | ast.MatchAs(name=name) | ast.MatchStar(name=name):
+            return (name,)
+        case ast.MatchMapping(rest=name):
+            return (name,)
+    return ()
 
 
 def _statements(block: ast.AST) -> Iterator[ast.stmt]:

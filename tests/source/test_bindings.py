@@ -38,6 +38,32 @@ def bound(text: str, name: str = "a") -> Any:
         ("def f():\n    global a\n    a = 1\n    here(a)\nf()", None, None),
         ("import math as a\nhere(a)", None, None),
         ("a = 1\ndef f():\n    a = 2\nhere(a)", "1", 1),
+        # A comprehension has a variable of its own, and := binds around it.
+        ("a = 1\nb = [a for a in [2]]\nhere(a)", "1", 1),
+        ("a = 1\nb = {c: a for c, a in [(2, 3)] if a}\nhere(a)", "1", 1),
+        ("a = 1\nb = [(a := c) for c in [2]]\nhere(a)", None, 2),
+        # What other statements bind is not what was assigned before.
+        ("a = 1\nimport math as a\nhere(a)", None, None),
+        ("math = 1\na = 1\nimport math\nhere(a)", "1", 2),
+        ("a = 1\ndef a():\n    pass\nhere(a)", None, None),
+        ("a = 1\nmatch yes:\n    case a:\n        here(a)", None, None),
+        ("a = 1\nmatch yes:\n    case b:\n        here(a)", "1", 1),
+        ("a = 1\nmatch [2]:\n    case [*a]:\n        here(a)", None, None),
+        ("a = 1\nmatch {}:\n    case {**a}:\n        here(a)", None, None),
+        ("a = 1\ntry:\n    0 / 0\nexcept Exception as a:\n    here(a)", None, None),
+        ("a = 1\ntry:\n    0 / 0\nexcept Exception as b:\n    here(a)", "1", 1),
+        ("b = a = 1\ndel b\nhere(a)", "1", 1),
+        ("a = 1\nwith torch.no_grad() as a:\n    pass\nhere(a)", None, None),
+        # In the loop's else, and in what the loop runs over, it may not have run.
+        ("for a in [1]:\n    pass\nelse:\n    here(a)", None, None),
+        ("a = 1\nfor a in [here(a)]:\n    pass", None, None),
+        ("while yes:\n    a = 1\n    break\nhere(a)", None, None),
+        # A binding below comes before the next turn of the loop that holds both.
+        ("for _ in [1]:\n    a = 1\n    for _ in [1]:\n        here(a)\n        a = 2", None, None),
+        ("for _ in [1]:\n    a = 1\n    here(a)\n    a = 2", "1", 2),
+        ("a, b = [1, 2]\nhere(a)", None, 1),
+        ("a, (b, c) = 1, (2, 3)\nhere(a)", "1", 1),
+        ("a: int = 1\nhere(a)", None, 1),
     ],
 )
 def test_where_a_name_was_bound(text: str, value: str | None, line: int | None) -> None:
@@ -88,6 +114,8 @@ def test_the_function_that_a_value_calls() -> None:
         ("self.register_buffer('a', made(3))", "made(3)"),
         ("self.a = 1\n        self.a = 2", None),
         ("self.b = 1", None),
+        ("self.register_buffer('b', made(3))", None),
+        ("self.a, *self.b = 1, 2, 3", None),
     ],
 )
 def test_where_a_method_binds_an_attribute(body: str, value: str | None) -> None:
@@ -95,3 +123,59 @@ def test_where_a_method_binds_an_attribute(body: str, value: str | None) -> None
         exec(code, space := dict[str, Any]())
         made = attribute_binding(space["C"].__init__.__code__, "a")
         assert (made and made.value) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "is_again"),
+    [
+        ("if 0:\n    a\na = 1\nhere(a)", False),
+        ("a = 1\na.real\nhere(a)", True),
+        ("a = 1\nif 0:\n    a.float()\nhere(a)", False),
+        ("a = 1\nhere(a)\nprint(a)", True),
+        ("a = 1\nhere(\n    0,\n    a)", False),
+        ("a = 1\na = 2\nhere(a)", False),
+    ],
+)
+def test_which_lines_read_it(text: str, is_again: bool) -> None:
+    assert bound(text).is_read_again is is_again
+
+
+@pytest.mark.parametrize(
+    ("text", "dropped"),
+    [
+        # Above the binding, in its own line and below the running line nothing is dropped of it.
+        ("a = dict()\nif 0:\n    a.copy()\na = dict()\nhere(a)", None),
+        ("a = dict()\nhere(a)\na.copy()", None),
+        ("a = dict()\na.copy()\nhere(a)", 2),
+        ("a = dict()\na.copy()\na.keys()\nhere(a)", 2),
+        ("a = b = dict()\nb.copy()\nhere(a)", None),
+    ],
+)
+def test_where_a_result_is_dropped(text: str, dropped: int | None) -> None:
+    made = bound(text)
+    assert (made.dropped and made.dropped[1].line) == dropped
+
+
+@pytest.mark.parametrize(
+    ("value", "layers"),
+    [
+        ("nn.Sequential(nn.ReLU(), nn.Tanh())", ["nn.ReLU()", "nn.Tanh()"]),
+        ("nn.Sequential(nn.ReLU(), nn.Tanh()).to('cpu')", ["nn.ReLU()", "nn.Tanh()"]),
+        ("nn.ModuleList([nn.ReLU()])", ["nn.ReLU()"]),
+        ("nn.ModuleList((nn.ReLU(), nn.Tanh()))", ["nn.ReLU()", "nn.Tanh()"]),
+        ("nn.ModuleList(nn.ReLU() for _ in [1])", []),
+        ("nn.Sequential(nn.ReLU(), *[nn.Tanh()])", []),
+        ("nn.Linear(1, 2)", []),
+    ],
+)
+def test_the_layers_of_a_container(value: str, layers: list[str]) -> None:
+    made = bound(f"a = {value}\nhere(a)")
+    assert [item.value for item in made.items] == layers
+
+
+def test_the_place_of_a_statement_of_several_lines() -> None:
+    made = bound("a = dict(\n    b=1,\n)\nhere(a)")
+    assert (made.at.cell, made.at.line, made.at.end_line, made.at.text) == (7, 1, 3, "a = dict(")
+    # Of a loop it is the line with its name, and a body on that line does not end before it.
+    assert bound("for a in [\n    1]:\n    0\n    here(a)").at.end_line == 2
+    assert bound("for a in [1]: here(a)").at.end_line == 1
