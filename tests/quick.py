@@ -93,9 +93,6 @@ OTHERS: Final[dict[str, str]] = {
     "simulate/special.py": "simulate/test_tensors.py simulate/test_simulate.py",
     "simulate/streams.py": "simulate/test_simulate.py simulate/test_surface.py",
     "source/__init__.py": "test_architecture.py",
-    "source/running_call.py": (
-        "evidence/test_failing_call.py source/test_running_node.py source/test_argument_names.py"
-    ),
 }
 """Files below ``cudalens/``, and their tests below ``tests/``."""
 
