@@ -184,6 +184,11 @@ def _largest(operands: Mapping[str, Tensor]) -> dict[str, Number]:
     return largest
 
 
+def _extreme(text: str) -> str:
+    """Return the value furthest from 0 as what it is: the minimum if negative, else the maximum."""
+    return f"down to {text}" if text.startswith("-") else f"up to {text}"
+
+
 def make_violation(
     op: str,
     maker: str,
@@ -210,7 +215,7 @@ def make_violation(
     at = f"[{', '.join(map(str, first.position))}]" if first.position else "its result"
     at += "" if item is None else f" of item {item}"
     named = [f"{{input:{name}}} = {short(text)}" for name, text in inputs]
-    named += [f"{{input:{name}}} (up to {short(text)})" for name, text in largest]
+    named += [f"{{input:{name}}} ({_extreme(short(text))})" for name, text in largest]
     bad = f"{of[0].upper()}{of[1:]} is"
     if offenders.total > 1:
         verb = "is" if offenders.count == 1 else "are"

@@ -353,7 +353,7 @@ def test_operands_and_no_settings_are_named_with_their_largest_values() -> None:
 def test_the_value_furthest_from_0_may_be_negative() -> None:
     x, w = torch.tensor([[-9e30, 2.0]], device="cuda"), torch.full((2, 1), -3e30, device="cuda")
     headline = found(lambda: torch.mm(x, w)).headline
-    assert headline.endswith("made inf at [0, 0] from x (up to -9e+30), w (up to -3e+30)")
+    assert headline.endswith("made inf at [0, 0] from x (down to -9e+30), w (down to -3e+30)")
 
 
 def test_an_overwritten_list_is_not_read_as_an_input() -> None:

@@ -291,8 +291,9 @@ def _out_of_place(evidence: Evidence) -> Hint | None:
     code = modified.modified.source.text or ""
     at = modified.out_of_place
     new = "" if modified.is_shared else _as_new_tensor(code)
-    text = f"make a new tensor in {modified.modified.source.near(evidence.source)} instead of "
-    text += "changing the one that backward needs"
+    writes = [it.source for it in modified.writes if it.source] or [modified.modified.source]
+    places = " and in ".join(dict.fromkeys(it.near(evidence.source) for it in writes))
+    text = f"make a new tensor in {places} instead of changing the one that backward needs"
     if new and at is not None and not modified.is_parameter:
         return Hint(rule="out_of_place", text=text, fix=new, tried=True, at=at)
     if _only_steps(code):
@@ -335,7 +336,8 @@ def _before_writes(evidence: Evidence, modified: InPlaceChange) -> str:
         return f"{where} changes {name}, which another name has too: change a copy of it{also}"
     if new := _as_new_tensor(line.text or ""):
         return f"{where}: {new} makes a new tensor{also}"
-    if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Subscript):
+    targets = [getattr(statement, "target", None), *getattr(statement, "targets", ())]
+    if any(isinstance(it, ast.Subscript) for it in targets):
         return f"before {where}: {name} = {name}.clone(), so that backward keeps the old one{also}"
     return ""  # an item of a list, or a method that no other replaces
 

@@ -273,8 +273,9 @@ def test_a_new_tensor_instead_of_a_change(code: str, new: str) -> None:
     assert (tried.fix, tried.tried, tried.at) == (new, True, at)
 
 
-def test_a_change_of_an_item_needs_a_copy_before() -> None:
-    assert only_hint(changed("h[0] = 1")).text == (
+@pytest.mark.parametrize("code", ["h[0] = 1", "h[0] += 1"])
+def test_a_change_of_an_item_needs_a_copy_before(code: str) -> None:
+    assert only_hint(changed(code)).text == (
         "before line 6: h = h.clone(), so that backward keeps the old one"
     )
 
@@ -286,6 +287,14 @@ def test_the_other_writes_are_said() -> None:
     more = (*writes, step(8, "h -= 1"))
     text = only_hint(changed("h -= 1", number=8, writes=more)).text
     assert text.endswith("(line 7 and line 8 change it too)")
+
+
+def test_every_write_is_named_where_none_can_be_rewritten() -> None:
+    """A new tensor in the last of them alone would come too late."""
+    text = only_hint(changed("f(h)", number=7, writes=(step(6, "f(h)"), step(7, "f(h)")))).text
+    assert text.startswith("make a new tensor in line 6 and in line 7 instead of")
+    text = only_hint(changed("f(h)", number=7, writes=(step(7, "f(h)"),))).text
+    assert text.startswith("make a new tensor in line 7 instead of")
 
 
 def test_a_line_that_reads_what_it_writes_over() -> None:
