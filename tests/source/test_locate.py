@@ -17,9 +17,9 @@ from torch import nn
 from cudalens.core._python import entries_from_traceback
 from cudalens.core.report_types import CodeLine
 from cudalens.source.files import CELLS
-from cudalens.source.locate import locate, locate_entries
+from cudalens.source.locate import locate, locate_entries, locate_line, runs_torch
 from cudalens.source.stack import StackEntry, stack_of
-from tests.probes import Probe, Untouchable, cell, named, run_cell, same, site_of
+from tests.probes import Probe, Untouchable, asked, cell, named, run_cell, same, site_of
 from tests.shells import new_shell
 
 X = torch.rand(4, 5)
@@ -237,3 +237,47 @@ def test_the_cost_does_not_depend_on_the_size_of_the_namespace() -> None:
         site = locate(frames, {"input": X}, counted)
     assert named(site) == {"input": "x"}
     assert len(looked) < 50
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("here(1)", 1, "here(1)"),
+        ("a = 1; here(a)", 1, "here(a)"),
+        ("if 1: here(1)", 1, "if 1: here(1)"),
+        ("a = [\n    here(1)]", 2, "here(1)]"),
+    ],
+)
+def test_a_line_in_short_has_the_running_statement(text: str, line: int, said: str) -> None:
+    (found,) = asked(text, lambda frames: locate_line(frames))
+    assert (found.line, found.text, found.cell) == (line, said, 7)
+    assert locate_line([]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "uses"), [("torch.mm(x, y)", True), ("x @ y", True), ("len(3)", False)]
+)
+def test_whether_a_line_that_failed_uses_torch(text: str, *, uses: bool) -> None:
+    with cell(text) as code:
+        with pytest.raises((RuntimeError, TypeError)) as caught:
+            exec(code, {"torch": torch, "x": X, "y": Y})
+        entries = entries_from_traceback(caught.value.__traceback__)
+        assert runs_torch(entries[-1]) is uses
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        # The running line is kept, and four after it where there are so many.
+        ("loss = (" + "\n" * 60 + "  F.nll_loss(x, y))" + "\n#" * 6, range(25, 65)),
+        ("F.nll_loss(" + "\n" * 60 + "x, y)", range(1, 41)),
+    ],
+)
+def test_forty_lines_of_a_long_statement_are_kept(text: str, lines: range) -> None:
+    span = site_of(text, "nll_loss_forward", x=X, y=Y).source
+    assert [line.line for line in span.context] == list(lines)
+
+
+def test_columns_are_characters_of_the_line_that_they_are_in() -> None:
+    span = site_of("ä = 'ö', F.nll_loss(x, y)", "nll_loss_forward", x=X, y=Y).source
+    assert (span.column, span.end_column) == (9, 25)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from cudalens.source.module_path import ModulePath, module_path
-from cudalens.source.stack import place_of, stack_of
+from cudalens.source.module_path import ModulePath, module_path, paths_below, running_modules
+from cudalens.source.stack import Place, place_of, stack_of
 
 SEEN: list[ModulePath] = []
 
@@ -91,3 +92,25 @@ def test_the_names_are_those_of_named_modules_for_shared_modules() -> None:
 
 def test_a_stack_without_modules_has_neither() -> None:
     assert module_path([place_of(sys._getframe())]) == ModulePath(None, None)
+
+
+def test_the_paths_below_a_module() -> None:
+    net = Net()
+    net.again, net.none = net.blocks, None
+    every = {id(module): name for name, module in net.named_modules()}
+    assert list(paths_below(net).items()) == list(every.items())
+    leaf = net.blocks[1].leaf
+    assert paths_below(net, {id(leaf), id(net)}) == {id(net): "", id(leaf): "blocks.1.leaf"}
+    assert paths_below(net, {0}) == {}
+
+
+def test_the_running_modules_are_told_once_in_a_row() -> None:
+    def place(owner: object, argument: str = "self") -> Place:
+        code = compile(f"def f({argument}): pass", "<f>", "exec").co_consts[0]
+        frame: Any = SimpleNamespace(f_locals={"self": owner})
+        return Place(code, 1, 0, frame)
+
+    net, leaf = Net(), Leaf()
+    places = [place(net), place(net), place(leaf), place(net), place("text"), place(leaf, "it")]
+    places += [place(leaf, ""), place(net)._replace(frame=None)]
+    assert running_modules(places) == [net, leaf, net]
