@@ -79,7 +79,6 @@ OTHERS: Final[dict[str, str]] = {
     "render/inline.py": "render/test_html.py",
     "render/markdown.py": "render/test_text.py render/test_screen.py",
     "render/tables.py": "test_main.py",
-    "render/words.py": "render/test_html.py render/test_strip.py render/test_text.py",
     "session/__init__.py": "test_architecture.py",
     "session/demo.py": "test_main.py",
     "session/environment.py": "session/test_options.py session/test_ranks.py",
