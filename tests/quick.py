@@ -41,7 +41,6 @@ OTHERS: Final[dict[str, str]] = {
     "guards/catalogue/pooling.py": "guards/test_catalogue.py",
     "guards/catalogue/segments.py": "guards/test_other.py guards/test_catalogue.py",
     "guards/catalogue/sparse.py": "guards/test_catalogue.py",
-    "guards/engine.py": "guards/test_ranges.py guards/test_catalogue.py",
     "guards/host_waits.py": "session/test_sync_debug.py guards/test_deferred.py",
     "guards/past_calls.py": "guards/test_deferred.py",
     "guards/pending.py": "guards/test_deferred.py",
