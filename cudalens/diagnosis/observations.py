@@ -435,7 +435,8 @@ def other_dimension(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         return  # one number a row: there are as many rows by chance
     dims = [at for at, size in enumerate(target.shape) if at != own and size == ids.high + 1]
     if len(dims) == 1:
-        text = f"dimension {own} has {ids.size} places, dimension {dims[0]} has {ids.high + 1}"
+        places = format_count(ids.size, "place")
+        text = f"dimension {own} has {places}, dimension {dims[0]} has {ids.high + 1}"
         yield Observation(kind="pattern", text=text, facts={"dim": own, "other_dim": dims[0]})
 
 
@@ -457,7 +458,8 @@ def other_indices(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
             continue
         size = target.shape[dim]
         if isinstance(low, int) and isinstance(high, int) and (high >= size or low < -size):
-            text = f"{fact.expression} is {_interval(low, high)}, dimension {dim} has {size} places"
+            places = format_count(size, "place")
+            text = f"{fact.expression} is {_interval(low, high)}, dimension {dim} has {places}"
             facts = {"name": fact.expression, "min": low, "max": high, "dim": dim, "size": size}
             yield Observation(kind="values", text=text, facts=facts)
 

@@ -68,8 +68,13 @@ class Findings:
             self.raised.add(report)
             return
         place = (report.op, report.source, report.argument)
-        if place not in self._silent_places:
+        forward = report.forward_source
+        # The backward of an op meets the values that its forward call was found with.
+        is_told = forward is not None and (forward.ref, report.argument) in self._silent_places
+        if place not in self._silent_places and not is_told:
             self._silent_places.add(place)
+            if report.source is not None:
+                self._silent_places.add((report.source.ref, report.argument))
             self.silent.add(report)
 
     def has(self, report: Report) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,15 @@ def test_a_cell_is_called_a_cell() -> None:
 def test_silent_findings_count_once_a_line() -> None:
     assert len(findings_of(silent(1), silent(1)).silent.first) == 1
     assert len(findings_of(silent(1), silent(2)).silent.first) == 2
+
+
+@pytest.mark.parametrize(("line", "argument", "count"), [(1, "y", 1), (2, "y", 2), (1, "x", 2)])
+def test_the_backward_of_a_silent_finding_is_no_second_one(
+    line: int, argument: str, count: int
+) -> None:
+    found = replace(silent(1), argument="y")
+    later = replace(silent(9), argument=argument, forward_source=SourceSpan(line=line))
+    assert len(findings_of(found, later).silent.first) == count
 
 
 def test_findings_of_another_kind_say_their_kind() -> None:
