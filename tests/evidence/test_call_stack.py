@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -12,7 +14,23 @@ from torch import nn
 from torch.nn import functional as F
 
 from cudalens import DeviceAssertError
+from cudalens.core._python import entries_from_traceback
+from cudalens.evidence.call_stack import (
+    buffer_names,
+    entries_of,
+    held_name,
+    parameter_names,
+    parameters_of,
+    phase_of,
+    trim,
+    visible_parameters,
+    without_detours,
+    worker_line,
+)
+from cudalens.recorder import PASSING_FILES
+from cudalens.source.stack import StackEntry
 from tests.blocks import report_of
+from tests.probes import asked, cell
 
 WEIGHT = nn.Parameter(torch.ones(3))
 
@@ -93,3 +111,147 @@ def test_a_finding_in_what_a_step_calls_is_of_the_forward_pass(
     parameter = nn.Parameter(torch.ones(3, device="cuda"))
     report = report_of(lambda: kind([parameter]).step(closure), DeviceAssertError, fast=fast)
     assert report.phase == phase
+
+
+# --- entries of a stack ---------------------------------------------------------------------------
+
+
+TORCH = Path(torch.__file__).parent
+PASSING = sorted(PASSING_FILES)[0]
+
+
+def entry(name: str, file: str = "<cell 1>") -> StackEntry:
+    """Return an entry of a stack: a function of the user's, or of a file below torch's folder."""
+    path = str(TORCH / file) if file.endswith(".py") and not Path(file).is_absolute() else file
+    code = compile("0", path, "exec").replace(co_name=name)
+    return StackEntry(code, 1, 0)
+
+
+USER = entry("train")
+STEP, ADAM = entry("wrapper", "optim/optimizer.py"), entry("step", "optim/adam.py")
+
+
+@pytest.mark.parametrize(
+    ("entries", "phase"),
+    [
+        ([], "forward"),
+        ([USER], "forward"),
+        ([USER, entry("_call_impl", "nn/modules/module.py")], "forward"),
+        ([USER, entry("backward", "autograd/__init__.py")], "backward"),
+        ([USER, STEP, ADAM], "optimizer"),
+        # The innermost counts.
+        ([USER, STEP, ADAM, entry("backward", "autograd/__init__.py")], "backward"),
+        ([entry("backward", "autograd/__init__.py"), USER, STEP, ADAM], "optimizer"),
+        ([USER, STEP, ADAM, entry("_call_impl", "nn/modules/module.py")], "forward"),
+        ([USER, STEP, ADAM, entry("to", "nn/modules/module.py")], "optimizer"),
+        # What a step of torch's calls outside torch is its closure, apart from what is ours.
+        ([USER, ADAM, USER], "forward"),
+        ([USER, ADAM, entry("passes", PASSING)], "optimizer"),
+        ([USER, STEP, USER], "optimizer"),
+        ([USER, entry("__init__", "nn/modules/linear.py")], "unknown"),
+        ([USER, entry("load_state_dict", "nn/modules/module.py")], "unknown"),
+        ([USER, entry("fetch", "utils/data/_utils/fetch.py")], "unknown"),
+        ([entry("__init__")], "forward"),
+    ],
+)
+def test_the_phase_of_entries(entries: list[StackEntry], phase: str) -> None:
+    assert phase_of(entries, in_backward=False) == phase
+    assert phase_of(entries, in_backward=True) == "backward"
+
+
+OVERRIDES, PASS = entry("handle_torch_function", "overrides.py"), entry("passes", PASSING)
+RELU = entry("relu", "nn/functional.py")
+
+
+@pytest.mark.parametrize(
+    ("entries", "rest"),
+    [
+        ([USER, RELU], [USER, RELU]),
+        ([USER, PASS, RELU], [USER, RELU]),
+        ([USER, RELU, OVERRIDES, PASS, RELU], [USER, RELU]),
+        ([USER, RELU, OVERRIDES, PASS, PASS, RELU], [USER, RELU]),
+        # Another function is not the same one twice.
+        ([USER, RELU, OVERRIDES, PASS, ADAM], [USER, RELU, ADAM]),
+        ([USER, RELU, OVERRIDES, RELU], [USER, RELU, OVERRIDES, RELU]),
+        ([OVERRIDES, PASS, RELU], [RELU]),
+        ([USER, PASS], [USER]),
+    ],
+)
+def test_frames_that_hand_a_call_on_are_left_out(
+    entries: list[StackEntry], rest: list[StackEntry]
+) -> None:
+    assert [item.code.co_name for item in without_detours(entries)] == [
+        item.code.co_name for item in rest
+    ]
+
+
+def test_lines_of_a_call_that_is_over() -> None:
+    code: CodeType = compile("a = 1\nb = 2\n", "<cell 1>", "exec")
+    last = list(code.co_positions())
+    at = next(place for place, (line, *_) in enumerate(last) if line == 2) * 2
+    assert entries_of([(code, at)]) == [StackEntry(code, 2, at)]
+
+
+def test_a_traceback_ends_at_the_users_last_frame() -> None:
+    with cell("def f():\n    torch.nn.Linear(2, 2)(torch.ones(3))\nf()") as code:
+        with pytest.raises(RuntimeError) as caught:
+            exec(code, {"torch": torch})
+        before = entries_from_traceback(caught.value.__traceback__)
+        trim(caught.value)
+        after = entries_from_traceback(caught.value.__traceback__)
+    assert after[-1].tb_frame.f_code.co_name == "f"
+    assert len(after) < len(before)
+
+
+# --- names that the user's code can see -----------------------------------------------------------
+
+
+def test_names_of_parameters_and_buffers() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    alone = nn.Parameter(torch.ones(1))
+    made, plain = alone * 2, torch.ones(1)
+    text = "def f(net, alone, made, plain):\n    here(net, alone, made, plain)\nf(n, a, m, p)"
+    names = {"n": net, "a": alone, "m": made, "p": plain}
+
+    def ask(frames: Any) -> Any:
+        mean: Any = net[1].running_mean
+        loose = torch.zeros(1)
+        return (
+            parameter_names(frames),
+            list(visible_parameters(frames)),
+            [held_name(item, frames) for item in (net[0].weight, mean, plain, loose)],
+            [buffer_names(frames, them) for them in ([mean], [mean, loose], [loose, loose], [])],
+            list(parameters_of(frames[-1])),
+        )
+
+    (found,) = asked(text, ask, **names)
+    named, seen, held, buffers, parameters = found
+    paths = ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert named == {**dict(zip(map(id, net.parameters()), paths, strict=True)), id(alone): "alone"}
+    assert [name for name, _ in seen] == paths
+    assert held == ["net.0.weight", "net.1.running_mean", "plain", None]
+    one, two = ["net.1.running_mean"], ["net.1.running_mean", "1 other buffer"]
+    assert buffers == [one, two, ["2 other buffers"], []]
+    assert parameters == ["net", "alone", "made", "plain"]
+
+
+def test_the_parameters_of_a_function_leave_out_what_is_left_over() -> None:
+    text = "def f(a, *rest, b, **more):\n    c = 3\n    here()\nf(1, 2, b=4, d=5)"
+    assert asked(text, lambda frames: parameters_of(frames[-1])) == [{"a": 1, "b": 4}]
+
+
+SENT = "Caught IndexError.\nOriginal Traceback (most recent call last):\n"
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_the_users_deepest_line_in_what_a_worker_sent(tmp_path: Path, *, is_sent: bool) -> None:
+    path = tmp_path / "data.py"
+    path.write_text("def get(rows, at):\n    return rows[at]\n")
+    lines = (
+        f'  File "{path}", line 1, in outer\n    …\n'
+        f'  File "{path}", line 2, in get\n    …\n'
+        f'  File "{torch.__file__}", line 7, in stack\n    …\n'
+    )
+    found = worker_line((SENT if is_sent else "") + lines)
+    assert found == (f"{path}:2: return rows[at]" if is_sent else "")
+    assert worker_line(SENT) == ""
