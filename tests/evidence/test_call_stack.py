@@ -175,6 +175,7 @@ RELU = entry("relu", "nn/functional.py")
         ([USER, RELU, OVERRIDES, RELU], [USER, RELU, OVERRIDES, RELU]),
         ([OVERRIDES, PASS, RELU], [RELU]),
         ([USER, PASS], [USER]),
+        ([USER, PASS, OVERRIDES, RELU], [USER, OVERRIDES, RELU]),
     ],
 )
 def test_frames_that_hand_a_call_on_are_left_out(
@@ -209,9 +210,9 @@ def test_a_traceback_ends_at_the_users_last_frame() -> None:
 def test_names_of_parameters_and_buffers() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     alone = nn.Parameter(torch.ones(1))
-    made, plain = alone * 2, torch.ones(1)
+    made, plain, hidden = alone * 2, torch.ones(1), torch.ones(1)
     text = "def f(net, alone, made, plain):\n    here(net, alone, made, plain)\nf(n, a, m, p)"
-    names = {"n": net, "a": alone, "m": made, "p": plain}
+    names = {"n": net, "a": alone, "m": made, "p": plain, "_h": hidden}
 
     def ask(frames: Any) -> Any:
         mean: Any = net[1].running_mean
@@ -220,16 +221,18 @@ def test_names_of_parameters_and_buffers() -> None:
             parameter_names(frames),
             list(visible_parameters(frames)),
             [held_name(item, frames) for item in (net[0].weight, mean, plain, loose)],
+            held_name(hidden, frames),
             [buffer_names(frames, them) for them in ([mean], [mean, loose], [loose, loose], [])],
             list(parameters_of(frames[-1])),
         )
 
     (found,) = asked(text, ask, **names)
-    named, seen, held, buffers, parameters = found
+    named, seen, held, unheld, buffers, parameters = found
     paths = ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert named == {**dict(zip(map(id, net.parameters()), paths, strict=True)), id(alone): "alone"}
     assert [name for name, _ in seen] == paths
     assert held == ["net.0.weight", "net.1.running_mean", "plain", None]
+    assert unheld is None
     one, two = ["net.1.running_mean"], ["net.1.running_mean", "1 other buffer"]
     assert buffers == [one, two, ["2 other buffers"], []]
     assert parameters == ["net", "alone", "made", "plain"]
@@ -248,7 +251,7 @@ def test_the_users_deepest_line_in_what_a_worker_sent(tmp_path: Path, *, is_sent
     path = tmp_path / "data.py"
     path.write_text("def get(rows, at):\n    return rows[at]\n")
     lines = (
-        f'  File "{path}", line 1, in outer\n    …\n'
+        f'  File "{tmp_path / "outer.py"}", line 1, in outer\n    …\n'
         f'  File "{path}", line 2, in get\n    …\n'
         f'  File "{torch.__file__}", line 7, in stack\n    …\n'
     )
