@@ -10,8 +10,21 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
+from cudalens.core.report_types import Bounds, Offender, Offenders, Violation
 from cudalens.guards import GUARDS, Guard
-from cudalens.guards._ranges import FEW, FLOATS, extremes
+from cudalens.guards._ranges import (
+    FEW,
+    FLOATS,
+    all_true,
+    breaks,
+    exact_offenders,
+    extremes,
+    format_interval,
+    format_offender,
+    lies_within,
+    outside_mask,
+    unexpanded,
+)
 from cudalens.guards.plans import Forms
 from tests.cpu_guards import Collector, positions
 from tests.guards.test_catalogue import Ops, every_guard, stopped_by
@@ -120,3 +133,107 @@ def test_numbers_are_told_in_words(
         assert says is not UNIT or (found.bounds.min, found.bounds.max) == (0, 1)
         searches = op == "aten::multinomial" and says is not WEIGHT
         assert ("MultinomialKernel" in str(found.device_text)) == searches
+
+
+# --- the arithmetic itself ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "is_it"), [([0, 4], True), ([0, 5], False), ([-1, 4], False), ([], True)]
+)
+def test_integers_lie_within_closed_bounds(values: list[int], *, is_it: bool) -> None:
+    assert lies_within(torch.tensor(values, dtype=torch.int64), 0, 4) is is_it
+
+
+@pytest.mark.parametrize(
+    ("ends", "also", "text"),
+    [
+        ((0, 9), (), "0 … 9"),
+        ((0, 0), (), "0 … 0"),
+        ((0, -1), (), "nothing"),
+        ((0.0, -1.0), (), "0.0 … -1.0"),
+        ((0, -1), ((-100, "ignore_index"),), "nothing or -100 (ignore_index)"),
+    ],
+)
+def test_an_interval_for_reading(ends: Any, also: Any, text: str) -> None:
+    assert format_interval(*ends, also) == text
+
+
+@pytest.mark.parametrize(
+    ("position", "item", "text"),
+    [
+        ((17,), None, "{argument}[17] = 10"),
+        ((1, 2), 0, "{argument}[0][1, 2] = 10"),
+        ((), None, "{argument} = 10"),
+    ],
+)
+def test_the_first_offender_in_words(
+    position: tuple[int, ...], item: int | None, text: str
+) -> None:
+    found = Offenders(count=1, total=1, first=(Offender(position=position, value=10),))
+    assert format_offender(found, item) == text
+
+
+@pytest.mark.parametrize("count", [1024, 1025])
+def test_whether_every_flag_is_true(count: int) -> None:
+    flags = torch.ones(count, dtype=torch.bool)
+    assert all_true(flags)
+    flags[-1] = False
+    assert not all_true(flags)
+
+
+def test_which_numbers_are_outside() -> None:
+    values = tensor([-0.5, 0.0, 1.0, 1.5, math.nan])
+    assert outside_mask(values, 0, 1).tolist() == [True, False, False, True, True]
+
+
+def test_memory_is_seen_once() -> None:
+    whole = torch.arange(6).view(2, 3)
+    assert unexpanded(whole) is whole
+    assert unexpanded(whole[:, :1].expand(2, 9)).tolist() == [[0], [3]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "told"),
+    [
+        (torch.float64, 1.0000001, 1.0000001),
+        (torch.float64, 1 + 2**-52, 1 + 2**-52),
+        (torch.float32, 0.1, 0.1),
+        (torch.float16, 1.001, 1.001),
+        (torch.int64, 3, 3),
+    ],
+)
+def test_a_value_is_told_in_as_many_digits_as_it_needs(
+    dtype: torch.dtype, value: float, told: float
+) -> None:
+    given = tensor([value], dtype=dtype)
+    assert exact_offenders(given, tensor([True])).first[0].value == told
+
+
+def broken(value: Any, **bounds: Any) -> Violation:
+    first = (Offender(position=(0,), value=value),)
+    return Violation(
+        headline="", bounds=Bounds(**bounds), offenders=Offenders(count=1, total=1, first=first)
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "values", "is_bad"),
+    [
+        (broken(5, min=0, max=4), [0, 4], False),
+        (broken(5, min=0, max=4), [0, 5], True),
+        (broken(5, min=0, max=4), [-1, 4], True),
+        (broken(5, min=0, max=4, also_allowed=(-100,)), [-100, 4], False),
+        (broken(5, min=0, max=4, also_allowed=(-100,)), [-100, 5], True),
+        (broken(5, min=0, max=4), [], False),
+        (broken(5, min=0), [-1], False),
+        (broken(5, max=4), [5], False),
+        (broken("nan", min=0, max=4), [9.0], False),
+        (broken("nan", min=0, max=4), [1.0, math.nan], True),
+        (broken("nan", min=0, max=4), [9], False),
+    ],
+)
+def test_whether_a_tensor_breaks_the_same_bound(
+    given: Violation, values: list[Any], *, is_bad: bool
+) -> None:
+    assert breaks(given)(tensor(values)) is is_bad
