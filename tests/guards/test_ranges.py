@@ -199,6 +199,7 @@ def test_memory_is_seen_once() -> None:
         (torch.float64, 1.0000001, 1.0000001),
         (torch.float64, 1 + 2**-52, 1 + 2**-52),
         (torch.float32, 0.1, 0.1),
+        (torch.float32, 1.0000001, 1.0000001),
         (torch.float16, 1.001, 1.001),
         (torch.int64, 3, 3),
     ],
