@@ -96,7 +96,8 @@ def test_a_stack_without_modules_has_neither() -> None:
 
 def test_the_paths_below_a_module() -> None:
     net = Net()
-    net.again, net.none = net.blocks, None
+    net.again = net.blocks
+    net.register_module("none", None)
     every = {id(module): name for name, module in net.named_modules()}
     assert list(paths_below(net).items()) == list(every.items())
     leaf = net.blocks[1].leaf

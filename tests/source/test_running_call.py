@@ -146,6 +146,7 @@ def test_a_subscript_of_an_unknown_object_is_named_by_the_op(
 
 def test_a_subscript_of_what_is_no_tensor_is_not_named_by_the_op() -> None:
     assert call_of("xs[0]").api(("self", "indices")) is None
+    assert call_of("[made()][0]").api(("self", "indices")) is None
 
 
 # --- whether it is torch's ------------------------------------------------------------------------
@@ -339,6 +340,7 @@ def test_what_every_object_has_is_no_attribute_of_tensors() -> None:
         (torch._assert, None),
         (torch.linalg.norm, "torch.linalg.norm"),
         (nn.Linear, "torch.nn.Linear"),
+        (torch.no_grad, "torch.no_grad"),
         (torch.Tensor, "torch.Tensor"),
         (nn.modules.loss._Loss, "torch.nn.modules.loss._Loss"),
         (returns_frame, None),
