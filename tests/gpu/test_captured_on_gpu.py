@@ -61,7 +61,7 @@ def test_a_bad_replay_of_a_captured_graph_is_found(deferred: None) -> None:
         graph.replay()
     with pytest.raises(cudalens.DeviceIndexError) as caught:
         cudalens.settle()
-    says = "Its values went from 1 to 5, in the replays of a CUDA graph; "
+    says = "Its values went from 1 to 5, in the replays of a CUDA graph. "
     assert says in caught.value.report.explanation
     assert caught.value.report.op.name == "aten::embedding"
     cudalens.settle()  # it is told once
