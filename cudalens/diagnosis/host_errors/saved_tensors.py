@@ -336,10 +336,22 @@ def _before_writes(evidence: Evidence, modified: InPlaceChange) -> str:
         return f"{where} changes {name}, which another name has too: change a copy of it{also}"
     if new := _as_new_tensor(line.text or ""):
         return f"{where}: {new} makes a new tensor{also}"
-    targets = [getattr(statement, "target", None), *getattr(statement, "targets", ())]
-    if any(isinstance(it, ast.Subscript) for it in targets):
+    if _writes_to_part(statement):
         return f"before {where}: {name} = {name}.clone(), so that backward keeps the old one{also}"
     return ""  # an item of a list, or a method that no other replaces
+
+
+def _writes_to_part(statement: ast.stmt) -> bool:
+    """Return whether a statement that wrote to a tensor has it before a subscript.
+
+    ``h[0] += 1`` may write to an item of a list, which takes no slice and no tuple.
+    """
+    match statement:
+        case ast.Assign(targets=[ast.Subscript(), *_]):
+            return True
+        case ast.AugAssign(target=ast.Subscript(slice=ast.Tuple() | ast.Slice())):
+            return True
+    return False
 
 
 def _is_part_read(node: ast.AST, name: str) -> bool:

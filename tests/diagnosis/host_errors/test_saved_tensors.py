@@ -273,7 +273,7 @@ def test_a_new_tensor_instead_of_a_change(code: str, new: str) -> None:
     assert (tried.fix, tried.tried, tried.at) == (new, True, at)
 
 
-@pytest.mark.parametrize("code", ["h[0] = 1", "h[0] += 1"])
+@pytest.mark.parametrize("code", ["h[0] = 1", "h[:, 0] += 1", "h[1:] += 1"])
 def test_a_change_of_an_item_needs_a_copy_before(code: str) -> None:
     assert only_hint(changed(code)).text == (
         "before line 6: h = h.clone(), so that backward keeps the old one"
@@ -287,6 +287,10 @@ def test_the_other_writes_are_said() -> None:
     more = (*writes, step(8, "h -= 1"))
     text = only_hint(changed("h -= 1", number=8, writes=more)).text
     assert text.endswith("(line 7 and line 8 change it too)")
+
+
+def test_an_item_may_be_one_of_a_list() -> None:
+    assert only_hint(changed("h[0] += 1")).text.startswith("make a new tensor in line 6 instead of")
 
 
 def test_every_write_is_named_where_none_can_be_rewritten() -> None:
