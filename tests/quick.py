@@ -22,6 +22,7 @@ OTHERS: Final[dict[str, str]] = {
     "core/report_types.py": (
         "core/test_report_schema.py core/test_tensor_values.py diagnosis/test_observations.py"
     ),
+    "core/source_places.py": "source/test_locate.py core/test_report.py",
     "core/version.py": "test_main.py",
     "diagnosis/__init__.py": "test_architecture.py",
     "diagnosis/assert_meanings.py": "diagnosis/test_assert_verdict.py logs/test_fitting_call.py",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from cudalens.core._python import without_comment
+from cudalens.core.source_places import *  # the places are part of this module's face
 
 Kind = Literal[
     "device_assert",
@@ -308,29 +308,6 @@ class Replay:
     reason: str | None = None
 
 
-class Expression(str):
-    """Text of an expression on the user's line, with the syntax that was read there.
-
-    Copied or pickled it is its text alone.
-    """
-
-    node: ast.expr | None
-
-    def __new__(cls, text: str, node: ast.expr | None) -> Expression:
-        """Make the text, with its syntax beside it."""
-        made = super().__new__(cls, text)
-        made.node = node
-        return made
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (str(self),)
-
-
-def syntax(text: str | None) -> ast.expr | None:
-    """Return the syntax of an expression that was read on a line, ``None`` of any other text."""
-    return text.node if isinstance(text, Expression) else None
-
-
 @dataclass(frozen=True, kw_only=True)
 class TensorFact:
     """A tensor on the failing line, under its schema name and the user's own expression."""
@@ -402,80 +379,6 @@ class Timing:
     checked_ops: int = 0
     recorded_ops: int = 0
     diagnose_s: float | None = None
-
-
-# --- places in source code, as data: lines, spans and frames --------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class CodeLine:
-    """One numbered line of source text, without its line break."""
-
-    line: int
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LineRef:
-    """A line of the user's code in the short form that lists use."""
-
-    line: int | None = None
-    text: str | None = None
-    cell: int | None = None
-    file: str | None = None
-
-    @property
-    def where(self) -> str:
-        """The place alone, as much as is known: ``In [3] line 7``, ``train.py:7``, ``line 7``."""
-        if self.cell is None and self.file:
-            return self.file if self.line is None else f"{self.file}:{self.line}"
-        cell = None if self.cell is None else f"In [{self.cell}]"
-        line = None if self.line is None else f"line {self.line}"
-        return " ".join(filter(None, (cell, line)))
-
-    def near(self, here: SourceSpan | None) -> str:
-        """Return ``line 9`` of the cell or file of ``here``, the whole place of another."""
-        is_near = here is not None and (self.cell, self.file) == (here.cell, here.file)
-        return f"line {self.line}" if is_near else self.where
-
-    def format(self) -> str:
-        """Return the place and its text: ``In [3] line 7: w += 1``."""
-        return f"{self.where}: {self.text}" if self.where and self.text else self.where
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceSpan:
-    """A place in the user's code.  Lines are 1-based, columns 0-based and end-exclusive."""
-
-    cell: int | None = None
-    file: str | None = None
-    line: int | None = None
-    end_line: int | None = None
-    column: int | None = None
-    end_column: int | None = None
-    text: str | None = None
-    context: tuple[CodeLine, ...] = ()
-    """A few unstripped lines around ``line``, for drawing; it includes ``line`` itself."""
-
-    @property
-    def ref(self) -> LineRef:
-        """The line and its own text: ``text`` is the first line of the whole statement."""
-        texts = (item.text.strip() for item in self.context if item.line == self.line)
-        text = next(texts, self.text)
-        code = without_comment(text) if text else text
-        return LineRef(line=self.line, text=code, cell=self.cell, file=self.file)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    """One frame of the call stack, outermost first in a report."""
-
-    file: str
-    line: int
-    function: str
-    text: str = ""
-    is_user: bool = False
-    cell: int | None = None
 
 
 # --- what was observed, as data -------------------------------------------------------------------
