@@ -1,8 +1,7 @@
 """Names the tests of one file: ``python -m tests.quick cudalens/guards/process.py``.
 
 ``cudalens/guards/process.py`` has ``tests/guards/test_process.py`` and ``test_process_*.py`` beside
-it.  A file without tests of its own has the files of ``OTHERS``: those that notice when it breaks,
-and take seconds.
+it, and the files of ``OTHERS``: more that notice when it breaks, and take seconds.
 """
 
 from __future__ import annotations
@@ -108,9 +107,9 @@ def selected(file: str) -> list[str]:
     stem = "main" if path.stem == "__main__" else path.stem.removeprefix("_")
     folder = ROOT / "tests" / path.parent
     own = [*folder.glob(f"test_{stem}.py"), *folder.glob(f"test_{stem}_*.py")]
-    if own:
-        return sorted(str(item.relative_to(ROOT)) for item in own)
-    return [f"tests/{item}" for item in OTHERS[path.as_posix()].split()]
+    found = sorted(str(item.relative_to(ROOT)) for item in own)
+    others = OTHERS.get(path.as_posix(), "") if own else OTHERS[path.as_posix()]
+    return [*found, *(f"tests/{item}" for item in others.split())]
 
 
 if __name__ == "__main__":

@@ -20,9 +20,11 @@ def test_each_file_has_a_few_test_files(file: str) -> None:
     assert all((ROOT / item).is_file() for item in found)
 
 
-def test_a_row_is_of_a_file_without_selected_its_own() -> None:
+def test_a_row_comes_after_the_tests_of_a_files_own() -> None:
     for file, others in OTHERS.items():
-        assert selected(f"cudalens/{file}") == [f"tests/{item}" for item in others.split()], file
+        found, row = selected(f"cudalens/{file}"), [f"tests/{item}" for item in others.split()]
+        assert found[len(found) - len(row) :] == row, file
+        assert len(set(found)) == len(found), file
         assert (ROOT / "cudalens" / file).is_file(), file
 
 
