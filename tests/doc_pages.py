@@ -324,16 +324,16 @@ For `%%cudacheck`, `%cudacheck on` and, except `-r`, `python -m cudalens`.
 def report_page() -> str:
     """Return the reference of a report's JSON form."""
     schema = json.loads(report_schema.FILE.read_text("utf-8"))
-    parts = [_object_table(schema["properties"])]
+    parts = [_object_table(schema)]
     types = {name: found for name, found in schema["$defs"].items() if name != "Report"}
     for name, found in types.items():
-        meaning = plain(found["description"])
-        parts.append(f"### {name}\n\n{meaning}\n\n{_object_table(found['properties'])}")
+        parts.append(f"### {name}\n\n{_said(found)}\n\n{_object_table(found)}")
     return f"""\
 # A report as JSON
 
-{MADE} Every key is always present. Unknown values are `null` or an empty list, never a guess. \
-The JSON Schema is `report.schema.json` in the package; this is version {SCHEMA_VERSION}.
+{MADE} Every key is always present, but the optional ones, which are left out when empty. Unknown \
+values are `null` or an empty list, never a guess. The JSON Schema is `report.schema.json` in the \
+package. This is version {SCHEMA_VERSION}.
 
 `Report.to_dict()`, `.to_json()` and `--json FILE` write it, `Report.from_dict()` and \
 `cudalens show report.json` read it.
@@ -360,14 +360,17 @@ The JSON Schema is `report.schema.json` in the package; this is version {SCHEMA_
 """
 
 
-def _object_table(properties: dict[str, Any]) -> str:
-    """Return a row for each key, without the last column where the keys speak for themselves."""
-    texts = [cell(plain(spec.get("description", ""))) for spec in properties.values()]
-    rows = [
-        f"| `{key}` | {cell(_kind(spec))} |" + f" {text} |" * any(texts)
-        for (key, spec), text in zip(properties.items(), texts, strict=True)
-    ]
-    return table("| key | type |" + " what it says |" * any(texts), rows)
+def _object_table(found: dict[str, Any]) -> str:
+    """Return a row for each key of a type."""
+    rows = []
+    for key, spec in found["properties"].items():
+        kind = cell(_kind(spec)) + ", optional" * (key not in found["required"])
+        rows.append(f"| `{key}` | {kind} | {cell(_said(spec))} |")
+    return table("| key | type | what it says |", rows)
+
+
+def _said(spec: dict[str, Any]) -> str:
+    return plain(spec["description"]).replace("`None`", "`null`")
 
 
 def _kind(spec: dict[str, Any]) -> str:
@@ -382,6 +385,8 @@ def _kind(spec: dict[str, Any]) -> str:
     if "const" in spec:
         return f"`{spec['const']}`"
     found = spec.get("type", "any")
+    if items := spec.get("prefixItems"):
+        return f"list of {len(items)}: {', '.join(map(_kind, items))}"
     if found == "array":
         return f"list of {_kind(spec['items'])}" if spec.get("items") else "list"
     names = found if isinstance(found, list) else [found]

@@ -25,7 +25,9 @@ def schema() -> dict[str, Any]:
     """Return the schema of :meth:`Report.to_dict`."""
     definitions: dict[str, Any] = {}
     root = _object(Report, definitions)
-    root["properties"]["schema_version"] = {"const": report.SCHEMA_VERSION}
+    version = root["properties"]["schema_version"]
+    del version["type"]
+    version["const"] = report.SCHEMA_VERSION
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "cudalens report",
@@ -80,10 +82,13 @@ def _schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _texts(cls: type) -> dict[str, str]:
-    """Return the docstrings below a class's fields."""
+    """Return the docstrings below a class's fields, inherited ones included."""
+    found: dict[str, str] = {}
+    for base in cls.__bases__:
+        if dataclasses.is_dataclass(base):
+            found |= _texts(base)
     body = ast.parse(inspect.getsource(cls)).body[0]
     assert isinstance(body, ast.ClassDef)
-    found = {}
     for field, after in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             value = after.value if isinstance(after, ast.Expr) else None

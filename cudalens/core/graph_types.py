@@ -18,14 +18,23 @@ class GraphNode:
     """One autograd node, leaf or plain input near the failure."""
 
     id: str
+    """Name of the node within this graph."""
     name: str
+    """Name of the autograd node (``AddmmBackward0``), of the parameter or of the tensor."""
     op: str | None = None
+    """The function that was called, or the op where no function is known."""
     shape: tuple[int, ...] | None = None
+    """Shape of its result."""
     dtype: str | None = None
+    """Dtype of its result."""
     device: str | None = None
+    """Device of its result."""
     module_path: str | None = None
+    """The module that ran it."""
     source: LineRef | None = None
+    """The user's line that called it."""
     role: Role = "upstream"
+    """Its part in the failure."""
     value: Number = None
     """For an input of an op that made a first NaN or infinity: its value at that position."""
 
@@ -35,8 +44,11 @@ class GraphEdge:
     """Data flows from one node into input number ``input`` of another."""
 
     src: str
+    """``id`` of the node that the data comes from."""
     dst: str
+    """``id`` of the node that it goes to."""
     input: int = 0
+    """Number of the input, from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +56,13 @@ class AutogradNeighbourhood:
     """The 20 to 60 nodes around the failure, of a graph with ``total_nodes`` nodes."""
 
     nodes: tuple[GraphNode, ...] = ()
+    """The nodes."""
     edges: tuple[GraphEdge, ...] = ()
+    """The connections between them."""
     focus: str | None = None
+    """``id`` of the node that failed."""
     total_nodes: int | None = None
+    """Number of nodes of the whole graph."""
     module_names: tuple[tuple[str, str], ...] = ()
     """Module paths with the variable of the model, where that is proven: ``("0", "net.0")``."""
 
@@ -56,8 +72,11 @@ class ProvenanceStep:
     """One step in the provenance of the bad values: an op, or the place they entered."""
 
     op: str | None = None
+    """The op, where the step is one."""
     source: LineRef | None = None
+    """The user's line."""
     note: str | None = None
+    """What the step did, in words: ``it writes 20``."""
     count: int | None = None
     """Number of the bad values that this step wrote, where it is known."""
 

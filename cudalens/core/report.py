@@ -189,11 +189,11 @@ class Report:
     """
 
     schema_version: int = SCHEMA_VERSION
-    """Changes with every change of a key; this release reads 1 to 4."""
+    """Version of this form. This release writes 4 and reads 1 to 4."""
     kind: Kind = "device_assert"
-    """Kind of failure; docs/reference/report.md describes each."""
+    """Kind of failure. docs/reference/report.md describes each."""
     certainty: Certainty = "unknown"
-    """``proven``: a guard fired or the CPU kernel raised; else ``likely`` or ``unknown``."""
+    """``proven`` if a guard fired or the CPU kernel raised, else ``likely`` or ``unknown``."""
     prevented: bool = False
     """True if it was found before the launch."""
     context_usable: bool | None = None
@@ -209,7 +209,7 @@ class Report:
     exception: RaisedException | None = None
     """The exception that the failure was raised as."""
     observations: tuple[Observation, ...] = ()
-    """Proven facts beyond the headline, one line each; none of them is advice."""
+    """Proven facts beyond the headline, one line each. None of them is advice."""
     explanation: str = ""
     """Two or three sentences: why the kernel would have stopped, what the numbers mean."""
     op: OpName = field(default_factory=OpName)
@@ -247,11 +247,11 @@ class Report:
     history: tuple[HistoryEntry, ...] = ()
     """The last ops before the failure."""
     hints: tuple[Hint, ...] = ()
-    """Suggested changes; ``fix`` is code that was tried, otherwise the advice is in words."""
+    """Suggested changes. ``fix`` is code that was tried, otherwise the advice is in words."""
     environment: Environment = field(default_factory=Environment)
     """Versions and device."""
     timing: Timing = field(default_factory=Timing)
-    """Number of ops checked and recorded, and seconds of the diagnosis."""
+    """Number of calls checked and recorded, and seconds of the diagnosis."""
     deferred: bool = False
     """True if it was found after the launch, by a check that does not wait for each op."""
     limits: tuple[str, ...] = ()
@@ -372,6 +372,7 @@ class RankResult:
     page: str | None = None
     """The file with its report, in the same folder."""
     report: Report | None = None
+    """Its report."""
 
     @property
     def name(self) -> str:

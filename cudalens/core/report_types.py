@@ -49,21 +49,29 @@ class Histogram:
     """Counts of the finite values between consecutive edges: ``len(edges) == len(counts) + 1``."""
 
     edges: tuple[float, ...] = ()
+    """Edges of the bins, ascending."""
     counts: tuple[int, ...] = ()
+    """Number of values in each bin."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSummary:
-    """Values of a tensor in short; every field is ``None`` where it was not computed."""
+    """Values of a tensor in short. Every field is ``None`` where it was not computed."""
 
     min: Number = None
+    """The smallest finite value."""
     max: Number = None
+    """The largest finite value."""
     mean: Number = None
+    """The mean of the finite values."""
     nan: int | None = None
+    """Number of NaN values."""
     inf: int | None = None
+    """Number of infinite values."""
     unique: tuple[int, ...] | None = None
     """The distinct values of an integer tensor when there are at most 32 of them, else ``None``."""
     histogram: Histogram = field(default_factory=Histogram)
+    """How the finite values are spread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +79,11 @@ class OpName:
     """An op by its schema name and overload, and the function that the user called to reach it."""
 
     name: str | None = None
+    """Name of the op in its schema: ``aten::nll_loss_forward``."""
     overload: str | None = None
+    """Overload of the op: ``default``, ``Tensor``."""
     api: str | None = None
+    """The function that was called: ``torch.nn.functional.cross_entropy``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +91,9 @@ class Offender:
     """One bad element: its position in the tensor that the op was given, and its value."""
 
     position: tuple[int, ...]
+    """Its index in each dimension."""
     value: Number
+    """Its value."""
     sample: int | None = None
     """The item of the dataset that it came from, where that is proven."""
     inputs: tuple[tuple[str, Number], ...] = ()
@@ -95,10 +108,15 @@ class OffenderMap:
     """
 
     rows: int
+    """Number of rows of the grid."""
     columns: int
+    """Number of columns of the grid."""
     bad: tuple[int, ...]
+    """Number of bad values in each cell."""
     low: tuple[Number, ...]
+    """The smallest value in each cell."""
     high: tuple[Number, ...]
+    """The largest value in each cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,13 +144,17 @@ class Offenders:
     """
 
     count: int = 0
+    """Number of bad elements."""
     total: int = 0
+    """Number of elements of the tensor."""
     min: Number = None
-    """The smallest value of the tensor, bad or not; NaN if it contains one."""
+    """The smallest value of the tensor, bad or not. NaN if it contains one."""
     max: Number = None
+    """The largest value of the tensor, bad or not. NaN if it contains one."""
     first: tuple[Offender, ...] = ()
     """Empty where they were looked at after the launch."""
     map: OffenderMap | None = None
+    """Places of the bad elements. ``None`` for a scalar and for complex values."""
     others: str | None = None
     """The good values within the bound, in short: ``0 … 4``."""
     allowed: int = 0
@@ -146,9 +168,13 @@ class Bounds:
     """The closed interval of allowed values, other values that are allowed, and both as text."""
 
     min: Number = None
+    """The smallest allowed value."""
     max: Number = None
+    """The largest allowed value."""
     also_allowed: tuple[int, ...] = ()
+    """Single values outside the interval that are allowed too, such as -100."""
     text: str | None = None
+    """The same in words: ``0 … 9 or -100 (ignore_index)``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +184,11 @@ class OtherModule:
     module: str
     """Its path: ``layers.0``."""
     calls: int
+    """Number of its calls of the line."""
     min: Number = None
+    """The smallest value in them."""
     max: Number = None
+    """The largest value in them."""
     size: int | None = None
     """The number that set the bound there."""
 
@@ -172,9 +201,13 @@ class SeenBefore:
     """
 
     calls: int
+    """Number of earlier calls."""
     min: Number = None
+    """The smallest value in them."""
     max: Number = None
+    """The largest value in them."""
     other_modules: tuple[OtherModule, ...] = ()
+    """Modules among the callers that have another bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,9 +336,13 @@ class Replay:
     """Result of the same overload with the same arguments on the CPU."""
 
     outcome: ReplayOutcome = "unavailable"
+    """Whether the CPU kernel raised or returned, or could not be asked."""
     exception: str | None = None
+    """Class of the exception that it raised."""
     message: str | None = None
+    """Message of that exception."""
     reason: str | None = None
+    """Why it could not be asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,14 +350,23 @@ class TensorFact:
     """A tensor on the failing line, under its schema name and the user's own expression."""
 
     argument: str | None
+    """Schema name of the argument, ``None`` for another tensor on the line."""
     expression: str | None = None
+    """The user's expression for the tensor, where that is proven."""
     shape: tuple[int, ...] = ()
+    """Size of each dimension."""
     dtype: str = ""
+    """Its dtype: ``int64``."""
     device: str = ""
+    """Its device: ``cuda:0``."""
     stride: tuple[int, ...] | None = None
+    """Stride of each dimension, in elements."""
     requires_grad: bool = False
+    """True if autograd tracks it."""
     grad_fn: str | None = None
+    """The autograd node that made it: ``AddmmBackward0``."""
     summary: TensorSummary = field(default_factory=TensorSummary)
+    """Its values in short."""
     span: tuple[int, int, int] | None = None
     """Line, first and end column of the expression in the user's source, for drawing."""
     bad_at: tuple[int, ...] | None = None
@@ -337,13 +383,19 @@ class HistoryEntry:
     """One recorded op before the failure, oldest first."""
 
     seq: int
+    """Number of the op since the check began."""
     op: str
+    """The function that was called, or the op where no function is known."""
     shapes: str = ""
+    """Dtypes and shapes in and out: ``f32[32, 64] -> f32[32, 10]``."""
     source: LineRef | None = None
+    """The user's line that called it."""
     module_path: str | None = None
+    """The module that was running."""
     module_type: str | None = None
     """The class of that module, such as ``Conv1d``."""
     phase: Phase = "forward"
+    """Phase of training in which it ran."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,12 +403,15 @@ class Hint:
     """A likely cause that the evidence carries, and the code that mends it."""
 
     text: str
+    """The cause in words."""
     fix: str | None = None
+    """Code that takes the place of the call, or of what is at ``at``."""
     rule: str = ""
+    """Name of the rule that wrote the hint."""
     tried: bool | None = None
     """True when the call was tried with the fix, on copies, and succeeded."""
     at: SourceSpan | None = None
-    """The place that the fix belongs to, ``None`` for the failing call."""
+    """The place of the code that ``fix`` replaces, ``None`` for the failing call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,12 +419,19 @@ class Environment:
     """Versions and device. ``simulated`` is true on the rehearsal device."""
 
     cudalens: str | None = None
+    """Version of cudalens."""
     python: str | None = None
+    """Version of Python."""
     torch: str | None = None
+    """Version of torch."""
     cuda: str | None = None
+    """Version of CUDA that torch was built for, ``None`` for a CPU build."""
     device: str | None = None
+    """Name of the GPU, or of the rehearsal device."""
     simulated: bool = False
+    """True on the rehearsal device."""
     rank: int | None = None
+    """Rank of the process in a distributed run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,8 +439,11 @@ class Timing:
     """Counts of what was checked and recorded, and seconds from failure to finished report."""
 
     checked_ops: int = 0
+    """Number of guarded calls in this process."""
     recorded_ops: int = 0
+    """Number of ops that were recorded."""
     diagnose_s: float | None = None
+    """Seconds from the failure to the finished report."""
 
 
 # --- what was observed, as data -------------------------------------------------------------------
@@ -421,6 +486,7 @@ class Observation:
     """
 
     kind: ObservationKind
+    """What the fact is about."""
     text: str
     """The fact in one line, without a full stop."""
     facts: Mapping[str, object] = field(default_factory=dict)
@@ -434,4 +500,6 @@ class RaisedException:
     """Class and message of an exception, as the last line of its traceback shows them."""
 
     type: str
+    """Name of the class."""
     message: str = ""
+    """Its message."""

@@ -16,7 +16,9 @@ class CodeLine:
     """One numbered line of source text, without its line break."""
 
     line: int
+    """Number of the line, 1-based."""
     text: str
+    """Its text, with its indentation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +26,13 @@ class LineRef:
     """A line of the user's code in the short form that lists use."""
 
     line: int | None = None
+    """Number of the line, 1-based."""
     text: str | None = None
+    """Its text, without indentation and comment."""
     cell: int | None = None
+    """Number of the notebook cell, as in ``In [3]``."""
     file: str | None = None
+    """Path of the file, where it is not a cell."""
 
     @property
     def where(self) -> str:
@@ -52,12 +58,19 @@ class SourceSpan:
     """A place in the user's code.  Lines are 1-based, columns 0-based and end-exclusive."""
 
     cell: int | None = None
+    """Number of the notebook cell, as in ``In [3]``."""
     file: str | None = None
+    """Path of the file, where it is not a cell."""
     line: int | None = None
+    """First line of the statement or expression."""
     end_line: int | None = None
+    """Its last line."""
     column: int | None = None
+    """Column where it begins."""
     end_column: int | None = None
+    """Column after its end."""
     text: str | None = None
+    """The first line of its text."""
     context: tuple[CodeLine, ...] = ()
     """A few unstripped lines around ``line``, for drawing; it includes ``line`` itself."""
 
@@ -75,11 +88,17 @@ class Frame:
     """One frame of the call stack, outermost first in a report."""
 
     file: str
+    """Path of the file, or the name of the cell."""
     line: int
+    """Number of the line that was running."""
     function: str
+    """Name of the function."""
     text: str = ""
+    """The text of that line."""
     is_user: bool = False
+    """True for code of the user, false for that of a library."""
     cell: int | None = None
+    """Number of the notebook cell, where it is one."""
 
 
 class Expression(str):

@@ -22,6 +22,12 @@ def test_the_shipped_schema_is_made_from_the_types() -> None:
     assert report_schema.FILE.read_text(encoding="utf-8") == report_schema.text()
 
 
+def test_every_key_is_described() -> None:
+    for name, found in {"Report": VALIDATOR.schema, **VALIDATOR.schema["$defs"]}.items():
+        keys = found["properties"]
+        assert [key for key in keys if not keys[key].get("description")] == [], name
+
+
 @pytest.mark.parametrize("name", builders.REPRESENTATIVE)
 def test_every_kind_of_report_is_valid(name: str) -> None:
     VALIDATOR.validate(json.loads(builders.REPRESENTATIVE[name]().to_json()))
