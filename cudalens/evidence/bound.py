@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from cudalens.core.evidence_types import BoundOrigin
 from cudalens.core.report_types import SourceSpan
 from cudalens.core.torch_functions import Trait, functions
-from cudalens.core.user_objects import is_module
 from cudalens.diagnosis.user_code import last_name
+from cudalens.evidence.call_stack import tensors_and_modules
 from cudalens.evidence.program import Program, Spot, is_empty_container, size_argument, takes_sizes
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
@@ -213,19 +213,18 @@ class _Holder(NamedTuple):
 
 def _holder(tensor: Tensor, frames: Sequence[FrameType]) -> _Holder:
     """Return the layer that has a tensor, or the tensor itself, by the user's names."""
-    for variables in namespaces(frames):
-        for name, value in list(variables.items()):
-            if name.startswith("_"):
-                continue
-            if value is tensor:
-                return _Holder(name, name=name)
-            for key, path in paths_below(value).items() if is_module(value) else ():
-                part = _part(value, path)
-                stores = [registered(part, it) for it in ("_parameters", "_buffers")]
-                held = [(at, it) for store in stores for at, it in store.items()]
-                own = next((at for at, it in held if it is tensor), None)
-                if id(part) == key and own is not None:
-                    return _of_module(name, value, path, own)
+    for name, value in tensors_and_modules(namespaces(frames)):
+        if name.startswith("_"):
+            continue
+        if value is tensor:
+            return _Holder(name, name=name)
+        for key, path in paths_below(value).items() if isinstance(value, nn.Module) else ():
+            part = _part(value, path)
+            stores = [registered(part, it) for it in ("_parameters", "_buffers")]
+            held = [(at, it) for store in stores for at, it in store.items()]
+            own = next((at for at, it in held if it is tensor), None)
+            if id(part) == key and own is not None:
+                return _of_module(name, value, path, own)
     return _Holder()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from types import CodeType, FrameType, TracebackType
@@ -17,7 +17,6 @@ from torch import Tensor
 from cudalens.core import _torch
 from cudalens.core._python import entries_from_traceback
 from cudalens.core.report_types import LineRef, Phase
-from cudalens.core.user_objects import is_module
 from cudalens.guards.past_calls import StackLine
 from cudalens.recorder import PASSING_FILES, eager
 from cudalens.source.files import (
@@ -205,12 +204,22 @@ def parameter_names(frames: Sequence[FrameType]) -> dict[int, str]:
 def visible_parameters(frames: Sequence[FrameType]) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of modules that the user's running code can see, with their names."""
     names, seen = parameter_names(frames), set[int]()
-    for namespace in namespaces(frames):
-        for value in list(namespace.values()):
-            for item in value.parameters() if is_module(value) else ():
-                if id(item) in names and id(item) not in seen:
-                    seen.add(id(item))
-                    yield names[id(item)], item
+    for _, value in tensors_and_modules(namespaces(frames)):
+        for item in value.parameters() if isinstance(value, torch.nn.Module) else ():
+            if id(item) in names and id(item) not in seen:
+                seen.add(id(item))
+                yield names[id(item)], item
+
+
+def tensors_and_modules(
+    scopes: Iterable[Mapping[str, object]],
+) -> Iterator[tuple[str, Tensor | torch.nn.Module]]:
+    """Yield the tensors and modules among variables, by their types, with their names."""
+    for scope in scopes:
+        for name, value in list(scope.items()):
+            # A notebook may have 100 000 names: nothing else is done for those of other types.
+            if issubclass(type(value), (Tensor, torch.nn.Module)):
+                yield name, cast("Tensor | torch.nn.Module", value)
 
 
 def buffer_names(frames: Sequence[FrameType], buffers: Sequence[Tensor]) -> list[str]:
@@ -222,15 +231,13 @@ def buffer_names(frames: Sequence[FrameType], buffers: Sequence[Tensor]) -> list
 
 def held_name(tensor: Tensor, frames: Sequence[FrameType]) -> str | None:
     """Name a tensor by the variable that holds it, or by the module and the path below."""
-    for namespace in namespaces(frames):
-        for variable, value in list(namespace.items()):
-            if value is tensor and not variable.startswith("_"):
-                return variable
-            if issubclass(type(value), torch.nn.Module):
-                module = cast("torch.nn.Module", value)
-                for path, item in (*module.named_parameters(), *module.named_buffers()):
-                    if item is tensor:
-                        return f"{variable}.{path}"
+    for variable, value in tensors_and_modules(namespaces(frames)):
+        if value is tensor and not variable.startswith("_"):
+            return variable
+        if isinstance(value, torch.nn.Module):
+            for path, item in (*value.named_parameters(), *value.named_buffers()):
+                if item is tensor:
+                    return f"{variable}.{path}"
     return None
 
 

@@ -37,7 +37,13 @@ from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.diagnosis.diagnose import is_device_assert
 from cudalens.evidence import lost_context, memory
 from cudalens.evidence.bound import bound_origin
-from cudalens.evidence.call_stack import held_name, phase_of, worker_line, worker_start
+from cudalens.evidence.call_stack import (
+    held_name,
+    phase_of,
+    tensors_and_modules,
+    worker_line,
+    worker_start,
+)
 from cudalens.evidence.collect import (
     FailureContext,
     error_facts,
@@ -331,12 +337,12 @@ def _parameter_name(write: Recorded, failure: FailureContext) -> str | None:
     }
     entries = [it for it in failure.entries if isinstance(it, FrameType | TracebackType)]
     names: dict[int, str] = {}
-    for variables in namespaces([frame_of(entry) for entry in entries]):
-        for name, value in list(variables.items()):
-            if is_module(value) and not name.startswith("_"):
-                for path, item in parameters_of(value):
-                    if id(item) in ids:
-                        names.setdefault(id(item), _spelled(name, path))
+    scopes = namespaces([frame_of(entry) for entry in entries])
+    for name, value in tensors_and_modules(scopes):
+        if is_module(value) and not name.startswith("_"):
+            for path, item in parameters_of(value):
+                if id(item) in ids:
+                    names.setdefault(id(item), _spelled(name, path))
     return next(iter(names.values())) if len(ids) == len(names) == 1 else None
 
 

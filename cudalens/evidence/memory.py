@@ -17,6 +17,7 @@ MAX_LISTED = 5
 _FULL = ("out of memory", "ALLOC_FAILED")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
+_HOLDERS = (Tensor, torch.nn.Module, torch.optim.Optimizer, list, tuple, dict)
 
 
 def is_full(message: str) -> bool:
@@ -36,7 +37,9 @@ def largest(frames: Sequence[FrameType]) -> tuple[str, ...]:
     tensors: list[tuple[int, str]] = []
     for names in namespaces(frames):
         for name, value in list(names.items()):
-            if not name.startswith("_") and (entry := _holder(name, value, seen)) is not None:
+            # Of 100 000 names of a notebook few can hold memory of the device.
+            is_holder = issubclass(type(value), _HOLDERS) and not name.startswith("_")
+            if is_holder and (entry := _holder(name, value, seen)) is not None:
                 tensors.append(entry)
     tensors.sort(key=lambda item: -item[0])
     return tuple(text for _, text in tensors[:MAX_LISTED])

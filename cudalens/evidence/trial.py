@@ -32,6 +32,7 @@ from cudalens.evidence.attempt import (
     is_torchs,
     tensors_in,
 )
+from cudalens.evidence.call_stack import tensors_and_modules
 from cudalens.evidence.failing_call import (
     call_of,
     is_known,
@@ -176,9 +177,9 @@ class ApiTrial(Variables):
     def _state(self) -> frozenset[int]:
         """The memory of all that modules on the stack contain."""
         frames = [self.line.frame, *self.line.below]
-        values = [value for frame in frames for value in list(frame.f_locals.values())]
+        found = tensors_and_modules(frame.f_locals for frame in frames)
         objects: list[object] = []
-        for module in [*values, self.line.module]:
+        for module in [*(value for _, value in found), self.line.module]:
             if is_module(module):
                 for part in module.modules():
                     objects += [*instance_dict(part).values(), *part.parameters(False)]

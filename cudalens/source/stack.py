@@ -169,10 +169,13 @@ def place_of(entry: Entry) -> Place:
 
 
 def namespaces(frames: Sequence[FrameType]) -> Iterator[Mapping[str, object]]:
-    """Return the variables of the user's frames, innermost first, then those of their modules."""
+    """Return the variables of the user's frames, innermost first, then those of their modules.
+
+    Those of a module, which are its frame's too, come once: a notebook may have many.
+    """
     users = [item for item in reversed(frames) if is_user_file(item.f_code.co_filename)]
-    yield from (frame.f_locals for frame in users)
-    yield from {id(frame.f_globals): frame.f_globals for frame in users}.values()
+    scopes = [*(frame.f_locals for frame in users), *(frame.f_globals for frame in users)]
+    yield from {id(scope): scope for scope in scopes}.values()
 
 
 def stack_of(frame: FrameType | None) -> tuple[FrameType, ...]:

@@ -22,6 +22,7 @@ from cudalens.evidence.call_stack import (
     parameter_names,
     parameters_of,
     phase_of,
+    tensors_and_modules,
     trim,
     visible_parameters,
     without_detours,
@@ -30,7 +31,7 @@ from cudalens.evidence.call_stack import (
 from cudalens.recorder import PASSING_FILES
 from cudalens.source.stack import StackEntry
 from tests.blocks import report_of
-from tests.probes import asked, cell
+from tests.probes import Untouchable, asked, cell
 
 WEIGHT = nn.Parameter(torch.ones(3))
 
@@ -236,6 +237,15 @@ def test_names_of_parameters_and_buffers() -> None:
     one, two = ["net.1.running_mean"], ["net.1.running_mean", "1 other buffer"]
     assert buffers == [one, two, ["2 other buffers"], []]
     assert parameters == ["net", "alone", "made", "plain"]
+
+
+def test_tensors_and_modules_among_variables_are_found_by_their_types() -> None:
+    net, x = nn.Linear(1, 1), torch.ones(1)
+    inner = {"w": WEIGHT, "kind": torch.Tensor, "odd": Untouchable()}
+    outer = {"n": 1, "net": net, "x": x, "of_nets": [net]}
+    found = list(tensors_and_modules([inner, outer]))
+    assert [name for name, _ in found] == ["w", "net", "x"]
+    assert all(item is given for (_, item), given in zip(found, (WEIGHT, net, x), strict=True))
 
 
 def test_the_parameters_of_a_function_leave_out_what_is_left_over() -> None:
