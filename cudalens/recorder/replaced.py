@@ -218,11 +218,11 @@ def _replaying(replay: Callable[[Any], None]) -> Callable[[Any], None]:
             for recorder in recorders:
                 recorder.wait_for_current_device()
         except BaseException as error:
-            # This frame keeps the calls alive.
-            _held = [
-                recorder.failed_unseen(replay, (graph,), error, sys._getframe(1), sys._getframe())
-                for recorder in recorders
-            ]
+            _held = []  # this frame keeps the calls alive
+            for recorder in recorders:  # no comprehension: before Python 3.12 that is a frame
+                caller, own = sys._getframe(1), sys._getframe()
+                _held.append(recorder.failed_unseen(replay, (graph,), error, caller, own))
+                del caller, own
             raise
         for recorder in recorders:
             recorder.note_call(replay, sys._getframe(1))
