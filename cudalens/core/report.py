@@ -67,7 +67,53 @@ class ErrorFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class Facts:
+    """What a report keeps of the evidence on a failure."""
+
+    prevented: bool = False
+    """True if it was found before the launch."""
+    context_usable: bool | None = None
+    """True if CUDA can still be used; ``None`` where the process has not used it."""
+    phase: Phase = "unknown"
+    """Phase of training in which the failing call ran."""
+    op: OpName = field(default_factory=OpName)
+    """The op that was called, and the public function that led to it."""
+    bound_source: SourceSpan | None = None
+    """The line that set the size behind the bound, where it is known."""
+    seen_before: SeenBefore | None = None
+    """Values of the argument at fault in earlier calls of the same line."""
+    source: SourceSpan | None = None
+    """The innermost line of the user's cell or script."""
+    forward_source: SourceSpan | None = None
+    """For a failure in backward: where the forward call was made."""
+    module_path: str | None = None
+    """The module that was running, such as ``encoder.layers.0.linear1``."""
+    frames: tuple[Frame, ...] = ()
+    """The call stack, without frames of this package."""
+    replay: Replay = field(default_factory=Replay)
+    """Result of the CPU kernel with the same arguments."""
+    device_text: str | None = None
+    """The assertion line of CUDA: as it was printed, or as it would have been."""
+    tensors: tuple[TensorFact, ...] = ()
+    """The tensors of the failing call and of the user's line."""
+    graph: AutogradNeighbourhood = field(default_factory=AutogradNeighbourhood)
+    """The autograd graph around the failure."""
+    provenance: tuple[ProvenanceStep, ...] = ()
+    """The ops and lines that the bad values came through, first one first."""
+    history: tuple[HistoryEntry, ...] = ()
+    """The last ops before the failure."""
+    environment: Environment = field(default_factory=Environment)
+    """Versions and device."""
+    timing: Timing = field(default_factory=Timing)
+    """Number of calls checked and recorded, and seconds of the diagnosis."""
+    deferred: bool = False
+    """True if it was found after the launch, by a check that does not wait for each op."""
+    limits: tuple[str, ...] = ()
+    """Facts that could not be established, one line each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence(Facts):
     """Everything that was collected about one failure, before any conclusion is drawn.
 
     The lists hold only what was proven: an expression is in ``tensors`` only when its value *is*
@@ -76,40 +122,20 @@ class Evidence:
 
     violation: Violation | None = None
     error: ErrorFacts | None = None
-    op: OpName = field(default_factory=OpName)
-    phase: Phase = "unknown"
-    prevented: bool = False
-    deferred: bool = False
-    """True if the op was launched with values in bounds, and its own were looked at later."""
-    context_usable: bool | None = None
-    source: SourceSpan | None = None
-    forward_source: SourceSpan | None = None
     call: CallSyntax | None = None
     """The running call in the user's line."""
     fitting_call: FittingCall | None = None
     """After an assertion that no recorded op explains: the one call of the code that fits it."""
-    module_path: str | None = None
     module_type: str | None = None
     """Class name of the innermost module, such as ``BertEmbeddings`` or ``Embedding``."""
     module_names: tuple[tuple[str, str], ...] = ()
     """Module paths with the variable of the model, where that is proven: ``("0", "net.0")``."""
-    frames: tuple[Frame, ...] = ()
-    tensors: tuple[TensorFact, ...] = ()
-    """The op's tensor arguments first, then other tensors on the failing line (argument None)."""
     scalars: tuple[tuple[str, str], ...] = ()
     """Other arguments of the op by schema name, as text: ``("ignore_index", "-100")``."""
-    replay: Replay = field(default_factory=Replay)
-    device_text: str | None = None
-    graph: AutogradNeighbourhood = field(default_factory=AutogradNeighbourhood)
-    provenance: tuple[ProvenanceStep, ...] = ()
-    history: tuple[HistoryEntry, ...] = ()
-    seen_before: SeenBefore | None = None
     node_saved: tuple[SavedValues, ...] = ()
     """Tensors that the autograd node which failed in anomaly mode had saved."""
-    bound_source: SourceSpan | None = None
-    """The line that set the size behind the bound."""
     bound: BoundOrigin | None = None
-    """The same with what has the size, and how the size came to it."""
+    """Where the size behind the bound was chosen, what has it, and how it came to it."""
     marks: Marks = field(default_factory=Marks)
     owners: tuple[OwnerModule, ...] = ()
     """The modules that arguments of the op are parameters or buffers of."""
@@ -140,13 +166,10 @@ class Evidence:
     """Start method of the workers of a DataLoader: ``fork``, ``forkserver`` or ``spawn``."""
     has_run_kernels: bool = False
     """True if the values at fault were read by kernels before the call was refused."""
-    environment: Environment = field(default_factory=Environment)
     is_checked: bool = True
     """True if the failing code ran inside a check."""
     is_script: bool = False
     """True if no notebook and no IPython runs here: the words are then those of a script."""
-    timing: Timing = field(default_factory=Timing)
-    limits: tuple[str, ...] = ()
 
     @property
     def call_text(self) -> str | None:
@@ -173,7 +196,46 @@ def is_of_cell(source: SourceSpan | None, frames: Iterable[Frame]) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Conclusion:
+    """What a report says of the facts."""
+
+    schema_version: int = SCHEMA_VERSION
+    """Version of this form. This release writes 4 and reads 1 to 4."""
+    kind: Kind = "device_assert"
+    """Kind of failure. docs/reference/report.md describes each."""
+    certainty: Certainty = "unknown"
+    """``proven`` if a guard fired or the CPU kernel raised, else ``likely`` or ``unknown``."""
+    headline: str = ""
+    """One sentence with the observed value, in the user's names where they are proven."""
+    headline_schema: str = ""
+    """The same in the names of the op's schema."""
+    headline_own: str = field(init=False, default="")
+    """The same as ``headline``, under the name that versions 2 and 3 gave it."""
+    exception: RaisedException | None = None
+    """The exception that the failure was raised as."""
+    observations: tuple[Observation, ...] = ()
+    """Proven facts beyond the headline, one line each. None of them is advice."""
+    explanation: str = ""
+    """Two or three sentences: why the kernel would have stopped, what the numbers mean."""
+    argument: str | None = None
+    """The schema's name of the argument at fault."""
+    expression: str | None = None
+    """The user's own expression for it, where it is proven to be that tensor."""
+    offenders: Offenders | None = None
+    """The bad values: how many of how many, and the first 20 with their positions."""
+    bounds: Bounds | None = None
+    """Allowed values."""
+    hints: tuple[Hint, ...] = ()
+    """Suggested changes. ``fix`` is code that was tried, otherwise the advice is in words."""
+
+    def __post_init__(self) -> None:
+        """Fill in the forms of the headline that nobody has made."""
+        object.__setattr__(self, "headline_schema", self.headline_schema or self.headline)
+        object.__setattr__(self, "headline_own", self.headline)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Facts, Conclusion):
     """Everything that is known about one failure.  Its JSON form: docs/reference/report.md.
 
     Example:
@@ -188,81 +250,8 @@ class Report:
         True
     """
 
-    schema_version: int = SCHEMA_VERSION
-    """Version of this form. This release writes 4 and reads 1 to 4."""
-    kind: Kind = "device_assert"
-    """Kind of failure. docs/reference/report.md describes each."""
-    certainty: Certainty = "unknown"
-    """``proven`` if a guard fired or the CPU kernel raised, else ``likely`` or ``unknown``."""
-    prevented: bool = False
-    """True if it was found before the launch."""
-    context_usable: bool | None = None
-    """True if CUDA can still be used; ``None`` where the process has not used it."""
-    phase: Phase = "unknown"
-    """Phase of training in which the failing call ran."""
-    headline: str = ""
-    """One sentence with the observed value, in the user's names where they are proven."""
-    headline_schema: str = ""
-    """The same in the names of the op's schema."""
-    headline_own: str = field(init=False, default="")
-    """The same as ``headline``, under the name that versions 2 and 3 gave it."""
-    exception: RaisedException | None = None
-    """The exception that the failure was raised as."""
-    observations: tuple[Observation, ...] = ()
-    """Proven facts beyond the headline, one line each. None of them is advice."""
-    explanation: str = ""
-    """Two or three sentences: why the kernel would have stopped, what the numbers mean."""
-    op: OpName = field(default_factory=OpName)
-    """The op that was called, and the public function that led to it."""
-    argument: str | None = None
-    """The schema's name of the argument at fault."""
-    expression: str | None = None
-    """The user's own expression for it, where it is proven to be that tensor."""
-    offenders: Offenders | None = None
-    """The bad values: how many of how many, and the first 20 with their positions."""
-    bounds: Bounds | None = None
-    """Allowed values."""
-    bound_source: SourceSpan | None = None
-    """The line that set the size behind the bound, where it is known."""
-    seen_before: SeenBefore | None = None
-    """Values of the argument at fault in earlier calls of the same line."""
-    source: SourceSpan | None = None
-    """The innermost line of the user's cell or script."""
-    forward_source: SourceSpan | None = None
-    """For a failure in backward: where the forward call was made."""
-    module_path: str | None = None
-    """The module that was running, such as ``encoder.layers.0.linear1``."""
-    frames: tuple[Frame, ...] = ()
-    """The call stack, without frames of this package."""
-    replay: Replay = field(default_factory=Replay)
-    """Result of the CPU kernel with the same arguments."""
-    device_text: str | None = None
-    """The assertion line of CUDA: as it was printed, or as it would have been."""
-    tensors: tuple[TensorFact, ...] = ()
-    """The tensors of the failing call and of the user's line."""
-    graph: AutogradNeighbourhood = field(default_factory=AutogradNeighbourhood)
-    """The autograd graph around the failure."""
-    provenance: tuple[ProvenanceStep, ...] = ()
-    """The ops and lines that the bad values came through, first one first."""
-    history: tuple[HistoryEntry, ...] = ()
-    """The last ops before the failure."""
-    hints: tuple[Hint, ...] = ()
-    """Suggested changes. ``fix`` is code that was tried, otherwise the advice is in words."""
-    environment: Environment = field(default_factory=Environment)
-    """Versions and device."""
-    timing: Timing = field(default_factory=Timing)
-    """Number of calls checked and recorded, and seconds of the diagnosis."""
-    deferred: bool = False
-    """True if it was found after the launch, by a check that does not wait for each op."""
-    limits: tuple[str, ...] = ()
-    """Facts that could not be established, one line each."""
     ranks: tuple[RankResult, ...] = ()
     """Each of several processes that ran under the check, and the report it made."""
-
-    def __post_init__(self) -> None:
-        """Fill in the forms of the headline that nobody has made."""
-        object.__setattr__(self, "headline_schema", self.headline_schema or self.headline)
-        object.__setattr__(self, "headline_own", self.headline)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain dictionaries, lists, strings and numbers; every key is

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from cudalens.core.device_asserts import ASSERT_CODE
 from cudalens.core.limits import Limits
-from cudalens.core.report import ErrorFacts, Evidence, Report
+from cudalens.core.report import ErrorFacts, Evidence, Facts, Report
 from cudalens.core.report_types import (
     Bounds,
     Hint,
@@ -71,38 +71,26 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
     hints = tuple(replace(item, fix=item.fix and str(item.fix)) for item in hints)
     offenders = _offenders(evidence)
     bounds = bounds_of(evidence.violation) if evidence.violation else None
+    facts = {item.name: getattr(evidence, item.name) for item in fields(Facts)}
+    facts |= {
+        "context_usable": verdict.context_usable,
+        "replay": _replay(evidence),
+        "graph": replace(evidence.graph, module_names=evidence.module_names),
+        "limits": (*evidence.limits, *limits.lines),
+    }
     return Report(
+        **facts,
         kind=verdict.kind,
         certainty=verdict.certainty,
-        prevented=evidence.prevented,
-        context_usable=verdict.context_usable,
-        phase=evidence.phase,
         headline=headline,
         headline_schema=verdict.headline,
         explanation=verdict.explanation,
         observations=observations,
-        op=evidence.op,
         argument=argument,
         expression=_expression(evidence, argument),
         offenders=offenders,
         bounds=bounds,
-        bound_source=evidence.bound_source,
-        seen_before=evidence.seen_before,
-        source=evidence.source,
-        forward_source=evidence.forward_source,
-        module_path=evidence.module_path,
-        frames=evidence.frames,
-        replay=_replay(evidence),
-        device_text=evidence.device_text,
-        tensors=evidence.tensors,
-        graph=replace(evidence.graph, module_names=evidence.module_names),
-        provenance=evidence.provenance,
-        history=evidence.history,
         hints=hints,
-        environment=evidence.environment,
-        timing=evidence.timing,
-        deferred=evidence.deferred,
-        limits=(*evidence.limits, *limits.lines),
         exception=_exception(evidence, _sentence(headline, bounds, offenders)),
     )
 
