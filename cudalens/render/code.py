@@ -5,6 +5,8 @@ The rows are data that text, HTML and Markdown all draw, so that they cannot dis
 
 from __future__ import annotations
 
+import io
+import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -23,6 +25,9 @@ MAX_LINE_LENGTH = 240
 MAX_STATEMENT = 8
 """Lines of the failing statement that are drawn."""
 MAX_MARKED = 8
+_OPENING, _CLOSING = ("(", "[", "{"), (")", "]", "}")
+_WITHIN_TEXT = 1000
+"""More than any depth of brackets."""
 _RANK = {"plain": 0, "call": 1, "tensor": 2, "bad": 3}
 Where = tuple[int | None, str | None]
 """The cell and the file of a line."""
@@ -212,7 +217,11 @@ def _fold_at(text: str, runs: Sequence[_Run], start: int, width: int, label_room
     """Return where a part ends: after a comma, an opening bracket or a space, outside names."""
     labels = [run for run in runs if run.label and start < run.start < start + width]
     room = start + width + label_room
-    beyond = [run.start for run in labels if run.start + len(run.label or "") + 2 > room]
+    beyond = [
+        run.start
+        for run in labels
+        if run.start + len(run.label or "") + 2 > room and not _fits_left(text, run, labels, start)
+    ]
     last = min([start + width, *beyond])
     if len(text) <= last:
         return len(text)
@@ -227,11 +236,52 @@ def _fold_at(text: str, runs: Sequence[_Run], start: int, width: int, label_room
     return last if last > first else start + width
 
 
+def _fits_left(text: str, run: _Run, others: Iterable[_Run], start: int = 0) -> bool:
+    """Return whether a label fits between what begins left of its name and the name."""
+    begins = [cell_len(text[: it.start]) for it in others if it.label and it.start < run.start]
+    left = cell_len(text[: run.start]) - cell_len(run.label or "") - 1
+    return left > max([cell_len(text[:start]), *begins])
+
+
 def _cut(run: _Run, start: int, stop: int, shift: int) -> _Run:
     first, end = max(run.start, start) + shift, min(run.end, stop) + shift
     # A label hangs under the part in which its expression begins.
     label = run.label if start <= run.start < stop else None
     return replace(run, start=first, end=end, label=label)
+
+
+def code_rows(code: str, first: int, width: int) -> list[str]:
+    """Break a long line of code within brackets, so that the rows are the same code.
+
+    Where Python lets it go on nowhere, a row is longer.
+
+    Args:
+        first: columns of the first row.
+        width: columns of the others.
+    """
+    places, start, rows = [*_continuations(code), len(code)], 0, []
+    while len(code) - start > first:
+        ahead = [place for place in places if place > start]
+        stop = max((place for place in ahead if place <= start + first), default=ahead[0])
+        rows.append(code[start:stop].strip())
+        start, first = stop, width
+    return [*rows, code[start:].strip()]
+
+
+def _continuations(code: str) -> Iterator[int]:
+    """Yield the columns at which a line break in one line of code changes nothing."""
+    depth = 0
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(code).readline):
+            name = tokenize.tok_name[token.type]
+            is_apart = code[token.start[1] - 1 : token.start[1]] in (" ", *_OPENING)
+            if depth > 0 and is_apart and token.string not in _CLOSING and token.start[0] == 1:
+                yield token.start[1]
+            depth += (token.string in _OPENING) - (token.string in _CLOSING)
+            # Of a text with code in it, every part is a token since Python 3.12.
+            depth += {"FSTRING_START": -_WITHIN_TEXT, "FSTRING_END": _WITHIN_TEXT}.get(name, 0)
+    except (tokenize.TokenError, SyntaxError):
+        return
 
 
 def unplaced_tensors(report: Report) -> tuple[TensorFact, ...]:
@@ -263,8 +313,8 @@ def _is_hot(hot: SourceSpan, line: int) -> bool:
 
 
 def _drawn(text: str) -> str:
-    shown = visible(text[:MAX_LINE_LENGTH])
-    return shown.replace("\n", " ").replace("\t", TAB)[:MAX_LINE_LENGTH]
+    shown = visible(text[: MAX_LINE_LENGTH + 1])
+    return words.clip(shown.replace("\n", " ").replace("\t", TAB), MAX_LINE_LENGTH)
 
 
 def _indent(text: str) -> int | None:
@@ -372,7 +422,9 @@ def _hanging(text: str, runs: Sequence[_Run], width: int) -> list[Row]:
         starts = [run.start for run in waiting]
         shared = [_label(text, waiting[0], starts.count(waiting[0].start) > 1)]
         taken = 1
-        while taken < len(waiting):
+        end = cell_len(text[: waiting[0].start]) + 2 + cell_len(shared[0])
+        is_left = end > width and _fits_left(text, waiting[0], waiting)
+        while taken < len(waiting) and not is_left:
             run = waiting[taken]
             label = _label(text, run, starts.count(run.start) > 1)
             end = cell_len(text[: run.start]) + 2 + cell_len(label)
@@ -380,7 +432,7 @@ def _hanging(text: str, runs: Sequence[_Run], width: int) -> list[Row]:
                 break
             shared.append(label)
             taken += 1
-        rows.append(_label_row(text, waiting[:taken], shared, waiting[taken:], width))
+        rows.append(_label_row(text, waiting[:taken], shared, waiting[taken:], is_left))
         waiting = waiting[taken:]
     return [replace(row, names=() if at else names) for at, row in enumerate(rows)]
 
@@ -392,7 +444,7 @@ def _label(text: str, run: _Run, is_shared: bool) -> str:
 
 
 def _label_row(
-    text: str, runs: Sequence[_Run], labels: Sequence[str], waiting: Sequence[_Run], width: int
+    text: str, runs: Sequence[_Run], labels: Sequence[str], waiting: Sequence[_Run], is_left: bool
 ) -> Row:
     pieces: list[Piece] = []
     drawn = 0
@@ -408,14 +460,12 @@ def _label_row(
     start = cell_len(text[: first.start])
     label = labels[-1]
     tone: PieceTone = "badlabel" if first.tone == "bad" else "label"
-    if len(runs) == 1 and start + cell_len(label) + 2 > width and cell_len(label) < start - 1:
-        clear = [begin for begin in begins if cell_len(text[:begin]) < start - cell_len(label) - 1]
-        if len(clear) == len(begins):
-            for begin in sorted(begins):
-                put(cell_len(text[:begin]), Piece(text="│", tone="rule"))
-            put(start - cell_len(label) - 1, Piece(text=f"{label} ", tone=tone))
-            put(start, Piece(text="┘", tone="rule"))
-            return Row(pieces=tuple(pieces), is_label=True)
+    if is_left:
+        for begin in sorted(begins):
+            put(cell_len(text[:begin]), Piece(text="│", tone="rule"))
+        put(start - cell_len(label) - 1, Piece(text=f"{label} ", tone=tone))
+        put(start, Piece(text="┘", tone="rule"))
+        return Row(pieces=tuple(pieces), is_label=True)
     for begin in sorted(begins - {run.start for run in runs}):
         put(cell_len(text[:begin]), Piece(text="│", tone="rule"))
     for run, said in zip(reversed(runs), reversed(labels), strict=True):

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cudalens.core.report import Report
 from cudalens.render import screen, words
-from cudalens.render.code import Block
+from cudalens.render.code import Block, code_rows
 from cudalens.render.screen import SHOWN_TENSORS, Action, Screen, Spans
 from cudalens.render.words import clip
 
@@ -41,12 +41,13 @@ def render(report: Report, *, width: int = 84, color: bool = False) -> str:
     """
     report = words.with_module_names(report)
     width = max(width, MIN_WIDTH)
-    parts = screen.build(report, fold=max(width - 11, 20), label_room=0)
+    gutter = _gutter(screen.build(report).blocks)
+    parts = screen.build(report, fold=max(width - gutter - 3, 20), label_room=0)
     page = _TextPage(width, color=color)
     style = _STYLES[parts.tone]
     page.hang(Text(f"{parts.sign} ", style=style), _text(parts.headline), 2)
     page.items(parts.facts)
-    _code(page, parts.blocks)
+    _code(page, parts.blocks, gutter)
     if parts.loose:
         names = [f"{name} {kind}" for name, kind, _ in parts.loose[:SHOWN_TENSORS]]
         if len(parts.loose) > SHOWN_TENSORS:
@@ -123,11 +124,20 @@ def _text(spans: Spans) -> Text:
     return Text.assemble(*((span.text, _STYLES[span.look]) for span in spans))
 
 
-def _code(page: _TextPage, blocks: Sequence[Block]) -> None:
-    numbers = [row.number for block in blocks for row in block.rows if row.number]
-    digits = max((len(str(number)) for number in numbers), default=1)
+def _gutter(blocks: Sequence[Block]) -> int:
+    """Return the columns before the code: names of cells and files, and numbers of lines."""
     titles = max((cell_len(block.title) for block in blocks), default=0)
-    gutter = max(titles + 1 + digits, digits + 4)
+    digits = _digits(blocks)
+    return max(titles + 1 + digits, digits + 4)
+
+
+def _digits(blocks: Sequence[Block]) -> int:
+    numbers = [row.number for block in blocks for row in block.rows if row.number]
+    return max((len(str(number)) for number in numbers), default=1)
+
+
+def _code(page: _TextPage, blocks: Sequence[Block], gutter: int) -> None:
+    digits = _digits(blocks)
     for block in blocks:
         codes = [cell_len(row.text) for row in block.rows if row.marks]
         column = max((size for size in codes if gutter + 3 + size < page.width - 20), default=0)
@@ -177,8 +187,11 @@ def _action(page: _TextPage, action: Action) -> None:
     indent = _LABEL + 2
     lead = Text.assemble("  ", (action.label, "bold blue"))
     if action.code:
-        code = Text.assemble(place, (action.code, "bold"))
-        page.hang(lead, code, indent)
+        room = max(page.width - indent, MIN_WIDTH - indent)
+        rows = code_rows(action.code, room - cell_len(place), room)
+        if place and cell_len(place + rows[0]) > room:
+            rows = ["", *code_rows(action.code, room, room)]
+        page.hang(lead, Text.assemble(place, ("\n".join(rows), "bold")), indent)
         lead, place = Text(), ""
     if action.reason:
         page.hang(lead, Text(place + action.reason), indent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from cudalens.core.report import Report, SourceSpan, TensorFact
+from cudalens.core.report import Hint, Report, SourceSpan, TensorFact
 from cudalens.render.text import render
 from tests.builders import CELL, REPRESENTATIVE, fact, make_report, source, tensor
 from tests.rendering import check_golden, hostile_texts, with_texts
@@ -100,14 +101,36 @@ def test_statement_longer_than_the_terminal_keeps_its_labels() -> None:
     """Where there is room nothing is cut; else the line goes on in the next row."""
     line = f"result = {'very_long_name_of_a_function_' * 3}(y)"
     report = calling(line, line.removeprefix("result = "))
-    gutter = len("    9 │ ")
+    gutter = len("     9 │ ")
     needed = gutter + line.rindex("y") + len("└ i64[32], 3 bad")
-    whole = render(report, width=needed + 4)
-    assert line in whole
-    cut = render(report, width=needed - 4)
+    assert_label_hangs_below("y)", render(report, width=needed))
+    at_its_left = render(report, width=needed - 1)
+    assert line in at_its_left
+    row = next(row for row in at_its_left.splitlines() if row.endswith("i64[32], 3 bad ┘"))
+    assert row.index("┘") == gutter + line.rindex("y")
+    assert line in render(report, width=gutter + len(line))
+    cut = render(report, width=gutter + len(line) - 1)
     assert line not in cut
     assert "└ i64[32], 3 bad" in cut
     assert_label_hangs_below("y)", cut)
+
+
+def test_a_line_that_is_cut_says_so() -> None:
+    line = f"f({'x, ' * 90}y)"
+    code = "".join(row.partition("│ ")[2] for row in render(calling(line, line)).splitlines())
+    assert code.count("x") < 90
+    assert "x,…" in code or "x, …" in code or "x…" in code
+
+
+def test_a_fix_goes_on_where_python_lets_it() -> None:
+    """Copied from a terminal with its line breaks, it is the same code."""
+    fix = "loss = F.cross_entropy(net(images)['a long name'], labels - 1, reduction='mean')"
+    report = make_report(hints=(Hint(rule="x", text="y", fix=fix, tried=True),))
+    for width in (44, 50, 60):
+        text = render(report, width=width).partition("  try   before line 12:")[2]
+        shown = text[: text.index("mean')") + len("mean')")].strip()
+        assert "\n" in shown
+        assert ast.dump(ast.parse(shown)) == ast.dump(ast.parse(fix))
 
 
 def test_source_without_context_lists_its_tensors() -> None:
