@@ -82,6 +82,8 @@ _CALLED = {
     **{"native_dropout": "F.dropout", "log_softmax_backward_data": "F.log_softmax"},
 }
 """The functions behind ops that no user calls by name."""
+_OF_SEVERAL_OPS = ("torch.nn.functional.", "torch.gru", "torch.lstm", "torch.rnn_")
+"""Functions that are one box each: they make several nodes, recurrent ones on the CPU alone."""
 _NODE = re.compile(r"^(.*?)Backward\d*$")
 
 Rule: TypeAlias = Callable[[Box, Box], bool]
@@ -246,7 +248,7 @@ def _same_call(one: Box, other: Box) -> bool:
     """Return whether two nodes are parts of one function that the user called in one line."""
     calls = {(node.op, node.source) for node in (*one.main, *other.main)}
     op, source = next(iter(calls))
-    return len(calls) == 1 and source is not None and (op or "").startswith("torch.nn.functional.")
+    return len(calls) == 1 and source is not None and (op or "").startswith(_OF_SEVERAL_OPS)
 
 
 def _same_parent(one: Box, other: Box) -> bool:

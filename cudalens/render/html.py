@@ -29,6 +29,10 @@ from cudalens.render.words import clip, visible
 MAX_BYTES = 200_000
 WIDE, LEAST = 112, 48
 """Columns after which the failing line is folded: alone, and beside a wide picture."""
+_NAME = 26
+"""Characters of a name below its line, where labels do not hang: the line has the whole."""
+_FAR = 78
+"""Columns beyond which a label is out of sight in a narrow pane."""
 _PANE, _COLUMN = 860, 7.7
 """Pixels of the narrowest common pane less its margins, and of one character of code."""
 _SAMPLE = "dataset item"
@@ -181,6 +185,7 @@ def _environment(limits: _Limits) -> jinja2.Environment:
     )
     environment.globals.update(words=words)
     environment.filters.update(short_path=short_path, whole=_whole)
+    environment.filters["brief"] = partial(words.elide, limit=_NAME)
     environment.filters["coded"] = partial(_coded, limits.text)
     return environment
 
@@ -203,6 +208,11 @@ def _facts_of(report: Report, drawn: strip.Strip | None, limits: _Limits) -> dic
         "entries": history_entries(report),
         "limits": limits,
         "gutter": gutter,
+        "is_far": any(
+            row.is_label and gutter + len(row.text) > _FAR
+            for block in parts.blocks
+            for row in block.rows
+        ),
         "number": partial(_number, gutter),
         "padding": partial(_padding, fold, gutter),
         "group": _group(report),

@@ -22,6 +22,7 @@ from cudalens.core.report import (
     ProvenanceStep,
     RaisedException,
     Report,
+    SourceSpan,
     TensorFact,
     Timing,
 )
@@ -336,3 +337,39 @@ def test_a_mark_that_a_picture_would_cut_stands_below_its_line() -> None:
     report = make_report(observations=(observed,))
     assert beside.search(render_fragment(report))
     assert not beside.search(render_fragment(replace(report, offenders=None)))
+
+
+def test_a_screen_reader_is_told_no_drawn_lines() -> None:
+    """Labels and marks are read; the rules and arrows that lead to them are for the eye."""
+    html = render_fragment(make_report())
+    heard = re.sub(r'<span aria-hidden="true">.*?</span>', "", html)
+    code = heard[heard.index("<pre") : heard.index("</pre>")]
+    assert "i64[32], 3 bad" in code
+    assert not set("│└├┘◂") & set(code)
+    assert set("│└◂") <= set(html)
+
+
+@pytest.mark.parametrize(("columns", "is_far"), [(75, False), (76, True)])
+def test_labels_beyond_a_narrow_pane_have_a_form_for_it(columns: int, is_far: bool) -> None:
+    """Three columns of line numbers are drawn before the code, which ends with its label."""
+    call = f"{'f' * (columns - len('(y)') - len('└ i64[32], 3 bad') + 2)}(y)"
+    line = SourceSpan(
+        cell=1,
+        line=3,
+        end_line=3,
+        column=0,
+        end_column=len(call),
+        text=call,
+        context=(CodeLine(line=3, text=call),),
+    )
+    y = replace(make_report().tensors[1], span=(3, len(call) - 2, len(call) - 1))
+    html = render_fragment(make_report(source=line, tensors=(y,), observations=(), provenance=()))
+    assert ("cl-main cl-far" in html) is is_far
+
+
+def test_a_name_below_its_line_is_brief() -> None:
+    long = "torch.randn(2, 3, 64, 64, device=device)"
+    first, *others = make_report().tensors
+    html = render_fragment(make_report(tensors=(replace(first, expression=long), *others)))
+    below = re.findall(r'cl-narrow[^>]*>[^<]*<span class="[^"]*"[^>]*>([^<]*)', html)
+    assert any("…" in name for name in below) and not any(long in name for name in below)

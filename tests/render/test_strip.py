@@ -56,6 +56,32 @@ def test_a_failing_backward_node_is_its_own_forward_call() -> None:
 
 
 @pytest.mark.parametrize(
+    ("op", "titles"),
+    [
+        ("torch.gru", ["gru", "sum"]),
+        ("torch.nn.functional.layer_norm", ["F.layer_norm", "sum"]),
+        # Two additions in one line are two calls.
+        ("torch.add", ["add", "add", "sum"]),
+    ],
+)
+def test_a_function_of_several_ops_is_one_box(op: str, titles: list[str]) -> None:
+    line = LineRef(line=4, cell=1, text="y = f(x)")
+    graph = AutogradNeighbourhood(
+        nodes=(
+            node("x", "", "leaf", name="x", shape=(2, 4)),
+            replace(node("a", op, name="AddBackward0", shape=(2, 4)), source=line),
+            replace(node("b", op, name="TanhBackward0", shape=(2, 4)), source=line),
+            node("s", "torch.sum", name="SumBackward0", shape=()),
+            node("f", "MulBackward0", "failed", name="MulBackward0"),
+        ),
+        edges=chain("x", "a", "b", "s", "f"),
+        focus="f",
+    )
+    found = nodes(replace(mismatch(), graph=graph, history=()))
+    assert [item.title for item in found][1:-1] == titles
+
+
+@pytest.mark.parametrize(
     ("last", "shape"), [((), ""), ((2, 4), "[2, 4] cuda:0")], ids=["other", "same"]
 )
 def test_inputs_in_one_box_show_a_shape_that_all_have(last: tuple[int, ...], shape: str) -> None:
