@@ -92,13 +92,10 @@ def values(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     if at_fault is None or at_fault[1].dtype == "bool":
         return
     violation, fact = at_fault
-    if violation.is_nonfinite or violation.is_silent or fact.summary.nan:
+    if violation.is_nonfinite or fact.summary.nan or (violation.is_silent and role is None):
         return
-    noun, column, offenders = (
-        _NOUNS.get(role, "values"),
-        evidence.dataset_column,
-        violation.offenders,
-    )
+    noun = _NOUNS.get(role) or ("labels" if violation.unit == "class" else "values")
+    column, offenders = evidence.dataset_column, violation.offenders
     size = violation.size or 0
     if column is not None and column.count and role is not None:
         bad = sorted(it for it in column.distinct or bad_values(evidence) if not 0 <= it < size)

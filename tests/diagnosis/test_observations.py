@@ -22,7 +22,7 @@ from cudalens.core.report_types import (
 )
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.observations import format_number, observe
-from tests.hint_evidence import finding, labels, lookup, out_of_range, tensor
+from tests.hint_evidence import ctc, finding, labels, lookup, out_of_range, tensor
 
 
 def observed(evidence: Evidence, kind: str) -> list[str]:
@@ -62,6 +62,21 @@ def test_equal_bad_values_are_said_as_one() -> None:
     assert observed(labels([1, 2, 10, 9, 12], 10), "values") == [
         "2 of 5 labels are 10, 12, all others 1 … 9"
     ]
+
+
+def test_indices_of_classes_are_labels_in_every_loss() -> None:
+    """The rules on labels leave those of CTC alone, whose class 0 is no label; the words do not."""
+    evidence = ctc([1, 2, 5, 5], "0")
+    assert observed(evidence, "values") == ["2 of 4 values are 5, all others 1 … 2"]
+    violation = evidence.violation
+    assert violation is not None
+    for is_silent in (False, True):
+        of_loss = replace(violation, unit="class", is_silent=is_silent)
+        found = replace(evidence, violation=of_loss)
+        assert observed(found, "values") == ["2 of 4 labels are 5, all others 1 … 2"]
+        assert observed(found, "pattern")[0] == (
+            "5 is the number of classes, one past the last (0 … 4)"
+        )
 
 
 def test_all_values_bad() -> None:

@@ -213,7 +213,7 @@ def ctc_loss_labels_in_alphabet(
     if classes == 0 or targets.dtype not in (torch.int64, torch.int32) or targets.numel() == 0:
         return None
     why = "Each label is an index into one step of log_probs. The kernels read past its end."
-    need = Within("targets", 0, classes - 1, of="log_probs", dim=2, why=why)
+    need = Within("targets", 0, classes - 1, of="log_probs", dim=2, unit="class", why=why)
     need.place = f"the alphabet of {classes} in {{related}}"
     need.mask = lambda: _labels_read(targets, log_probs.size(1), input_lengths, target_lengths)
     need.masks_first, need.is_replay_safe = True, False
