@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, format_shape
 from cudalens.diagnosis.host_errors._base import Answer, host, pattern, row
-from cudalens.diagnosis.host_errors._words import INTEGERS, Shape, dtype, ints, named
+from cudalens.diagnosis.host_errors._words import INTEGERS, Shape, dtype, ints, named, user_name
 from cudalens.diagnosis.user_code import api_function, in_library
 
 _SIZES = {
@@ -255,6 +255,43 @@ def unequal_samples(evidence: Evidence, match: re.Match[str]) -> Answer:
         elif a[1:]:
             text += "; if they are objects of images, keep them in a list"
         yield Hint(rule="pad_samples", text=text)
+
+
+@pattern(
+    r"^Sizes of tensors must match except in dimension (?P<dim>\d+)\. Expected size \d+ but got "
+    r"size \d+ for tensor number (?P<at>\d+) in the list"
+)
+def cat_sizes(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """Parts of one tensor differ in another dimension; which of them is right is not known."""
+    parts = [fact for fact in evidence.tensors if (fact.argument or "").startswith("tensors[")]
+    pair = [evidence.tensor("tensors[0]"), evidence.tensor(f"tensors[{match['at']}]")]
+    known = sorted((fact.shape, user_name(evidence, fact)) for fact in pair if fact is not None)
+    if len(known) != len(pair) or len({len(part.shape) for part in parts}) != 1:
+        return
+    joined = int(match["dim"])
+    sizes = [sorted(set(of_dim)) for of_dim in zip(*(part.shape for part in parts), strict=True)]
+    dims = [dim for dim, found in enumerate(sizes) if len(found) > 1 and dim != joined]
+    (small, smaller), (large, larger) = sorted(known, key=lambda it: [it[0][dim] for dim in dims])
+    said = []
+    if all(len(sizes[dim]) == len(pair) and small[dim] < large[dim] for dim in dims):
+        low, high = (
+            str(shape[dims[0]]) if len(dims) == 1 else format_shape([shape[dim] for dim in dims])
+            for shape in (small, large)
+        )
+        said.append(
+            f"the sizes of {_dimensions(dims)} must be equal: crop {larger} to {low}, or pad or "
+            f"resize {smaller} to {high}"
+        )
+    if len(dims) == 1 and len(sizes[joined]) == 1:
+        the = "They" if said else "they"
+        said.append(f"{the} can be joined along dimension {dims[0]} as they are")
+    if said:
+        yield Hint(rule="cat_sizes", text=". ".join(said))
+
+
+def _dimensions(dims: Sequence[int]) -> str:
+    *others, last = map(str, dims)
+    return f"dimensions {', '.join(others)} and {last}" if others else f"dimension {last}"
 
 
 row(

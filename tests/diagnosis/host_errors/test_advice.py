@@ -239,6 +239,52 @@ def test_tensors_of_different_sizes_elsewhere() -> None:
     assert "collate_fn" not in text
 
 
+@pytest.mark.parametrize(
+    ("shapes", "at", "text"),
+    [
+        (
+            ("1,2,5", "1,2,4"),
+            (5, 4, 1),
+            "the sizes of dimension 2 must be equal: crop a to 4, or pad or resize b to 5. "
+            "They can be joined along dimension 2 as they are",
+        ),
+        # Of two parts that differ in the joined dimension too, only the first is true.
+        (
+            ("1,2,4", "1,3,5"),
+            (4, 5, 1),
+            "the sizes of dimension 2 must be equal: crop b to 4, or pad or resize a to 5",
+        ),
+        # Of three sizes no two are the ones that are meant.
+        (
+            ("1,2,4", "1,2,5", "1,2,6"),
+            (4, 5, 1),
+            "they can be joined along dimension 2 as they are",
+        ),
+        (
+            ("2,2,4", "1,2,3"),
+            (2, 1, 1),
+            "the sizes of dimensions 0 and 2 must be equal: crop a to [1, 3], or pad or resize "
+            "b to [2, 4]",
+        ),
+        (("1,2,4", "1,3,5", "1,2,6"), (4, 5, 1), None),
+        (("2,2,4", "1,2,5"), (2, 1, 1), None),  # each is larger in one
+    ],
+)
+def test_parts_of_different_sizes(
+    shapes: tuple[str, ...], at: tuple[int, int, int], text: str | None
+) -> None:
+    parts = [
+        fact(f"tensors[{number}]", f"float32[{shape}]", "abc"[number])
+        for number, shape in enumerate(shapes)
+    ]
+    message = (
+        f"Sizes of tensors must match except in dimension 1. Expected size {at[0]} but got size "
+        f"{at[1]} for tensor number {at[2]} in the list."
+    )
+    told = hints(message, *parts)
+    assert told == ([] if text is None else [("cat_sizes", text)])
+
+
 def test_samples_that_no_advice_is_known_for() -> None:
     assert hints(STACK.format("5", "5, 4"), **inside(COLLATE)) == []
     assert hints(STACK.format("5, 4", "5, 3"), **inside(COLLATE)) == []
