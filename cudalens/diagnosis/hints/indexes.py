@@ -85,10 +85,10 @@ def one_based_ids(evidence: Evidence, ids: Ids) -> Hint | None:
         return None
     if ids.role == "token":
         # Either succeeds: row 0 may be meant for padding.
-        text = f"the ids run from 1 to {ids.high}: subtract 1, or make a table of {ids.high + 1} "
-        return Hint(text=text + "rows")
+        text = f"{ids.every('ids')} run from 1 to {ids.high}: subtract 1, or make a table "
+        return Hint(text=f"{text}of {ids.high + 1} rows")
     return Hint(
-        text=f"the numbers run from 1 to {ids.high}: they look 1-based",
+        text=f"{ids.every('numbers')} run from 1 to {ids.high}: they look 1-based",
         fix=rewritten(evidence, ids.named, "{x} - 1"),
     )
 
