@@ -94,7 +94,7 @@ def run_cell(
 
 
 _IN_PLACE = (
-    *("features_of_images", "mask_of_steps"),
+    "features_of_images",
     *("out_of_place", "safe_branch", "slope_at_zero"),
 )
 """Rules whose code takes the place of another line's."""

@@ -103,13 +103,9 @@ class RefusedCall:
     """Facts about the arguments of a refused call, without their values."""
 
     odd_arguments: tuple[OddArgument, ...] = ()
-    parameters: tuple[str, ...] = ()
-    """The parameters of the module whose forward refused its arguments."""
     position_table: PositionTable | None = None
     problem_type: str | None = None
     """Kind of labels that the running model of transformers takes, by its config."""
-    other_functions: tuple[str, ...] = ()
-    """Earlier call of the same line of the user's: ``loss_fn(...)`` of a loop over losses."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,8 +162,6 @@ class Evidence(Facts):
     """The largest of what the user's variables hold on a full device, in words."""
     worker_line: str | None = None
     """The user's line in a worker process whose exception was raised again here."""
-    worker_start: str | None = None
-    """Start method of the workers of a DataLoader: ``fork``, ``forkserver`` or ``spawn``."""
     has_run_kernels: bool = False
     """True if the values at fault were read by kernels before the call was refused."""
     is_checked: bool = True

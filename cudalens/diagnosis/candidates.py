@@ -17,13 +17,11 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from cudalens.core._python import parse
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.moves import (
-    CHOICES,
     OF_KIND,
     PRODUCTS,
     Called,
@@ -39,12 +37,11 @@ from cudalens.diagnosis.user_code import (
     call_node,
     renamed,
     spliced,
+    statements_of,
     with_changes,
 )
 
 _ELEMENTWISE = {name.strip("_") for name in functions(Trait.BROADCASTS)}
-_IN_WORDS = ("labels_in_order", "either_dimension", "one_hot_classes")
-"""Rules of changes that succeed, of which only the user knows whether one is meant."""
 _OF_DTYPE = re.compile(
     r"type|float|double|half|long|\bu?int|integ|byte|bool|complex|char|short", re.IGNORECASE
 )
@@ -65,8 +62,8 @@ class Trial:
 
     operands: tuple[TensorFact, ...] = ()
     """The tensors that the call works on, each by its text in the call."""
-    others: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
-    """Arguments that are no tensors: the text, the kind, and what a tensor of it is called."""
+    others: tuple[tuple[str, str], ...] = ()
+    """Arguments that a tensor can be made of: the text and the kind."""
     lists: tuple[tuple[str, list[Any]], ...] = ()
     """Arguments that are lists, each by its text in the call."""
     unregistered: tuple[str, str] | None = None
@@ -130,7 +127,7 @@ class _Step:
     @property
     def has_shape(self) -> bool:
         """True if the shape of a tensor is another one then."""
-        return self.rule not in (*OF_KIND, "made_tensor", "choose_one")
+        return self.rule not in (*OF_KIND, "made_tensor")
 
 
 def verify_fixes(hints: Iterable[Hint], trial: Trial) -> tuple[Hint, ...]:
@@ -162,11 +159,6 @@ def search(evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
         return (whole,)
     steps = [*_of_others(trial), *_of_operands(evidence, operands, trial.called)]
     edits = _succeeding(evidence, trial, steps, operands)
-    choices = [item for item in edits if item.rule == "choose_one"]
-    if len(choices) > 1:
-        # The call succeeds with each, and only the user knows which one is meant.
-        text = f"{choices[0].text} ({' or '.join(str(item.fix) for item in choices)})"
-        return (Hint(rule="choose_one", text=text),)
     return tuple(edits) if len(edits) == 1 else ()
 
 
@@ -186,10 +178,8 @@ def _joins_or_splits(old: Sequence[int], new: Sequence[int]) -> bool:
 
 def _is_written_to(evidence: Evidence) -> bool:
     """Return whether a line writes to the result of the running call."""
-    try:
-        tree = parse((evidence.source and evidence.source.text) or "")
-    except (SyntaxError, ValueError):
-        return False
+    source = evidence.source
+    tree = ast.Module(statements_of(source.text if source is not None else None), [])
     call = ast.dump(call_node(evidence) or ast.Pass())
     for node in ast.walk(tree):
         match node:
@@ -224,7 +214,8 @@ def _succeeding(
             return []  # it runs as an outer product, and so may what nobody meant
         if step.has_shape and not trial.survives(fix, 1 + _is_elementwise(evidence)):
             continue  # these sizes fit by chance
-        is_code = step.rule not in _IN_WORDS
+        # Of rows that another line made the user alone knows the order.
+        is_code = step.rule != "labels_in_order"
         hint = Hint(
             rule=step.rule, text=step.words, fix=fix if is_code else None, tried=is_code or None
         )
@@ -316,12 +307,11 @@ def _step(group: Sequence[tuple[TensorFact, Move]]) -> _Step:
 
 def _of_others(trial: Trial) -> Iterator[_Step]:
     """Make a tensor of what is none: of a list, an array, a method that was not called."""
-    for text, kind, parts in trial.others:
+    for text, kind in trial.others:
         fact = TensorFact(argument=None, expression=text)
-        for template, words in to_tensor_templates(text, kind, parts, trial.called.device):
+        for template, words in to_tensor_templates(text, kind, trial.called.device):
             cost = 2 if template.endswith((".float()", f'.to("{trial.called.device}")')) else 1
-            rule = "choose_one" if kind in CHOICES else "made_tensor"
-            yield _Step(rule=rule, words=words, cost=cost, changes=((fact, template),))
+            yield _Step(rule="made_tensor", words=words, cost=cost, changes=((fact, template),))
 
 
 def _written(evidence: Evidence, step: _Step) -> Fix | None:

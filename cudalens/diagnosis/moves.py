@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import TensorFact, format_shape, syntax
+from cudalens.core.report_types import TensorFact, format_shape
 from cudalens.core.torch_functions import Trait, functions, is_in_place
 from cudalens.diagnosis.host_errors._words import INTEGERS
 from cudalens.diagnosis.user_code import api_function
@@ -248,10 +248,6 @@ def _of_missing(
         if rank < 4 and (is_wanted or is_beside) and (not lined or dim in lined):
             rule, words = "missing_dimension", ": with a dimension of size 1 it is "
             words += format_shape(made)
-            if fact.dtype == "bool" and len(lined) > 1:
-                # Scores of as many queries as keys: both can be flagged.
-                rule = "either_dimension"
-                words += "".join(f" or {format_shape(added[it])}" for it in sorted(lined - {dim}))
             yield rule, f"{{x}}.unsqueeze({dim})", words, 2
     ends = {(item.shape[0], item.shape[-1]) for item in others if len(item.shape) == 4}
     if rank == 2 and fact.dtype == "bool" and shape in ends:
@@ -306,10 +302,9 @@ def _of_labels(
         # The cast is tried as well: it succeeds where no digit is lost.
         cast = "" if fact.dtype in INTEGERS else ".long()"
         words = " and is one-hot: this loss takes class numbers"
-        # Of several labels a row, this batch may have one in each.
-        is_one = "crossentropy" not in _called(evidence).replace("_", "") or bool(cast)
-        rule = "one_hot_target" if is_one else "one_hot_classes"
-        yield rule, f"{{x}}{cast}.argmax(1)", words, 1
+        # Of several labels a row, a batch of integers may have one in each.
+        if cast or "crossentropy" not in _called(evidence).replace("_", ""):
+            yield "one_hot_target", f"{{x}}{cast}.argmax(1)", words, 1
     is_label = fact.dtype in INTEGERS or not has_classes
     flat = next((item for item in others if item.shape[:1] == (prod(shape),)), None)
     if is_label and rank > 1 and flat is not None:
@@ -317,10 +312,7 @@ def _of_labels(
         if rows == shape:
             words += "make one dimension of them"
             yield "labels_not_flat", "{x}.reshape(-1)", words, 2
-        elif rank == 2 and rows == shape[::-1]:
-            words += f"make one dimension of them, transposed as the rows of {flat.expression}"
-            yield "labels_not_flat", "{x}.T.reshape(-1)", words, 2
-        else:
+        elif rows != shape[::-1]:
             words += f"{{it}} is right if the rows of {flat.expression} are in that order"
             yield "labels_in_order", "{x}.reshape(-1)", words, 2
 
@@ -347,37 +339,23 @@ _MADE_OF = {
         ("torch.from_numpy({x})", "{x} is an array: make a tensor of it"),
         ("torch.from_numpy({x}).float()", "{x} is an array: make a tensor of it"),
     ),
-    "text": (("{number}", "{x} is a text: this is the number"),),
 }
-"""Templates that make a tensor, by the kind of the value."""
-CHOICES = {
-    "tuple": ("{x}[{part}]", "{x} is a tuple: use one of its items"),
-    "module": ("{x}({part})", "{x} is a module that was not called"),
-    "mapping": ('{x}["{part}"]', "{x} is a dict: use one of its entries"),
-    "output": ("{x}.{part}", "{x} contains all outputs of a model: use one of them"),
-}
-"""The same of values of which each part may be what is meant."""
+"""Templates that make a tensor, by the kind of the value.
+
+A tuple or the outputs of a model are not here: which part is meant, only the user knows.
+"""
 
 
-def to_tensor_templates(
-    text: str, kind: str, parts: Sequence[str], device: str | None
-) -> Iterator[tuple[str, str]]:
+def to_tensor_templates(text: str, kind: str, device: str | None) -> Iterator[tuple[str, str]]:
     """Yield templates, and their words, that make a tensor of an argument that is none.
 
     Args:
-        text, kind, parts: see ``Trial.others``.
+        text, kind: see ``Trial.others``.
         device: of the called module.
     """
     made = list(_MADE_OF.get(kind, ()))
-    layer = syntax(text) if kind == "layer" else None
-    if isinstance(layer, ast.Call) and layer.args:
-        arguments = ", ".join(map(ast.unparse, (*layer.args, *layer.keywords)))
-        func = ast.unparse(layer.func)
-        made.append((f"{func}()({arguments})", f"{func} is a layer: make it, and then call it"))
-    template, words = CHOICES.get(kind, ("", ""))
-    made += [(template.replace("{part}", part), words) for part in parts]
     if device not in (None, "cpu"):
         moved = f'.to("{device}")'
         made += [(f"{template}{moved}", words) for template, words in made]
     for template, words in made:
-        yield template.replace("{number}", text.strip("'\"")), words.replace("{x}", text)
+        yield template, words.replace("{x}", text)

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from cudalens.core._python import parse, parse_expression
 from cudalens.core.evidence_types import Binding, LostDimension
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, SourceSpan, format_shape, syntax
@@ -26,15 +25,15 @@ from cudalens.diagnosis.user_code import (
     api_function,
     call_node,
     code_of,
-    last_name,
     list_of,
     parsed,
     place,
     statement_of,
+    statements_of,
 )
 
 _AT_ORIGIN = frozenset(
-    {"image_not_divided", "labels_as_binary_target", "mask_of_0_and_255", "one_based_ids"}
+    {"image_not_divided", "labels_as_binary_target", "mask_of_0_and_255"}
     | {"one_based_labels", "one_hot_target", "relabel", "segment_ids"}
 )
 """Rules whose fix is of the values themselves, which all calls have to read alike.
@@ -55,7 +54,6 @@ def at_origin(hints: Iterable[Hint], evidence: Evidence, trial: Trial) -> tuple[
 def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     """Keep the code of a fix only where nothing else that the user's code reads forbids it."""
     fix, text = hint.fix, hint.text
-    others = evidence.refused_call.other_functions
     if not isinstance(fix, Fix) or not fix.changes:
         return hint
     if _is_chosen_in_loop(fix, trial):
@@ -69,9 +67,7 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
             # The caller may read the bytes as well, as a model does that learns to repeat them.
             text += f"; it is {made.name}, made in {place(made.at, evidence)}: divide it there"
             return replace(hint, text=text, fix=None, tried=None, at=None)
-    if others:
-        text += f"; this call was {others[-1].rpartition('.')[2]} before, which took it as it is"
-    elif hint.rule in OF_KIND:
+    if hint.rule in OF_KIND:
         # What else reads it may need the dtype and the device as they are.
         reads = _elsewhere(every, name, evidence) if every else ""
         alike = _alike(evidence)
@@ -167,8 +163,6 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
             listed = {"attribute": "an nn.Parameter", "dict": "one of an nn.ParameterDict"}
             registered = listed.get(kind, "one of an nn.ParameterList")
         return replace(hint, text=text + registered, fix=None, tried=None)
-    if hint.rule == "missing_dimension":
-        return replace(hint, text=hint.text + _where_dropped(hint, trial))
     if binding is None:
         return hint
     if hint.rule in OF_KIND:
@@ -209,26 +203,6 @@ def _keep_result(
             )
             return replace(hint, text=advice, fix=fix, at=at)
     return hint
-
-
-def _where_dropped(hint: Hint, trial: Trial) -> str:
-    """Name the line that took a dimension away: an index of a tensor, or ``squeeze``."""
-    tree = parsed(hint.fix or "")
-    names = {item.id for item in ast.walk(tree) if isinstance(item, ast.Name)} if tree else set()
-    for name in sorted(names):
-        binding = trial.binding(name)
-        made = syntax(binding.value) if binding is not None else None
-        if binding is None:
-            continue
-        match made:
-            case ast.Subscript(ast.Name(whole), ast.Constant(int()) | ast.Name()):
-                # A list or a dict has items, and no dimensions.
-                if trial.binding(whole, of_shape=True) is not None:
-                    return f"; line {binding.at.line} took one away: {name} = {code_of(binding)}"
-            case ast.Call(func) if last_name(func) == "squeeze":
-                line = f"line {binding.at.line} takes away what has size 1"
-                return f"; {line}: {name} = {code_of(binding)}"
-    return ""
 
 
 def bounding(evidence: Evidence, trial: Trial) -> tuple[Binding | None, Binding | None]:
@@ -288,11 +262,8 @@ def _layer_of_bound(evidence: Evidence, trial: Trial) -> Binding | None:
     # A layer that no other module contains: by the name that its line calls.
     reads = (edge.dst for edge in evidence.graph.edges if edge.src == near.id)
     line = next((nodes[item].source for item in reads), None)
-    try:
-        called = ast.walk(parse((line and line.text) or ""))
-    except SyntaxError:
-        return None
-    calls = (item.func for item in called if isinstance(item, ast.Call))
+    whole = ast.Module(statements_of(line.text if line is not None else None), [])
+    calls = (item.func for item in ast.walk(whole) if isinstance(item, ast.Call))
     names = {item.id for item in calls if isinstance(item, ast.Name)}
     bindings = [(name, made) for name in sorted(names) if (made := trial.binding(name)) is not None]
     layers = [(name, made) for name, made in bindings if not (made.called or "").endswith("Loss")]
@@ -436,47 +407,3 @@ def _with_features(old: int, new: int) -> Rearrange:
         return function, args, kwargs
 
     return put
-
-
-_MASK = re.compile(
-    r"The shape of the 2D attn_mask is torch\.Size\(\[(?P<old>\d+), (?P=old)\]\), "
-    r"but should be \((?P<new>\d+), (?P=new)\)"
-)
-
-
-def mask_of_steps(evidence: Evidence, trial: Trial) -> Hint | None:
-    """Return the maker of an attention mask with the number of steps that its sequences have.
-
-    Where dimension 1 is taken for the batch, that may be what is wrong.
-    """
-    match = _MASK.match(evidence.error.message) if evidence.error is not None else None
-    shape = (int(match["old"]),) * 2 if match is not None else None
-    masks = {item.expression for item in trial.operands if item.shape == shape and item.expression}
-    name = masks.pop() if len(masks) == 1 else ""
-    made = trial.binding(name, of_shape=True) if match is not None and name.isidentifier() else None
-    tree = syntax(made.value) if made is not None else None
-    if match is None or made is None or not made.value or tree is None:
-        return None
-    if trial.called.is_batch_second:
-        return None
-    text = re.sub(rf"(?<![\w.]){match['old']}(?![\w.])", match["new"], made.value)
-    if text == made.value:
-        return None
-    # A trial has its copies on the host, and the device of each as a label.
-    template = ast.unparse(_DeviceLast().visit(parse_expression(text)))
-    fix = Fix(text, [Change(name, template)])
-    if not trial(fix).succeeds or not trial.survives(fix, 1):
-        return None
-    reason = f"the mask has a row and a column for each of the {match['new']} steps"
-    at = replace(made.at, column=tree.col_offset, end_column=tree.end_col_offset)
-    return Hint(rule="mask_of_steps", text=reason, fix=fix, tried=True, at=at)
-
-
-class _DeviceLast(ast.NodeTransformer):
-    """Write ``torch.ones(2, device=d)`` as ``torch.ones(2).to(d)``."""
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        devices = [item.value for item in node.keywords if item.arg == "device"]
-        node.keywords = [item for item in node.keywords if item.arg != "device"]
-        return ast.Call(ast.Attribute(node, "to"), devices, []) if devices else node

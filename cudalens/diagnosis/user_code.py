@@ -321,33 +321,6 @@ def function_named(name: str) -> Rearrange:
     return put
 
 
-def renamed_keyword(evidence: Evidence, old: str, new: str, value: str | None = None) -> Fix | None:
-    """Return the call with its keyword ``old`` replaced by ``new``, the value as it is.
-
-    Args:
-        value: the value as the line spells it, where the last argument may be it, without keyword.
-    """
-    tree = call_node(evidence)
-    keywords = [item for item in getattr(tree, "keywords", ()) if item.arg in (old, new)]
-    if not isinstance(tree, ast.Call) or len(keywords) > 1:
-        return None
-    is_bare = not keywords and bool(tree.args) and ast.unparse(tree.args[-1]) == value
-    if is_bare:
-        text = spliced(evidence, {tree.args[-1]: f"{new}={written(evidence, tree.args[-1])}"})
-    elif [item.arg for item in keywords] == [old]:
-        item = keywords[0]
-        text = spliced(evidence, {item: f"{new}={written(evidence, item.value)}"})
-    else:
-        return None
-
-    def put(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        rest = {key: item for key, item in kwargs.items() if key != old}
-        leading, value = (args[:-1], args[-1]) if is_bare else (args, kwargs.get(old))
-        return function, leading, {**rest, new: value}
-
-    return Fix(text, rearrange=put) if text else None
-
-
 def list_of(values: Iterable[int], limit: int = 4, *, first: Container[int] = ()) -> str:
     """Return a few numbers for reading: ``10, 11, 12 and 3 more``.
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from multiprocessing.process import BaseProcess
 from types import CodeType, FrameType, TracebackType
 from typing import TypeVar, cast
 
@@ -261,19 +259,6 @@ def parameters_of(frame: FrameType) -> dict[str, object]:
     code, variables = frame.f_code, frame.f_locals
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     return {name: variables.get(name) for name in names}
-
-
-def worker_start(entries: Sequence[TracebackType]) -> str:
-    """Return how the DataLoader that raised starts its workers; empty where it has none."""
-    for frame in map(frame_of, entries):
-        variables = frame.f_locals
-        if torch_path(frame.f_code.co_filename) == "utils/data/dataloader.py":
-            started = getattr(variables.get("self"), "_workers", [])
-            for worker in (*started, variables.get("w")):
-                if isinstance(worker, BaseProcess):
-                    way = getattr(worker, "_start_method", None)
-                    return str(way or multiprocessing.get_start_method())
-    return ""
 
 
 def worker_line(message: str) -> str:

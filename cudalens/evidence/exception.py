@@ -42,7 +42,6 @@ from cudalens.evidence.call_stack import (
     phase_of,
     tensors_and_modules,
     worker_line,
-    worker_start,
 )
 from cudalens.evidence.collect import (
     FailureContext,
@@ -165,7 +164,6 @@ def evidence_of_error(
     graph = attempt("graph", partial(graph_of, failure), AutogradNeighbourhood)
     write = changed.modified if changed is not None else None
     graph = attempt("graph", lambda: _with_marked_write(graph, write), lambda: graph)
-    others = (lambda: recorder.snapshot().other_functions(raised)) if recorder and raised else tuple
     refused = attempt("argument", lambda: refused_call(entries, arguments, operands), RefusedCall)
     sent = attempt("worker", lambda: worker_line(facts.message), str)
     is_full = memory.is_full(facts.message) and not sent
@@ -202,7 +200,7 @@ def evidence_of_error(
         device_text=_printed(device_text, limits, is_expected=is_assert),
         graph=graph,
         provenance=tuple(way.steps) if write is None else (replace(write, note=CHANGED),),
-        refused_call=replace(refused, other_functions=attempt("earlier calls", others, tuple)),
+        refused_call=refused,
         modified=changed,
         freed=freed,
         graph_cut=attempt("graph's end", partial(_graph_cut, failure, refused)),
@@ -219,7 +217,6 @@ def evidence_of_error(
         ),
         has_run_kernels=observed is not None and observed.has_run_kernels,
         worker_line=sent or None,
-        worker_start=attempt("workers", lambda: worker_start(entries), str) or None,
         memory_holders=attempt("live tensors", lambda: memory.largest(failure.frames), tuple)
         if is_full
         else (),

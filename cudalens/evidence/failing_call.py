@@ -23,7 +23,7 @@ from cudalens.core.call import THREAD, ApiCall, Call, OpCall, Operand
 from cudalens.core.evidence_types import OddArgument, RefusedCall
 from cudalens.core.report_types import format_shape
 from cudalens.core.torch_functions import Trait, functions
-from cudalens.core.user_objects import is_module, is_tensor
+from cudalens.core.user_objects import is_tensor
 from cudalens.evidence.call_stack import parameters_of
 from cudalens.evidence.context import problem_type, table_of_positions
 from cudalens.evidence.variables import RunningLine
@@ -302,7 +302,6 @@ def arguments_of(api: ApiCall | None) -> dict[str, object]:
 
 _PLAIN = (Tensor, str, bytes, bool, complex, torch.dtype)
 _METHODS = ("method", "builtin_function_or_method", "function")
-_MAX_PARAMETERS = 60
 
 
 def refused_call(
@@ -329,7 +328,6 @@ def refused_call(
         odd_arguments=tuple(
             _odd(text, value) for text, value in values.items() if not isinstance(value, _PLAIN)
         ),
-        parameters=_callee_parameters(entries),
         position_table=table_of_positions(entries),
         problem_type=problem_type(entries),
     )
@@ -351,18 +349,6 @@ def _odd(name: str, value: object) -> OddArgument:
     elif isinstance(value, (list, tuple)):
         words += f" of {len(value)}"
     return OddArgument(name=name, type_name=type_name.rpartition(".")[2], words=words)
-
-
-def _callee_parameters(entries: Sequence[TracebackType]) -> tuple[str, ...]:
-    """Name the parameters of the module whose forward refused its arguments."""
-    frame = entries[-1].tb_frame
-    owner = frame.f_locals.get("self")
-    forward = getattr(type(owner), "forward", None) if is_module(owner) else None
-    calls = ("_call_impl", "__call__", "_wrapped_call_impl", "inner")
-    if forward is None or frame.f_code.co_name not in calls:
-        return ()
-    names = [name for name in inspect.signature(forward).parameters if name != "self"]
-    return tuple(names[:_MAX_PARAMETERS])
 
 
 # --- the user's operands --------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from cudalens.core.errors import (
     NonFiniteError,
     SilentFindingWarning,
 )
-from cudalens.core.evidence_types import Marks, RefusedCall
+from cudalens.core.evidence_types import Marks
 from cudalens.core.graph_types import AutogradNeighbourhood
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence, Report
@@ -55,9 +55,9 @@ from cudalens.evidence.collect import (
     provenance_of,
 )
 from cudalens.evidence.dataset_column import column_of
-from cudalens.evidence.failing_call import arguments_of, running_api_call
+from cudalens.evidence.failing_call import arguments_of
 from cudalens.evidence.finite_trial import FiniteTrial, RunningNode
-from cudalens.evidence.module_names import other_classes, other_modules
+from cudalens.evidence.module_names import other_modules
 from cudalens.evidence.replay import replay
 from cudalens.evidence.tensors import bad_key, facts_of, scalars_of, with_own_planes
 from cudalens.evidence.trial import ApiTrial, call_of_finding
@@ -249,7 +249,6 @@ def evidence_of_call(
         nan_holder=attempt("variables", partial(nan_holder, failure, way.origin)),
         nan_cause=attempt("values", partial(nan_cause, way)),
         has_nan_watch=getattr(recorder, "watch", None) is not None,
-        refused_call=RefusedCall(other_functions=attempt("earlier calls", _others, tuple)),
     )
     return evidence, trial
 
@@ -330,15 +329,6 @@ def _replay(violation: Violation, op: OpCall, api: ApiCall | None) -> Replay:
     ):
         return replay(func, api.args, api.kwargs, is_safe=violation.is_replay_safe)
     return replay(op.op, op.args, op.kwargs, is_safe=violation.is_replay_safe)
-
-
-def _others() -> tuple[str, ...]:
-    """Return which other functions or modules the running call of the user's line has been."""
-    recorder, call = current_recorder(), running_api_call()
-    if getattr(recorder, "snapshot", None) is None or call is None:
-        return ()
-    snapshot, site = recorder.snapshot(), recorder.sites.of(sys._getframe())
-    return (*snapshot.other_functions(call), *other_classes(site, snapshot.calls))
 
 
 def _seen_before(failure: FailureContext) -> SeenBefore | None:

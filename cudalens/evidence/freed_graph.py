@@ -14,12 +14,12 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from cudalens.core._python import parse
 from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.call import NodeMark
 from cudalens.core.evidence_types import FreedGraph
 from cudalens.core.report_types import LineRef, SourceSpan
 from cudalens.core.user_objects import is_tensor
+from cudalens.diagnosis.user_code import statements_of
 from cudalens.evidence.autograd_graph import name_of, nodes_behind
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
@@ -268,11 +268,7 @@ def _cut_before(reader: Recorded, snapshot: Snapshot) -> set[str]:
 
 def _given(code: str) -> Iterator[str]:
     """Yield the names that a line detaches: ``h`` of ``h = h.detach()`` and ``h.detach_()``."""
-    try:
-        nodes = [*ast.walk(parse(code.strip()))]
-    except (SyntaxError, ValueError):
-        return
-    for node in nodes:
+    for node in ast.walk(ast.Module(statements_of(code), [])):
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield ast.unparse(node)
         if isinstance(node, ast.Attribute) and node.attr == "detach_":

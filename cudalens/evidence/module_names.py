@@ -12,8 +12,6 @@ from torch import Tensor
 
 from cudalens.core.evidence_types import OwnerModule
 from cudalens.core.report_types import OtherModule
-from cudalens.recorder.calls import Recorded
-from cudalens.recorder.sites import RawSite, called_module
 from cudalens.source.locate import CallSite
 from cudalens.source.module_path import paths_below
 from cudalens.source.running_call import RunningCall, class_name
@@ -128,21 +126,6 @@ def _tensors_of(module: object) -> dict[str, object]:
     own = {**instance_dict(module), **registered(module, "_parameters")}
     own.update(registered(module, "_buffers"))
     return {str(name): value for name, value in own.items() if isinstance(value, Tensor)}
-
-
-def other_classes(site: RawSite, calls: Iterable[Recorded]) -> tuple[str, ...]:
-    """Return the other classes of modules that the running call of the user's line has called.
-
-    Args:
-        site: the place of the running call.
-        calls: those before it, the oldest first.
-    """
-    place, own = called_module(site)
-    if own is None:
-        return ()
-    earlier = (called_module(it.site) for it in calls)
-    kinds = dict.fromkeys(type(it) for at, it in earlier if at == place and it is not None)
-    return tuple(kind.__name__ for kind in kinds if kind is not type(own))
 
 
 def _path_of(module: object, frames: Sequence[FrameType]) -> str | None:

@@ -11,11 +11,11 @@ from weakref import ref
 
 from torch import Tensor, nn
 
-from cudalens.core._python import parse
 from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.evidence_types import GraphCut, LostDimension, Regrouped
 from cudalens.core.report_types import LineRef
 from cudalens.core.torch_functions import Trait, functions
+from cudalens.diagnosis.user_code import statement_of
 from cudalens.recorder.calls import FROM_PYTHON, Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.tensor_refs import Ref
@@ -145,12 +145,8 @@ def number_cut(name: str, snapshot: Snapshot) -> GraphCut | None:
 
 def _assigned(code: str | None) -> str | None:
     """Return what a recorded line gives a value, ``None`` where it is not one assignment."""
-    try:
-        statements = parse((code or "").strip()).body
-    except (SyntaxError, ValueError):
-        return None
-    match statements:
-        case [ast.Assign(targets=[target]) | ast.AugAssign(target=target)]:
+    match statement_of(code):
+        case ast.Assign(targets=[target]) | ast.AugAssign(target=target):
             return ast.unparse(target)
     return None
 

@@ -24,7 +24,7 @@ from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.diagnosis import candidates
 from cudalens.diagnosis.moves import Called
 from cudalens.diagnosis.user_code import last_name
-from cudalens.evidence.tensors import of_meta, tensors_of_output
+from cudalens.evidence.tensors import of_meta
 from cudalens.source.bindings import attribute_binding, binding_of
 from cudalens.source.files import is_user_file
 from cudalens.source.readers import other_readers
@@ -32,14 +32,12 @@ from cudalens.source.running_call import ABSENT, MODULE_CALLS, RunningCall
 from cudalens.source.running_node import Running, running
 from cudalens.source.safe_eval import (
     instance_dict,
-    items_of,
     registered,
     value_or,
 )
 from cudalens.source.stack import frame_of, place_of
 
 _MAX_DEPTH = 12
-_MAX_PARTS = 8
 _STORES = ("_modules", "_parameters", "_buffers")
 
 
@@ -113,16 +111,10 @@ class Variables(candidates.Trial):
         return tuple(facts)
 
     @functools.cached_property
-    def others(self) -> tuple[tuple[str, str, tuple[str, ...]], ...]:  # type: ignore[override]
-        """Arguments that are no tensors: the text, the kind, and the names of what is in them."""
-        facts = []
-        for item in self.call.operands:
-            kind, parts = self._kind_of(item.node, item.value)
-            # Of what ``**batch`` unpacks each entry is an operand of its own.
-            is_unpacked = any(o.text.startswith(f"{item.text}[") for o in self.call.operands)
-            if kind is not None and not (kind == "mapping" and is_unpacked):
-                facts.append((Expression(item.text, item.node), kind, parts))
-        return tuple(facts)
+    def others(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]
+        """Arguments that a tensor can be made of: the text and the kind."""
+        kinds = ((item, _kind(item.value)) for item in self.call.operands)
+        return tuple((Expression(item.text, item.node), kind) for item, kind in kinds if kind)
 
     @functools.cached_property
     def lists(self) -> tuple[tuple[str, list[Any]], ...]:  # type: ignore[override]
@@ -148,31 +140,6 @@ class Variables(candidates.Trial):
         targets = [it.target for it in loops if isinstance(it, ast.For | ast.comprehension)]
         nodes = (node for target in targets for node in ast.walk(target))
         return frozenset(node.id for node in nodes if isinstance(node, ast.Name))
-
-    def _kind_of(self, node: ast.expr, value: object) -> tuple[str | None, tuple[str, ...]]:
-        called = self._read(node.func) if isinstance(node, ast.Call) else None
-        if isinstance(called, type) and issubclass(called, nn.Module):
-            return "layer", ()
-        if is_module(value):
-            return "module", self._tensor_names()
-        if results := tensors_of_output(value):
-            return "output", tuple(results)
-        if type(value) is dict:
-            entries = items_of(value, _MAX_PARTS)
-            keys = (key for key, item in entries if is_tensor(item))
-            return "mapping", tuple(key for key in keys if isinstance(key, str))
-        if type(value) is tuple:
-            # Of one that the line itself writes, no item is meant alone.
-            items = () if isinstance(node, ast.Tuple) else value[:_MAX_PARTS]
-            parts = tuple(str(at) for at, item in enumerate(items) if is_tensor(item))
-            return ("tuple" if parts else None), parts
-        return _kind(value), ()
-
-    def _tensor_names(self) -> tuple[str, ...]:
-        """Name the tensors among the variables of the running code, those of a cell included."""
-        names = self.line.frame.f_locals
-        tensors = [key for key, item in list(names.items()) if is_tensor(item)]
-        return tuple(key for key in tensors if not key.startswith("_"))[:_MAX_PARTS]
 
     def binding(self, expression: str, *, of_shape: bool = False) -> Binding | None:
         """Return where a name, or an attribute of a user's module, got its value.

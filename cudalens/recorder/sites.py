@@ -159,14 +159,6 @@ def _shared_sites(site: RawSite) -> Iterator[Site]:
         shared = shared.outer
 
 
-def called_module(site: RawSite) -> tuple[tuple[CodeType | None, int], nn.Module | None]:
-    """Return the user's deepest instruction, and the module that it called if it is inside one."""
-    place = site[:2] if isinstance(site, tuple) else (site.code, site.lasti) if site else (None, 0)
-    inside = [it for it in _shared_sites(site) if (it.code, it.lasti) == place]
-    held = inside[-1].module if inside else None
-    return place, None if held is None else held()
-
-
 def phase_of(site: RawSite) -> Phase:
     """Return the phase of a place."""
     shared = shared_site(site)

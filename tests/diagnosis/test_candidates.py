@@ -13,7 +13,7 @@ from cudalens.diagnosis import candidates
 from cudalens.diagnosis.candidates import Trial, TrialResult, search, verify_fixes
 from cudalens.diagnosis.moves import Called
 from cudalens.diagnosis.user_code import Change, Fix
-from tests.builders import fact, spelled
+from tests.builders import fact
 from tests.hint_evidence import syntax_of
 
 
@@ -155,15 +155,6 @@ def test_a_whole_division() -> None:
     assert (hint.rule, hint.fix) == ("true_division", "torch.zeros(n // 2)")
     two = evidence("torch.zeros(n / 2, m / 2)", "torch.zeros")
     assert fixes(Taking("torch.zeros(n // 2, m / 2)"), two) == []
-
-
-def test_a_choice_of_parts_is_said_in_words() -> None:
-    given = evidence("f(pair)", "torch.f")
-    kinds = ((spelled("pair"), "tuple", ("0", "1")),)
-    (hint,) = search(given, Taking("f(pair[0])", "f(pair[1])", others=kinds))
-    assert (hint.rule, hint.fix) == ("choose_one", None)
-    assert hint.text.endswith("(f(pair[0]) or f(pair[1]))")
-    assert fixes(Taking("f(pair[1])", others=kinds), given) == ["f(pair[1])"]
 
 
 def test_a_model_moves_to_where_its_input_is() -> None:

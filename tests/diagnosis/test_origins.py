@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cudalens.core.evidence_types import Binding, LostDimension, RefusedCall
+from cudalens.core.evidence_types import Binding, LostDimension
 from cudalens.core.graph_types import AutogradNeighbourhood
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import Hint, LineRef, OpName, SourceSpan, Violation
@@ -137,13 +137,6 @@ def test_what_a_loop_chooses_is_not_changed_at_one_turn() -> None:
     )
 
 
-def test_a_call_that_was_another_function_before() -> None:
-    refused = RefusedCall(other_functions=("torch.nn.functional.mse_loss",))
-    hint = placed("cast_needed", "{x}.long()", Said(), refused_call=refused)
-    assert hint.text == "words; this call was mse_loss before, which took it as it is"
-    assert hint.fix is None
-
-
 @pytest.mark.parametrize(
     ("held", "words"),
     [
@@ -179,22 +172,6 @@ def test_a_result_that_was_thrown_away_is_kept() -> None:
     hint = placed("move_tensor", "{x}.cuda()", trial)
     assert (hint.fix, hint.at and hint.at.line) == ("y = y.cuda()", 5)
     assert "line 5: y.cuda() gives a new tensor, its result is not kept" in hint.text
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ("x[0]", "; line 2 took one away: y = x[0]"),
-        ("x[i]", "; line 2 took one away: y = x[i]"),
-        ("x[0:1]", ""),
-        ("items[0]", ""),
-        ("x.squeeze()", "; line 2 takes away what has size 1: y = x.squeeze()"),
-        ("x.sum()", ""),
-    ],
-)
-def test_where_a_dimension_was_dropped(value: str, words: str) -> None:
-    trial = Said(bindings={"y": made(value), "x": made("load()", 1)})
-    assert placed("missing_dimension", "{x}.unsqueeze(0)", trial).text == f"words{words}"
 
 
 # --- what set the bound ---------------------------------------------------------------------------

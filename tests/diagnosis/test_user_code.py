@@ -20,7 +20,6 @@ from cudalens.diagnosis.user_code import (
     list_of,
     place,
     renamed,
-    renamed_keyword,
     rewritten,
     with_changes,
     with_keyword,
@@ -120,26 +119,6 @@ def test_another_function_with_the_same_arguments() -> None:
         (Change("", "{x}.contiguous()"),),
     )
     assert renamed(evidence("x.view(6)"), "reshape", "view") is None
-
-
-@pytest.mark.parametrize(
-    ("call", "value", "wanted", "after"),
-    [
-        ("C(probs=p)", None, "C(logits=p)", ([], {"logits": 1})),
-        ("C(p)", "p", "C(logits=p)", ([], {"logits": 0})),
-        ("C(p)", "q", None, None),
-        ("C(probs=p, logits=q)", None, None, None),
-        ("C(logits=p)", None, None, None),
-    ],
-)
-def test_a_keyword_of_another_name(
-    call: str, value: str | None, wanted: str | None, after: object
-) -> None:
-    fix = renamed_keyword(evidence(call), "probs", "logits", value)
-    assert fix == wanted
-    if fix is not None and fix.rearrange is not None:
-        args, kwargs = ([0], {}) if value else ([], {"probs": 1})
-        assert fix.rearrange("C", args, kwargs)[1:] == after
 
 
 @pytest.mark.parametrize(

@@ -59,30 +59,3 @@ def test_a_module_has_a_name_where_one_variable_proves_it(
     assert (report.module_path, dict(report.graph.module_names)) == (path, names)
     shown = [name for name in ("net.0", "held.0", "act.0") if name in report.to_html()]
     assert shown == [name for key, name in names.items() if key == "0"]
-
-
-LOSSES = """
-class Both(nn.Module):
-    def __init__(self, loss):
-        super().__init__()
-        self.loss = loss
-    def forward(self, scores):
-        return self.loss(scores, torch.ones_like(scores))
-scores = nn.Linear(3, 4).cuda()(x * 9)
-"""
-
-
-@pytest.mark.parametrize(
-    ("before", "is_said"),
-    [
-        ("one = Both(nn.MSELoss())\none(scores)\n", True),
-        ("nn.MSELoss()(scores, scores)\n", False),  # in another line
-        ("", False),
-    ],
-)
-def test_a_line_that_has_called_another_module_gets_no_edit(before: str, *, is_said: bool) -> None:
-    """The edit would change what the other module is given."""
-    last = "two = Both(nn.BCELoss())\ntwo(scores)"
-    (hint,) = reported(f"{LOSSES}{before}{last}").hints
-    assert ("this call was MSELoss before" in hint.text) is is_said
-    assert (hint.fix is None) is is_said

@@ -49,38 +49,31 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("argument", "kind", "parts"),
+    ("argument", "kind"),
     [
-        ("[1, 2]", "list", ()),
-        ("[]", None, ()),
-        ("items", "tensors", ()),
-        ("mixed", "list", ()),
-        ("array", "numpy.ndarray", ()),
-        ("x.sum", "method", ()),
-        ("len", None, ()),
-        ("pair", "tuple", ("1",)),
-        ("numbers", None, ()),
-        ("table", "mapping", ("a",)),
-        ("net", "module", ("x", "y")),
-        ("nn.Linear(3, 2)", "layer", ()),
+        ("[1, 2]", "list"),
+        ("[]", None),
+        ("items", "tensors"),
+        ("mixed", "list"),
+        ("array", "numpy.ndarray"),
+        ("x.sum", "method"),
+        ("len", None),
+        ("pair", None),
+        ("table", None),
+        ("net", None),
     ],
 )
-def test_the_kind_of_an_argument_that_is_no_tensor(
-    argument: str, kind: str | None, parts: tuple[str, ...]
-) -> None:
+def test_the_kind_of_an_argument_that_is_no_tensor(argument: str, kind: str | None) -> None:
     names: dict[str, Any] = {
         "items": [X, X],
         "mixed": [X, 1],
         "array": X.numpy(),
         "pair": (1, X),
-        "numbers": (1, 2),
         "table": {"a": X, "b": 1, 2: X},
         "net": Net(),
     }
     found = variables(f"here({argument})", lambda it: it.others, **names)
-    assert [(text, *rest) for text, *rest in found if text == argument] == (
-        [(argument, kind, parts)] if kind else []
-    )
+    assert [it for it in found if it[0] == argument] == ([(argument, kind)] if kind else [])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ OF_INTEGERS: tuple[Reading, ...] = (
     # What the numbers were before they were damaged or shifted.
     indexes.nan_cast_to_integer,
     indexes.shift_on_the_line,
-    indexes.wrapped,
     # What one kind of number means.
     labels.binary_labels_one_output,
     tables.boxes_off_page,

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from cudalens.core._python import parse
 from cudalens.core.api_names import stem_of
 from cudalens.core.graph_types import DIVIDES, FIRST_BAD, WRITES, ProvenanceStep
 from cudalens.core.report import Evidence
 from cudalens.core.torch_functions import Trait, stems
-from cudalens.diagnosis.user_code import last_name
+from cudalens.diagnosis.user_code import last_name, statements_of
 
 _REMAINDERS = ("remainder", "fmod", "mod")
 COPIES = stems(Trait.KEEPS, without=Trait.SUBSTITUTES | Trait.WRITES | Trait.TO_HALF)
@@ -147,7 +146,4 @@ def calls_on_line(step: ProvenanceStep) -> list[ast.Call]:
 def _nodes_of(step: ProvenanceStep) -> list[ast.AST]:
     """Return the syntax nodes of the line of a step, none where it is one line of several."""
     text = step.source.text if step.source is not None else None
-    try:
-        return list(ast.walk(parse(text.strip()))) if text else []
-    except (SyntaxError, ValueError):
-        return []
+    return list(ast.walk(ast.Module(statements_of(text), [])))

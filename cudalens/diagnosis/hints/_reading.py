@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import math
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
@@ -30,8 +29,6 @@ _RARE = 0.1
 """A number that is less frequent than so many times an equal share is a stray one."""
 MARKS = frozenset({-1, -100})
 """Usual marks of labels to leave out."""
-WRAPPED = frozenset(mark + 256 for mark in MARKS)
-"""The same marks in uint8, which has no negative numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +64,7 @@ class Ids:
     """True if a 0 may have been seen: in a tensor that these are a part of, or beside a mark."""
     is_computed: bool
     """True if the line computes the numbers, or a call that numbers things of its own."""
-    is_whole: bool
-    """True if all values of a data set are known, and not those of single calls alone."""
     violation: Violation
-    looked_at: tuple[str, str]
-    """How many values were looked at, and of what: ``("20", " of this batch")``."""
-
-    def every(self, noun: str) -> str:
-        """Return what was looked at: ``the 20 labels of this batch``, ``the labels of ds``."""
-        many, of = self.looked_at
-        return " ".join(filter(None, ("the", many, noun + of)))
 
     @property
     def is_above(self) -> bool:
@@ -171,8 +159,8 @@ def filled_side(ids: Ids) -> str | None:
 def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
     """Describe the ids at fault when their role is one of ``roles``.
 
-    ``None`` for values that were garbled, cast or shifted on the line itself: they have rules of
-    their own, and no counting mistake is to be sought in them.
+    ``None`` for values that a cast of NaN made, or that the line itself shifts: no counting mistake
+    is to be sought in them.
     """
     at_fault = fault(evidence)
     role = role_of(evidence)
@@ -180,8 +168,6 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
         return None
     bad = bad_values(evidence)
     if bad & LOST_NUMBERS:
-        return None
-    if wrapped_bits(evidence) or cast_source(evidence):
         return None
     if role not in ("position", "box") and shifted_source(evidence):
         return None
@@ -197,7 +183,9 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
     # Beside a mark nobody knows which other values earlier calls had.
     is_open = bool({*ends} & {*violation.bounds.also_allowed})
     whole = [*_cut_from(evidence, fact)]
-    is_open |= any(_has_zero(item) for item in (named, *whole))
+    # Both ends of edges number the same nodes: a 0 among the others counts too.
+    alike = (item for item in evidence.tensors if item.shape == fact.shape)
+    is_open |= any(_has_zero(item) for item in (named, *whole, *alike))
     shapes = (item.shape for item in whole if numel(item) == numel(fact))
     return Ids(
         role=role,
@@ -216,26 +204,8 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
         else share.count / max(share.total, 1),
         may_have_zero=is_open and not is_whole,
         is_computed=_is_computed_here(evidence) or is_numbered(evidence),
-        is_whole=is_whole,
         violation=violation,
-        looked_at=_looked_at(evidence, count),
     )
-
-
-def _looked_at(evidence: Evidence, count: int | None) -> tuple[str, str]:
-    """Return how many values were seen, and of what.  Another batch may have others.
-
-    Of earlier calls only the ends are known, and not how many values they had.
-    """
-    column, earlier = evidence.dataset_column, evidence.seen_before
-    if column is not None and column.count:
-        return "", f" of {column.name}"
-    if earlier is not None and earlier.min is not None:
-        calls = "an earlier call" if earlier.calls == 1 else f"{earlier.calls} earlier calls"
-        return "", f" of this and {calls}"
-    many = str(count) if count is not None and count > 1 else ""
-    is_batch = any(step.op is None and step.note for step in evidence.provenance)
-    return many, " of this batch" if is_batch else ""
 
 
 _Known = tuple[int | None, int, tuple[int, ...] | None, int | None, int | None]
@@ -290,73 +260,8 @@ def ids_rule(*roles: Role) -> Callable[[Callable[[Evidence, Ids], Hint | None]],
 # --- values that no counting mistake made --------------------------------------------------------
 
 
-def wrapped_bits(evidence: Evidence) -> int | None:
-    """Return the width of a narrow integer type that has made the bad values of others.
-
-    Negative ones of int8 or int16, or -1 and -100 in uint8: in the tensor at fault, in one on the
-    line that its expression reads, or in a recorded step that cast to such a type.
-    """
-    at_fault, bad = fault(evidence), bad_values(evidence)
-    if at_fault is None or not bad:
-        return None
-    fact = at_fault[1]
-    if bad <= WRAPPED:
-        others = within(evidence, fact)
-        is_made = any(
-            item.dtype == "uint8" and not bad & set(item.summary.unique or bad) for item in others
-        )
-        return 8 if is_made else None
-    if max(bad) >= 0 or bad <= MARKS:
-        return None
-    kinds = {fact.dtype, *(item.dtype for item in within(evidence, fact))}
-    for step in evidence.provenance:
-        text = f"{step.op or ''} {(step.source and step.source.text) or ''}"
-        kinds |= {kind for kind, word in _NARROW.items() if word.search(text)}
-    bits = [int(kind[3:]) for kind in ("int8", "int16") if kind in kinds]
-    top = fact.summary.max if isinstance(fact.summary.max, int) else 0
-    far = max(top, -min(bad))
-    return next((n for n in bits if min(bad) >= -(1 << n - 1) and far >= 1 << n - 2), None)
-
-
-_NARROW = {
-    "int8": re.compile(r"(?<!u)int8\b|\bchar\b|CharTensor"),
-    "int16": re.compile(r"(?<!u)int16\b|\bshort\b|ShortTensor"),
-}
-
-
-def cast_source(evidence: Evidence) -> TensorFact | None:
-    """Return the floating-point tensor on the line whose cast the ids are, if it holds no ids.
-
-    Only where the call says so: ``ids`` in ``emb(ids.long())``.
-    """
-    at_fault = fault(evidence)
-    node = at_fault[1].node if at_fault else None
-    if (
-        at_fault is None
-        or not isinstance(node, ast.Call)
-        or not isinstance(node.func, ast.Attribute)
-    ):
-        return None
-    item = next(iter(_on_line(evidence, [node.func.value])), None)
-    if item is None or node.func.attr not in functions(Trait.CAST):
-        return None
-    is_cast = "float" in item.dtype and item.shape == at_fault[1].shape
-    return item if is_cast and _holds_no_ids(item) else None
-
-
 _KEEPING = functions(Trait.WHOLE, without=Trait.CAST) | {"to", "int", "long"}
 """Methods that give the values of their tensor as they are."""
-EXACT = {"float16": 2048, "bfloat16": 256}
-"""The largest integers up to which a half-precision type holds every integer."""
-
-
-def _holds_no_ids(fact: TensorFact) -> bool:
-    ends = (fact.summary.min, fact.summary.max)
-    if fact.summary.nan or fact.summary.inf:
-        return True
-    numbers = [end for end in ends if isinstance(end, (int, float))]
-    limit = EXACT.get(fact.dtype)
-    return any(end != int(end) or (limit and abs(end) > limit) for end in numbers)
 
 
 def shifted_source(evidence: Evidence) -> TensorFact | None:
@@ -421,13 +326,6 @@ def _has_zero(fact: TensorFact | None) -> bool:
 
 
 # --- expressions ---------------------------------------------------------------------------------
-
-
-def within(evidence: Evidence, fact: TensorFact) -> Iterable[TensorFact]:
-    """Return the other tensors of the line that stand inside the expression of ``fact``."""
-    node = fact.node
-    parts = ast.walk(node) if node is not None else ()
-    return _on_line(evidence, (item for item in parts if item is not node))
 
 
 def _cut_from(evidence: Evidence, fact: TensorFact) -> Iterable[TensorFact]:

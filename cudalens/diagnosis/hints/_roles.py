@@ -13,7 +13,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact, Violation
 from cudalens.diagnosis.user_code import in_library, is_name
 
-Role = Literal["label", "one_hot", "token", "position", "box", "segment", "edge", "index"]
+Role = Literal["label", "one_hot", "token", "position", "box", "segment", "index"]
 
 LABEL_OPS = frozenset(
     {"aten::nll_loss_forward", "aten::nll_loss2d_forward", "aten::multi_margin_loss"}
@@ -33,12 +33,10 @@ _SEGMENT = re.compile(r"token_type|segment|(^|_)seg(_|$)")
 _POSITION = re.compile(r"(?<!com)(?<!dis)position|(^|[._])pos(_|$|emb|enc|ids)|^wpe$")
 _VOCABULARY = re.compile(r"word_emb|^wte$|tok(en)?s?_?(emb|$)|embed_(tok|in$)|^shared$|input_ids")
 _LABEL_WORD = re.compile(r"label|target|mask|(^|\W)(y|gt)(\W|$)")
-_EDGE_HALVES = ({"row", "col"}, {"src", "dst"}, {"senders", "receivers"}, {"head", "tail"})
 _WORDS: dict[Role, re.Pattern[str]] = {
     "label": _LABEL_WORD,
     "one_hot": _LABEL_WORD,
     "box": re.compile(r"bbox|(^|\W)box(es)?(\W|$)"),
-    "edge": re.compile(r"(^|[^a-z])edges?([^a-z]|$)"),
 }
 
 
@@ -91,20 +89,7 @@ def role_of(evidence: Evidence) -> Role | None:
 def _role_of_index(evidence: Evidence, fact: TensorFact) -> Role:
     if _writes_ones(evidence):
         return "one_hot"
-    if _gathers_positions(evidence, fact):
-        return "position"
-    if _is_half_of_edges(evidence, fact):
-        return "edge"
-    return "index" if origin(evidence, "edge", by_word=True) is None else "edge"
-
-
-def _is_half_of_edges(evidence: Evidence, fact: TensorFact) -> bool:
-    """Return whether the indices are called ``row`` or ``dst``, and the other half is there too."""
-    by_name = {item.expression: item for item in evidence.tensors}
-    for pair in _EDGE_HALVES:
-        if fact.expression in pair and len(pair & set(by_name)) == 2:
-            return all(by_name[name].shape == fact.shape for name in pair)
-    return False
+    return "position" if _gathers_positions(evidence, fact) else "index"
 
 
 def _writes_ones(evidence: Evidence) -> bool:
@@ -174,17 +159,13 @@ def is_run(fact: TensorFact) -> bool:
 # --- the user's name -----------------------------------------------------------------------------
 
 
-def origin(evidence: Evidence, role: Role, *, by_word: bool = False) -> TensorFact | None:
-    """Return the tensor on the line that the bad ids are, or were cut out of without arithmetic.
-
-    Args:
-        by_word: only a tensor whose expression names the role.
-    """
+def origin(evidence: Evidence, role: Role) -> TensorFact | None:
+    """Return the tensor on the line that the bad ids are, or were cut out of without arithmetic."""
     at_fault = fault(evidence)
     if at_fault is None:
         return None
     fact, word = at_fault[1], _WORDS.get(role)
-    if fact.expression is not None and (not by_word or _says(fact, word)):
+    if fact.expression is not None:
         return fact
     others = [
         item
@@ -193,7 +174,7 @@ def origin(evidence: Evidence, role: Role, *, by_word: bool = False) -> TensorFa
     ]
     bad = bad_values(evidence)
     named = [item for item in others if _says(item, word) and _holds(item, fact, bad)]
-    if by_word or named:
+    if named:
         return named[0] if len(named) == 1 else None
     ends = fact.summary.min, fact.summary.max
     alike = (item for item in others if (item.summary.min, item.summary.max) == ends)

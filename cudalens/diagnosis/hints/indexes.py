@@ -1,4 +1,4 @@
-"""Causes of indices beyond a dimension: damaged numbers, other counting, lengths, edges."""
+"""Causes of indices beyond a dimension: damaged numbers, other counting, lengths."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from cudalens.core.report_types import Hint, TensorFact
 from cudalens.diagnosis.hints._reading import (
     LOST_NUMBERS,
     Ids,
-    cast_source,
     ids_rule,
     shifted_source,
-    wrapped_bits,
 )
 from cudalens.diagnosis.hints._roles import bad_values, fault, role_of
 from cudalens.diagnosis.user_code import in_library, rewritten
@@ -30,10 +28,7 @@ def nan_cast_to_integer(evidence: Evidence) -> Hint | None:
     lost = bad_values(evidence) & LOST_NUMBERS
     if role_of(evidence) is None or not lost:
         return None
-    source = cast_source(evidence)
     text = f"{min(lost)} is the integer that NaN or infinity is cast to"
-    if source and source.summary.nan:
-        return Hint(text=f"{text}: {source.expression} contains NaN before the cast")
     more = "" if evidence.has_nan_watch else f"; {evidence.steps.nan} at the first of them"
     return Hint(text=f"{text}{more}")
 
@@ -53,24 +48,6 @@ def shift_on_the_line(evidence: Evidence) -> Hint | None:
     )
 
 
-def wrapped(evidence: Evidence) -> Hint | None:
-    """Numbers beyond the range of a narrow integer type became others."""
-    bits, bad = wrapped_bits(evidence), bad_values(evidence)
-    if bits is None:
-        return None
-    if max(bad) >= 0:
-        was = " and ".join(f"{value - 256} became {value}" for value in sorted(bad, reverse=True))
-        text = f"uint8 has no negative numbers, so {was}: make the labels int64 before they can "
-        text += "become negative"
-        return Hint(text=text)
-    listed = at_fault[0].offenders.first if (at_fault := fault(evidence)) else ()
-    first = next((item.value for item in listed if isinstance(item.value, int)), min(bad))
-    return Hint(
-        text=f"int{bits} ends at {(1 << bits - 1) - 1}: {first} is what {first + (1 << bits)} "
-        "becomes in it. Keep these numbers in int64"
-    )
-
-
 # --- counting -------------------------------------------------------------------------------------
 
 
@@ -83,14 +60,10 @@ def one_based_ids(evidence: Evidence, ids: Ids) -> Hint | None:
         return None
     if evidence.scalar("padding_idx") == "0":
         return None
-    if ids.role == "token":
-        # Either succeeds: row 0 may be meant for padding.
-        text = f"{ids.every('ids')} run from 1 to {ids.high}: subtract 1, or make a table "
-        return Hint(text=f"{text}of {ids.high + 1} rows")
-    return Hint(
-        text=f"{ids.every('numbers')} run from 1 to {ids.high}: they look 1-based",
-        fix=rewritten(evidence, ids.named, "{x} - 1"),
-    )
+    # No code: either succeeds, and row 0 may be meant for padding.
+    what, rows = ("ids", "make a table of") if ids.role == "token" else ("numbers", "make")
+    text = f"the {what} run from 1 to {ids.high}: subtract 1, or {rows} {ids.high + 1} rows"
+    return Hint(text=text)
 
 
 @ids_rule("index")

@@ -30,27 +30,10 @@ def too_few_places(evidence: Evidence, ids: Ids) -> Hint | None:
         return None
     if runs_from_one(ids.fact.summary.unique, ids.size, numel(ids.fact)):
         return None  # this batch counts from 1, and another one from 0
+    of = f" of {column.name}" if column is not None and is_whole else ""
+    # Of the heads of transformers only these are as wide as num_labels says.
+    setting = f": num_labels={ids.high + 1}" if head_of(evidence) == "classes" else ""
     return Hint(
-        text=f"{ids.every(_NOUNS[ids.role])} run from 0 to {ids.high} without a gap: they need "
-        f"{ids.high + 1} {_PLACES[ids.role]}, there are {ids.size}"
-        + _settings(evidence, ids.high + 1)
-        + _unused_mark(evidence, ids)
+        text=f"the {_NOUNS[ids.role]}{of} run from 0 to {ids.high} without a gap: they need "
+        f"{ids.high + 1} {_PLACES[ids.role]}, there are {ids.size}" + setting
     )
-
-
-def _unused_mark(evidence: Evidence, ids: Ids) -> str:
-    """Name the number that the last label may be, where the loss ignores one that none has."""
-    ignored, seen = evidence.scalar("ignore_index"), ids.fact.summary.unique
-    if ids.role != "label" or ignored in (None, "-100") or seen is None or ids.bad != {ids.high}:
-        return ""
-    if ignored in map(str, seen):
-        return ""
-    return (
-        f"; if {ids.high} marks labels to leave out, ignore_index must be {ids.high}, not {ignored}"
-    )
-
-
-def _settings(evidence: Evidence, classes: int) -> str:
-    """Name the setting that a model of transformers takes its number of outputs from."""
-    # Only these heads are as wide as num_labels says.
-    return f": num_labels={classes}" if head_of(evidence) == "classes" else ""

@@ -13,11 +13,7 @@ from cudalens.core.report_types import Hint, LineRef, TensorFact, format_count
 from cudalens.core.torch_functions import Trait, functions, stems
 from cudalens.diagnosis.hints._makers import way_of
 from cudalens.diagnosis.hints._roles import fault, name_of
-from cudalens.diagnosis.user_code import (
-    renamed,
-    renamed_keyword,
-    rewritten,
-)
+from cudalens.diagnosis.user_code import renamed, rewritten
 
 _BCE = "aten::binary_cross_entropy"
 _DRAWS = ("aten::bernoulli", "aten::bernoulli_")
@@ -297,8 +293,11 @@ def scores_as_probabilities(evidence: Evidence) -> Hint | None:
     if made not in _SCORES:
         # Probabilities with noise, or errors, are drawn from as well, and mean something else.
         return Hint(text=f"{text}; if these are scores, {kind} takes them as logits")
-    fix = renamed_keyword(evidence, "probs", "logits", fact.expression)
-    return Hint(text=f"{text}: the scores of a layer{line}, which {kind} takes as logits", fix=fix)
+    name = fact.expression or "them"
+    return Hint(
+        text=f"{text}: the scores of a layer{line}, which {kind} takes as logits: pass "
+        f"logits={name} in place of probs"
+    )
 
 
 # --- weights to draw from -------------------------------------------------------------------------

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import re
-
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint, syntax
+from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._reading import (
     Ids,
     filled_side,
@@ -17,7 +14,6 @@ from cudalens.diagnosis.hints._reading import (
 )
 from cudalens.diagnosis.hints._roles import is_run, is_vocabulary, table_name
 from cudalens.diagnosis.user_code import (
-    call_node,
     called_name,
     in_library,
     list_of,
@@ -29,7 +25,6 @@ _JUST_BEYOND = 64
 _IGNORED = -100
 _MAX_OFFSET = 2
 """Positions that begin further on go on from an earlier part of the text."""
-_LABELS_KEY = re.compile(r"""\[["']labels["']\]$|\.labels$""")
 _SIDES = {"x": "x", "y": "y", "h": "height", "w": "width"}
 """Contents of the tables of boxes, by the first letter of their names."""
 
@@ -58,34 +53,13 @@ def mark_as_id(evidence: Evidence, ids: Ids) -> Hint | None:
     text = "the table has no row -1: if it pads the sequences, use a padding id that has a row"
     is_padding = fills_row_ends(ids) or is_written(evidence, -1)
     number = evidence.scalar("padding_idx") if is_padding else None
-    if _made_of_labels(evidence, ids):
-        number = str(_IGNORED)
-        text = "the decoder ids are made from the labels, and -1 is kept: use -100, which the loss "
-        text += "ignores and the model replaces with its padding id"
     fix = _replaced(evidence, ids, number)
     return Hint(rule="padding_of_minus_one", text=text, fix=fix)
 
 
-def _made_of_labels(evidence: Evidence, ids: Ids) -> bool:
-    """Return whether a library's decoder shifted the user's ``labels=`` to get these ids."""
-    name = ids.named.expression if ids.named is not None else None
-    if name is None or ids.fact.expression or "decoder" not in (evidence.module_path or ""):
-        return False
-    tree, argument = call_node(evidence), syntax(name)
-    if (
-        not isinstance(tree, ast.Call)
-        or argument is None
-        or not in_library(evidence, "transformers")
-    ):
-        return False
-    names = {item.arg for item in tree.keywords if ast.dump(item.value) == ast.dump(argument)}
-    # A batch that is spread in the call names it by its key.
-    return names == {"labels"} or (not names and bool(_LABELS_KEY.search(name)))
-
-
 def _replaced(evidence: Evidence, ids: Ids, number: str | None) -> str | None:
     """Return the call with another number in place of the bad one, if that has a row."""
-    if number is None or (number != str(_IGNORED) and not 0 <= int(number) < ids.size):
+    if number is None or not 0 <= int(number) < ids.size:
         return None
     (bad,) = ids.bad
     return rewritten(evidence, ids.named, f"{{x}}.masked_fill({{x}} == {bad}, {number})")

@@ -12,7 +12,6 @@ from cudalens.diagnosis.host_errors._base import (
     Verdict,
     explain_host_error,
     is_known_message,
-    is_of_cpu,
     table,
 )
 from cudalens.diagnosis.host_errors._words import is_sticky, is_without_gpu
@@ -22,7 +21,6 @@ __all__ = [
     "Verdict",
     "explain_host_error",
     "is_known_message",
-    "is_of_cpu",
     "is_sticky",
     "is_without_gpu",
     "table",

@@ -305,22 +305,6 @@ row(
 )
 
 
-@pattern(
-    r"^DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly"
-    r"|^[Cc]an(?:'t|not) (?:pickle|get local object) ",
-    is_distinct=False,
-)
-def not_importable(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """A worker that is not forked, the default from Python 3.14 on, knows nothing of a cell."""
-    if not evidence.is_script and evidence.worker_start in ("forkserver", "spawn"):
-        yield Hint(
-            rule="not_importable",
-            text="a worker that is not forked imports the dataset's class and the loader's "
-            "functions: move them to a .py file, lambdas too, or pass "
-            'multiprocessing_context="fork" to the DataLoader',
-        )
-
-
 @pattern(r"^object of type 'NoneType' has no len|^'(?P<key>[^']*)'$", is_distinct=False)
 def odd_sample(evidence: Evidence, match: re.Match[str]) -> Answer:
     """The dataset returned nothing for a sample, or dicts of different keys."""

@@ -1,17 +1,16 @@
-"""Arguments of the wrong kind: methods and layers not called, unknown names, odd batches.
+"""Arguments of the wrong kind: gradients that are not there, tensors as conditions, texts.
 
 What an argument is, in place of a tensor, is put behind torch's words (``with_user_names``).
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.host_errors._base import Answer, host, pattern, row
-from cudalens.diagnosis.user_code import called_name, renamed_keyword
+from cudalens.diagnosis.user_code import called_name
 
 
 @pattern(
@@ -26,16 +25,6 @@ def no_gradient(evidence: Evidence, match: re.Match[str]) -> Answer:
             text="a leaf has a gradient after the backward of a loss that depends on it, until "
             "zero_grad() takes it away. The result of an op keeps none without retain_grad()",
         )
-
-
-@pattern(r"(?P<f>[\w.]+)\(\) got an unexpected keyword argument '(?P<name>\w+)'", is_distinct=False)
-def unknown_argument(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """A module has an argument of a name that is much like the one given."""
-    name = match["name"]
-    near = difflib.get_close_matches(name, evidence.refused_call.parameters, n=1, cutoff=0.75)
-    if near:
-        fix = renamed_keyword(evidence, name, near[0])
-        yield Hint(rule="misspelt_argument", text=f"there is an argument {near[0]}", fix=fix)
 
 
 @pattern(r"^Boolean value of Tensor with (?:more than one|no) values? is ambiguous")

@@ -70,7 +70,6 @@ BART = {
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 1),
     **dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 8),
 }
-T5 = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 1}
 
 
 PROMPTED = """
@@ -150,11 +149,3 @@ def test_a_head_is_known_by_its_class(
         net.__class__ = type("Mine", (type(net),), {"__module__": "__main__"})
     names = {"net": net, "ids": cuda([[5, 6, 7]]), "answers": cuda(answers)}
     assert setting in spoken(cell("out = net(ids, labels=answers)", **names).shown).text
-
-
-def test_labels_of_a_decoder_padded_with_minus_one() -> None:
-    """T5 makes its decoder's ids of the labels: -100 is replaced there, -1 is not."""
-    net = model_of("T5", "ForConditionalGeneration", **T5, decoder_start_token_id=0)
-    names = {"net": net, "ids": cuda([[5, 6, 7]]), "labels": cuda([[5, -1, -1]])}
-    hint = hint_of("out = net(input_ids=ids, labels=labels)", **names)
-    assert hint.fix == "net(input_ids=ids, labels=labels.masked_fill(labels == -1, -100))"

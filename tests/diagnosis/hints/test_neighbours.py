@@ -18,7 +18,6 @@ from tests.hint_evidence import (
     ONE_TO_TEN,
     TRANSFORMERS,
     bce,
-    bert,
     drawn,
     exchanged,
     gathered,
@@ -71,14 +70,6 @@ def length(values: list[int], name: str, op: str = "aten::index") -> Evidence:
     """Return the evidence of an index of that name into seven elements."""
     call = "x[rows, lengths]"
     return out_of_range(op, "indices[1]", values, 7, low=-7, expression=name, call=call)
-
-
-def decoded(call: str, named: str, path: str = "decoder.embed_tokens") -> Evidence:
-    """Return the evidence of ids with -1 in a table of transformers, called with ``named``."""
-    values = [5, 6, -1, 5, -1, -1]
-    others = (tensor(None, named, values, (2, 3)),)
-    known: dict[str, Any] = {"name": None, "shape": (2, 3), "call": call, "others": others}
-    return bert(values, 100, "embed_tokens", path=path, **known)
 
 
 def made_by(op: str, values: list[float]) -> Evidence:
@@ -192,15 +183,6 @@ TOLD: list[tuple[Evidence, str, str | None, *tuple[dict[str, bool], ...]]] = [
     (length([7, 3], "lens_id2label", "aten::index_put_"), "observations", None),
     (length([7, 3], "silence"), "observations", None),
     (length([7, 3], "lengths", "aten::index_put_"), "observations", None),
-    # A decoder shifts ``labels=`` itself, and knows -100 only; other ids need a row.
-    (decoded("t5(input_ids=i, labels=y)", "y"), "padding_of_minus_one",
-     "t5(input_ids=i, labels=y.masked_fill(y == -1, -100))"),
-    (decoded("t5(**batch)", 'batch["labels"]'), "padding_of_minus_one",
-     'batch["labels"] = batch["labels"].masked_fill(batch["labels"] == -1, -100)'),
-    (decoded("t5(i, decoder_input_ids=y)", "y"), "padding_of_minus_one", None),
-    (decoded("t5(input_ids=y, labels=y)", "y", "encoder.embed_tokens"), "padding_of_minus_one",
-     None),
-    (decoded("t5(y, decoder_input_ids=y, labels=y)", "y"), "padding_of_minus_one", None),
     # Four numbers of four classes are numbered anew, and not those of three.
     (labels(GRAY, 3, shape=(1, 1, len(GRAY)), name="mask"), "observations", None),
     (labels(GRAY, 4, shape=(1, 1, len(GRAY)), name="mask"), "relabel", None),

@@ -91,8 +91,8 @@ CAUSES: dict[str, Cause] = {
             provenance=(LINEAR,),
         ),
         rule="scores_as_probabilities",
-        fix="Categorical(logits=p)",
         says=(
+            "logits=p in place of probs",
             "-2.5 to 3.5",
             "the scores of a layer in line 3",
         ),

@@ -141,30 +141,6 @@ def test_a_table_of_a_language_model() -> None:
     assert not is_vocabulary(lookup([5], 5, path="net.users", name="ids"))
 
 
-@pytest.mark.parametrize(
-    ("pair", "other", "role"),
-    [
-        (("row", "col"), (3,), "edge"),
-        (("src", "dst"), (3,), "edge"),
-        (("row", "dst"), (3,), "index"),
-        (("row", "col"), (4,), "index"),
-    ],
-)
-def test_the_two_halves_of_edges(pair: tuple[str, str], other: tuple[int, ...], role: str) -> None:
-    evidence = indexed(pair[0])
-    halves = (
-        tensor("indices", pair[0], [1, 2, 5]),
-        tensor(None, pair[1], [0] * other[0]),
-    )
-    assert role_of(replace(evidence, tensors=halves)) == role
-
-
-def test_indices_that_are_called_edges() -> None:
-    assert role_of(indexed("edge_index[0]")) == "edge"
-    assert role_of(indexed("edges")) == "edge"
-    assert role_of(indexed("hedges")) == "index"
-
-
 def test_positions_that_a_library_gathers() -> None:
     ids = list(range(5))
     inside = {"call": "model(ids)", "library": TRANSFORMERS, "shape": (1, 5)}
@@ -219,10 +195,8 @@ def cut_from(*others: TensorFact, bad: tuple[int, ...] = (1, 9)) -> Evidence:
 def test_the_tensor_at_fault_is_its_own_origin_where_the_line_names_it() -> None:
     evidence = labels([1, 9], 9)
     assert origin(evidence, "label") is evidence.tensors[0]
-    assert origin(evidence, "label", by_word=True) is evidence.tensors[0]
     other = labels([1, 9], 9, name="ids")
     assert origin(other, "label") is other.tensors[0]
-    assert origin(other, "label", by_word=True) is None
     assert origin(Evidence(), "label") is None
 
 
@@ -240,7 +214,6 @@ def test_the_tensor_of_the_line_that_holds_the_bad_values() -> None:
 def test_a_twin_of_the_same_size_and_ends() -> None:
     twin = tensor(None, "a", [1, 9], (1, 2))
     assert origin(cut_from(twin), "label") is twin
-    assert origin(cut_from(twin), "label", by_word=True) is None
     assert origin(cut_from(twin, tensor(None, "b", [9, 1])), "label") is None
     assert origin(cut_from(tensor(None, "a", [1, 9, 9])), "label") is None
     assert origin(cut_from(tensor(None, "a", [0, 9])), "label") is None

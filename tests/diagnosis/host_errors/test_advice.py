@@ -290,15 +290,6 @@ def test_samples_that_no_advice_is_known_for() -> None:
     assert hints(STACK.format("5, 4", "5, 3"), **inside(COLLATE)) == []
 
 
-def test_a_worker_that_is_not_forked() -> None:
-    message = "DataLoader worker (pid(s) 17) exited unexpectedly"
-    for start in ("spawn", "forkserver"):
-        ((rule, _),) = hints(message, worker_start=start)
-        assert rule == "not_importable"
-    assert hints(message, worker_start="fork") == []
-    assert hints(message, worker_start="spawn", is_script=True) == []
-
-
 def test_a_sample_that_is_none_or_lacks_a_key() -> None:
     none = "object of type 'NoneType' has no len()"
     assert explained(none, **inside(COLLATE)).headline == "a sample of the batch is None"
