@@ -25,7 +25,7 @@ from cudalens.core.report_types import (
 from cudalens.diagnosis.assert_verdict import explain_assert
 from cudalens.diagnosis.candidates import Trial, search, verify_fixes
 from cudalens.diagnosis.hints import find_hints
-from cudalens.diagnosis.host_errors import REFUSED, Verdict, explain_host_error
+from cudalens.diagnosis.host_errors import REFUSED, Verdict, explain_host_error, is_of_cpu
 from cudalens.diagnosis.nonfinite_edits import finite_edit
 from cudalens.diagnosis.observations import observe
 from cudalens.diagnosis.origins import (
@@ -258,7 +258,7 @@ def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
 def _what_became_of_it(evidence: Evidence, violation: Violation) -> str:
     """Say what CUDA does about the values, and what was done about them here."""
     if evidence.error is not None:
-        return "" if evidence.has_run_kernels else REFUSED
+        return "" if evidence.has_run_kernels or is_of_cpu(evidence) else REFUSED
     if violation.is_nonfinite:
         return ""
     if violation.is_silent:
@@ -328,6 +328,8 @@ def _own_element(evidence: Evidence, violation: Violation) -> dict[str, Any]:
     # No function of torch's has an argument of this name for its callers.
     name = "input" if violation.argument == "self" else violation.argument
     item = "" if violation.list_position is None else f"[{violation.list_position}]"
+    if name == "indices" and item:
+        name, item = "index", ""  # which of the indices it is, the dimension says
     if re.search(rf"(?<![\w.]){re.escape(name)}\b(?!=)", evidence.call_text or ""):
         # A variable of the user's has the name too.
         return {"argument": f"argument {name}{item}"}

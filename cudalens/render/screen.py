@@ -382,7 +382,9 @@ def _outcome(report: Report, edit: Hint) -> str:
     if not edit.tried:
         return "Not tested."
     ends = "values and gradients are finite" if report.kind == "nonfinite" else "it runs"
-    return f"Tested on copies: {ends}."
+    # What is right for one batch of a loader need not be right for the next.
+    of_batch = " of this batch" if any(it.kind == "item" for it in report.observations) else ""
+    return f"Tested on copies{of_batch}: {ends}."
 
 
 def _next_step(report: Report, reading: Hint | None) -> str:

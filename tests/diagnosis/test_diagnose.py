@@ -22,10 +22,10 @@ IN_SCHEMA = "[17] = 10 is outside the 10 classes of input"
 UNNAMED = "[17] = 10 is outside the 10 classes"
 
 
-def finding(template: str = OUTSIDE, **more: Any) -> Violation:
+def finding(template: str = OUTSIDE, *, argument: str = "target", **more: Any) -> Violation:
     return Violation(
         headline=template,
-        argument="target",
+        argument=argument,
         related="self",
         offenders=Offenders(count=1, total=32, first=(Offender(position=(17,), value=10),)),
         **more,
@@ -52,6 +52,9 @@ def finding(template: str = OUTSIDE, **more: Any) -> Violation:
         # ``indices[1]`` is one of several; the others' names are not taken for its.
         ([("target[0]", "rows"), ("target[1]", "columns")], f"columns{UNNAMED}",
          f"target[1]{IN_SCHEMA}", finding(OUTSIDE.replace("}[", "}[1][", 1), list_position=1)),
+        # Of indices that nobody named, the dimension says which it is.
+        ([("indices[1]", None)], f"index{UNNAMED}", f"indices[1]{IN_SCHEMA}",
+         finding(OUTSIDE.replace("}[", "}[1][", 1), list_position=1, argument="indices")),
         # A template of a user's guard names the argument alone, or nothing at all.
         ([("target", "y")], "y sums to 3", "target sums to 3", finding("{argument} sums to 3")),
         ([("target", "y")], "row {9} is bad", "row {9} is bad", finding("row {9} is bad")),

@@ -58,7 +58,8 @@ def says_one(report: Report, start: str) -> bool:
         # Labels that are computed have no column; the names of the classes are there.
         (OWN.format("[range(n) for n in range(40)], classes=[str(n) for n in range(40)]",
                     "len(self.targets[at])"), {"shuffle": False},
-         "the labels run from 0 to 29 without a gap: they need 30 outputs, there are 10"),
+         "the 30 labels of this batch run from 0 to 29 without a gap: they need 30 outputs, there "
+         "are 10"),
         # Labels that were shifted on the way are not those that are stored.
         (OWN.format("list(range(40))", "self.targets[at] + 1"), {"shuffle": False},
          "21 of 30 labels are 10 … 30, all others 1 … 9"),
@@ -215,3 +216,25 @@ def test_the_head_of_a_tables_size_is_named(outputs: int, says: str) -> None:
     assert bound.text == f"5 rows, set in line 3: nn.Embedding(5, 4){says}"
     assert bound.facts["holder"] == "net[0]"
     assert [(item.line, item.text) for item in bound.sources] == [(3, made)]
+
+
+@pytest.mark.parametrize(
+    ("made", "says", "tested"),
+    [
+        # Nobody knows what the next batch has: what is said is said of this one.
+        (OWN.format("[range(n % 10 + 1) for n in range(60)]", "len(self.targets[at])"),
+         "the 30 labels of this batch run from 1 to 10", "copies of this batch"),
+        ("ds = TensorDataset(torch.randn(60, 4), torch.arange(60) % 10 + 1)",
+         "the labels of ds run from 1 to 10", "copies of this batch"),
+        ("ds, y = [], torch.tensor([n % 10 + 1 for n in range(60)]).cuda()\n"
+         "F.cross_entropy(head(torch.zeros(60, 4).cuda()), y)",
+         "the 60 labels run from 1 to 10", "copies"),
+    ],
+)  # fmt: skip
+def test_a_reading_says_what_it_was_judged_on(made: str, says: str, tested: str) -> None:
+    """One batch of a loader, the whole column of a data set, or one tensor."""
+    report = run_cell(SETUP.format(made=made, outputs=10, shuffle=False), fast=False).shown
+    assert report.limits == ()
+    assert [hint.text.partition(":")[0] for hint in report.hints] == [says]
+    assert report.hints[0].tried
+    assert f"Tested on {tested}: it runs." in " ".join(report.to_text().split())

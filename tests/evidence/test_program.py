@@ -6,7 +6,15 @@ import ast
 
 import pytest
 
-from cudalens.evidence.program import Program, Spot, size_argument
+from cudalens.evidence.program import (
+    Program,
+    Spot,
+    is_empty_container,
+    pairs_of,
+    parameters_of,
+    size_argument,
+    takes_sizes,
+)
 from tests.probes import cell
 
 NET = (
@@ -72,6 +80,63 @@ CASES = {
     ),
     "the sizes of a factory": ("n = 5\ntorch.zeros((n, 2))", "n = 5"),
     "a negative number": ("nn.Embedding(-5, 2)", None),
+    "a list without the number": ("nn.Embedding([8, 6], 2)", None),
+    "a list with more than numbers": ("nn.Embedding([8, n], 2)", "nn.Embedding([8, n], 2)"),
+    "a conversion": ("n = 5\nnn.Embedding(int(n), 2)", "n = 5"),
+    "a conversion of another number": ("nn.Embedding(int(6), 2)", None),
+    "a true number is no 5": ("nn.Embedding(True, 2)", None),
+    "an entry of a display": (
+        "cfg = {'a': 8, 'n': 5}\nnn.Embedding(cfg['n'], 2)",
+        "cfg = {'a': 8, 'n': 5}",
+    ),
+    "an entry of another number": ("cfg = {'n': 6}\nnn.Embedding(cfg['n'], 2)", None),
+    "an entry that a function is given": (
+        "cfg = {'n': 5}\ndef make(c):\n    return nn.Embedding(c['n'], 2)\nmake(cfg)",
+        "cfg = {'n': 5}",
+    ),
+    "an entry that two calls give": (
+        "a = {'n': 5}\ndef make(c):\n    return nn.Embedding(c['n'], 2)\nmake(a), make(b)",
+        "nn.Embedding(c['n'], 2)",
+    ),
+    "an entry of a name that is bound twice": (
+        "cfg = {'n': 5}\ncfg = {'n': 6}\nnn.Embedding(cfg['n'], 2)",
+        "nn.Embedding(cfg['n'], 2)",
+    ),
+    "an item of a call": ("nn.Embedding(sizes()[0], 2)", "nn.Embedding(sizes()[0], 2)"),
+    "several at once": ("m, n = 8, 5\nnn.Embedding(n, 2)", "m, n = (8, 5)"),
+    "several at once, of another number": ("m, n = 5, 6\nnn.Embedding(n, 2)", None),
+    "what a function gives": ("m, n = load()\nnn.Embedding(n, 2)", "m, n = load()"),
+    "a name inside a function": (
+        "n = 6\ndef make():\n    n = 5\n    return nn.Embedding(n, 2)",
+        "n = 5",
+    ),
+    "a name outside a function": ("n = 5\ndef make():\n    return nn.Embedding(n, 2)", "n = 5"),
+    "a keyword-only default": (
+        "def make(*, n=5, m=6):\n    return nn.Embedding(n, 2)\nmake()",
+        "n=5",
+    ),
+    "arguments that are unpacked": (
+        "def make(n):\n    return nn.Embedding(n, 2)\nmake(*sizes)",
+        "nn.Embedding(n, 2)",
+    ),
+    "a default hidden by what is unpacked": (
+        "def make(n=5):\n    return nn.Embedding(n, 2)\nmake(**sizes)",
+        "nn.Embedding(n, 2)",
+    ),
+    "an attribute of the object itself": (
+        "class A:\n    def __init__(self):\n        self.n = 5\n"
+        "        self.e = nn.Embedding(self.n, 2)",
+        "self.n = 5",
+    ),
+    "an attribute of another class": (
+        "class B:\n    def __init__(self):\n        self.n = 5\n"
+        "class A:\n    def __init__(self):\n        self.e = nn.Embedding(self.n, 2)",
+        "nn.Embedding(self.n, 2)",
+    ),
+    "the variable of a loop around another": (
+        "sizes = [8, 5]\nfor n in sizes:\n    for m in (1, 2):\n        nn.Embedding(n, 2)",
+        "sizes = [8, 5]",
+    ),
 }  # fmt: skip
 
 
@@ -120,3 +185,147 @@ def test_a_layer_that_callers_hand_in() -> None:
 def test_files_of_too_many_lines_are_not_read(lines: int, is_read: bool) -> None:
     with cell("n = 5\n" * lines) as code:
         assert bool(Program([code.co_filename]).trees) is is_read
+
+
+def expression(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def words(node: ast.AST | None) -> str | None:
+    return None if node is None else ast.unparse(node)
+
+
+@pytest.mark.parametrize(
+    ("text", "dim", "wanted"),
+    [
+        ("nn.Linear(4, 5)", 0, "5"), ("nn.Linear(4, out_features=5)", 0, "5"),
+        ("nn.ReLU()", 0, None),
+        ("nn.Linear(4)", 0, None), ("nn.Linear(*sizes)", 0, None), ("x", 0, None),
+        ("torch.zeros(3, 4)", 1, "4"), ("torch.zeros((3, 4))", -2, "3"),
+        ("torch.zeros([3, 4])", 2, None),
+        ("torch.zeros(3, 4)", -3, None), ("torch.zeros(3, 4)", None, None),
+        ("x.view(3, -1)", 0, "3"), ("x.view(3, -1)", 1, None), ("view(x, 3)", 0, None),
+        ("torch.reshape(x, (3, 4))", 0, None), ("torch.randint(9, (3, 4))", 1, "4"),
+        ("torch.randint(0, 9, (3, 4))", -1, "4"), ("torch.randint(9, (3, 4))", 2, None),
+        ("torch.randint(9, size)", 0, None), ("torch.arange(7)", 0, "7"),
+        ("F.one_hot(y, num_classes=7)", 1, "7"), ("torch.topk(x, 3)", 0, "3"),
+    ],
+)  # fmt: skip
+def test_the_argument_that_is_the_size(text: str, dim: int | None, wanted: str | None) -> None:
+    assert words(size_argument(expression(text), dim)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "takes", "empty"),
+    [
+        ("torch.zeros(3)", True, False), ("x.view(3)", True, False),
+        ("torch.zeros()", False, False),
+        ("x.sum(3)", False, False), ("zeros", False, False), ("[]", False, True),
+        ("[1]", False, False), ("nn.ModuleList()", False, True), ("list()", False, True),
+        ("nn.ModuleList([x])", False, False), ("dict()", False, False),
+    ],
+)  # fmt: skip
+def test_calls_with_sizes_and_empty_containers(text: str, takes: bool, empty: bool) -> None:
+    assert (takes_sizes(expression(text)), is_empty_container(expression(text))) == (takes, empty)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("a = 1", ["a 1"]), ("a = b = 1", ["a 1", "b 1"]), ("a, b = 1, 2", ["a 1", "b 2"]),
+        ("a, b = f()", ["(a, b) f()"]), ("a, b = 1, 2, 3", ["(a, b) (1, 2, 3)"]),
+    ],
+)  # fmt: skip
+def test_targets_with_their_values(text: str, wanted: list[str]) -> None:
+    (made,) = ast.parse(text).body
+    assert isinstance(made, ast.Assign)
+    assert [f"{ast.unparse(one)} {ast.unparse(other)}" for one, other in pairs_of(made)] == wanted
+
+
+MADE = (
+    "items = []\nitems.append(4)\nother.items.append(5)\nitems.extend([6])\n"
+    "class A:\n    def f(self, x, /, y, *rest, z=1):\n        self.items.append(7)\n"
+    "        self.items = [8]\ncfg.items = [9]\n"
+)
+
+
+def test_what_is_assigned_and_appended_by_name_and_owner() -> None:
+    with cell(MADE) as code:
+        program = Program([code.co_filename])
+        values = {
+            owner: [words(it.node) for it in program.values_of(owner, "items")]
+            for owner in (None, "A", "B")
+        }
+        assert values == {None: ["[]"], "A": ["[8]"], "B": []}
+        found = program.values_of(None, "items", target="cfg.items")
+        assert [words(it.node) for it in found] == ["[9]"]
+        appended = {
+            owner: [words(it.node) for it in program.appended(owner, "items")]
+            for owner in (None, "A", "B")
+        }
+        assert appended == {None: ["4"], "A": ["7"], "B": []}
+
+
+def test_a_piece_is_found_again_by_its_place() -> None:
+    with cell(MADE) as code:
+        program, file = Program([code.co_filename]), code.co_filename
+        part = ast.parse("items = []\nitems.append(4)").body[1]
+        spot = program.find(file, part)
+        assert spot is not None
+        assert (program.line_text(spot), spot.line) == ("items.append(4)", 2)
+        assert program.find(file, ast.parse("items = [1]").body[0]) is None
+        assert program.find(file, ast.Load()) is None
+        assert program.line_text(Spot(file, ast.Pass(lineno=99))) == ""
+        assert program.line_text(Spot(file, ast.Load())) == ""
+        place = program.line(spot)
+        assert (place.line, place.text, place.cell) == (2, "items.append(4)", program.cell(spot))
+        assert (place.file is None) is (place.cell is not None)
+        (value,) = program.values_of("A", "items")
+        method = program.function_around(value)
+        assert method is not None
+        assert parameters_of(method) == ["self", "x", "y", "z"]
+        around = program.class_around(value)
+        assert around is not None
+        assert around.name == "A"
+        assert program.function_around(spot) is program.class_around(spot) is None
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "wanted"),
+    [
+        ("a.f(1, 2)", "x", "1"), ("a.f(1, 2)", "y", "2"), ("f(0, 1, 2)", "x", "1"),
+        ("a.f(1, y=3)", "y", "3"), ("a.f(*rest)", "y", None), ("a.f(1)", "z", None),
+    ],
+)  # fmt: skip
+def test_what_one_call_gives_a_parameter(call: str, name: str, wanted: str | None) -> None:
+    with cell(MADE + call) as code:
+        program = Program([code.co_filename])
+        (value,) = program.values_of("A", "items")
+        function = program.function_around(value)
+        assert function is not None
+        made = program.trees[code.co_filename].body[-1]
+        assert isinstance(made, ast.Expr)
+        owner = Spot(code.co_filename, function)
+        given = program.given_to(owner, name, Spot(code.co_filename, made.value))
+        assert words(given) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "dim", "wanted"),
+    [
+        ("shape = (4, 5)\ntorch.zeros(shape)", 1, "5"),
+        ("shape = [4, 5]\ntorch.zeros(shape)", -2, "4"),
+        ("shape = (4, 5)\ntorch.zeros(shape)", 2, None),
+        ("shape = (4, 5)\ntorch.zeros(shape)", None, None),
+        ("shape = f()\ntorch.zeros(shape)", 0, None), ("shape = (4, 5)\nx.view(shape)", 0, None),
+        ("shape = (4,)\nshape = (5,)\ntorch.zeros(shape)", 0, None),
+    ],
+)  # fmt: skip
+def test_the_size_in_a_tuple_that_a_name_is_bound_to(
+    text: str, dim: int | None, wanted: str | None
+) -> None:
+    with cell(text) as code:
+        program = Program([code.co_filename])
+        made = program.trees[code.co_filename].body[-1]
+        assert isinstance(made, ast.Expr)
+        assert words(program.listed_size(Spot(code.co_filename, made.value), dim)) == wanted

@@ -487,7 +487,7 @@ prompt = torch.randint(3, 40, (2, 13), device="cuda")
 out = model(input_features=sound, decoder_input_ids=prompt)
 """,
         "out = model(input_features=sound, decoder_input_ids=prompt)",
-        "indices[0][0, 12] = 12 is outside dimension 0 (size 12) of model.model.decoder.embed_positions.weight",
+        "index[0, 12] = 12 is outside dimension 0 (size 12) of model.model.decoder.embed_positions.weight",
         "max_length=12 in the tokenizer",
     ),
     Mistake(

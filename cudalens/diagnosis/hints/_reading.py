@@ -64,7 +64,16 @@ class Ids:
     """True if a 0 may have been seen: in a tensor that these are a part of, or beside a mark."""
     is_computed: bool
     """True if the line computes the numbers, or a call that numbers things of its own."""
+    is_whole: bool
+    """True if all values of a data set are known, and not those of single calls alone."""
     violation: Violation
+    looked_at: tuple[str, str]
+    """How many values were looked at, and of what: ``("20", " of this batch")``."""
+
+    def every(self, noun: str) -> str:
+        """Return what was looked at: ``the 20 labels of this batch``, ``the labels of ds``."""
+        many, of = self.looked_at
+        return " ".join(filter(None, ("the", many, noun + of)))
 
     @property
     def is_above(self) -> bool:
@@ -204,8 +213,26 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
         else share.count / max(share.total, 1),
         may_have_zero=is_open and not is_whole,
         is_computed=_is_computed_here(evidence) or is_numbered(evidence),
+        is_whole=is_whole,
         violation=violation,
+        looked_at=_looked_at(evidence, count),
     )
+
+
+def _looked_at(evidence: Evidence, count: int | None) -> tuple[str, str]:
+    """Return how many values were seen, and of what.  Another batch may have others.
+
+    Of earlier calls only the ends are known, and not how many values they had.
+    """
+    column, earlier = evidence.dataset_column, evidence.seen_before
+    if column is not None and column.count:
+        return "", f" of {column.name}"
+    if earlier is not None and earlier.min is not None:
+        calls = "an earlier call" if earlier.calls == 1 else f"{earlier.calls} earlier calls"
+        return "", f" of this and {calls}"
+    many = str(count) if count is not None and count > 1 else ""
+    is_batch = any(step.op is None and step.note for step in evidence.provenance)
+    return many, " of this batch" if is_batch else ""
 
 
 _Known = tuple[int | None, int, tuple[int, ...] | None, int | None, int | None]

@@ -62,7 +62,7 @@ def one_based_ids(evidence: Evidence, ids: Ids) -> Hint | None:
         return None
     # No code: either succeeds, and row 0 may be meant for padding.
     what, rows = ("ids", "make a table of") if ids.role == "token" else ("numbers", "make")
-    text = f"the {what} run from 1 to {ids.high}: subtract 1, or {rows} {ids.high + 1} rows"
+    text = f"{ids.every(what)} run from 1 to {ids.high}: subtract 1, or {rows} {ids.high + 1} rows"
     return Hint(text=text)
 
 

@@ -47,7 +47,7 @@ def one_based_labels(evidence: Evidence, ids: Ids) -> Hint | None:
     if ids.size < 2 or not ids.counts_from_one or head_of(evidence) == "tokens":
         return None
     return Hint(
-        text=f"the labels run from {ids.low} to {ids.high}: they look 1-based",
+        text=f"{ids.every('labels')} run from {ids.low} to {ids.high}: they look 1-based",
         fix=rewritten(evidence, ids.named, "{x} - 1"),
     )
 
@@ -65,11 +65,16 @@ def relabel(evidence: Evidence, ids: Ids) -> Hint | None:
     ):
         return None
     what, of = ("ids", "rows") if ids.role == "token" else ("labels", "outputs")
+    every = ids.every(what)
+    if evidence.seen_before is not None and not ids.is_whole:
+        if {*seen} - {*(ids.fact.summary.unique or ())}:
+            return None  # of earlier calls the ends are known, and not which numbers they had
+        every = f"the {what} of this call"
     is_run = seen == tuple(range(seen[0], seen[0] + places))
     if is_run and (seen[0] >= places or seen[0] < -1):
         sign = "-" if seen[0] > 0 else "+"
         return Hint(
-            text=f"the {what} run from {seen[0]} to {seen[-1]}, as many as there are {of}: "
+            text=f"{every} run from {seen[0]} to {seen[-1]}, as many as there are {of}: "
             f"number them 0 … {places - 1}",
             fix=rewritten(evidence, ids.named, f"{{x}} {sign} {abs(seen[0])}"),
         )
@@ -80,7 +85,7 @@ def relabel(evidence: Evidence, ids: Ids) -> Hint | None:
     # What numbered them so, a data set or a line before this one, is not known here.
     outside = [value for value in seen if not 0 <= value < places]
     return Hint(
-        text=f"the {what} are {len(seen)} different numbers: {list_of(seen, first=outside)}; the "
+        text=f"{every} are {len(seen)} different numbers: {list_of(seen, first=outside)}; the "
         f"{places} {of} are numbered 0 … {places - 1}"
     )
 
@@ -94,9 +99,9 @@ def binary_labels_one_output(evidence: Evidence, ids: Ids) -> Hint | None:
     if ids.size != 1 or ids.low is None or ids.low < 0 or ids.high != 1:
         return None
     return Hint(
-        text="the labels are 0 and 1 but the scores have one column: this loss takes one column "
-        "per class, so 2. Or use binary_cross_entropy_with_logits on the single column, with the "
-        "labels as floats of its shape"
+        text=f"{ids.every('labels')} are 0 and 1 but the scores have one column: this loss takes "
+        "one column per class, so 2. Or use binary_cross_entropy_with_logits on the single "
+        "column, with the labels as floats of its shape"
     )
 
 
@@ -105,7 +110,7 @@ def mask_of_0_and_255(evidence: Evidence, ids: Ids) -> Hint | None:
     """A black-and-white image is used as a mask of class numbers: 255 stands for 1."""
     if not _is_black_and_white(evidence, ids) or ids.size < 2:
         return None
-    text = "the mask has only 0 and 255, like an image; "
+    text = f"the mask{ids.looked_at[1]} has only 0 and 255, like an image; "
     if ids.size > 2:
         return Hint(text=f"{text}the {ids.size} outputs are numbered 0 … {ids.size - 1}")
     text += "the class numbers are 0 and 1"
@@ -145,9 +150,9 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
         text = f"{mark} usually marks {what} to leave out; {ignores}"
         return Hint(text=text, fix=_ignoring(evidence, ids, mark))
     if ids.distinct == tuple(range(-1, ids.size - 1)):
-        text = f"the labels are -1 … {ids.size - 2}, as many as there are outputs: add 1 to them "
-        text += "if -1 is a class, and use ignore_index=-1 if it marks labels to leave out"
-        return Hint(text=text)
+        text = f"{ids.every('labels')} are -1 … {ids.size - 2}, as many as there are outputs: add "
+        text += "1 to them if -1 is a class, and use ignore_index=-1 if it marks labels to leave "
+        return Hint(text=f"{text}out")
     leave = f"use ignore_index={mark} ({ignores})"
     if ids.violation.offenders.allowed:
         leave = f"make it {index}, which other labels are"

@@ -30,10 +30,9 @@ def too_few_places(evidence: Evidence, ids: Ids) -> Hint | None:
         return None
     if runs_from_one(ids.fact.summary.unique, ids.size, numel(ids.fact)):
         return None  # this batch counts from 1, and another one from 0
-    of = f" of {column.name}" if column is not None and is_whole else ""
     # Of the heads of transformers only these are as wide as num_labels says.
     setting = f": num_labels={ids.high + 1}" if head_of(evidence) == "classes" else ""
     return Hint(
-        text=f"the {_NOUNS[ids.role]}{of} run from 0 to {ids.high} without a gap: they need "
+        text=f"{ids.every(_NOUNS[ids.role])} run from 0 to {ids.high} without a gap: they need "
         f"{ids.high + 1} {_PLACES[ids.role]}, there are {ids.size}" + setting
     )

@@ -12,6 +12,7 @@ from cudalens.diagnosis.host_errors._base import (
     Verdict,
     explain_host_error,
     is_known_message,
+    is_of_cpu,
     table,
 )
 from cudalens.diagnosis.host_errors._words import is_sticky, is_without_gpu
@@ -21,6 +22,7 @@ __all__ = [
     "Verdict",
     "explain_host_error",
     "is_known_message",
+    "is_of_cpu",
     "is_sticky",
     "is_without_gpu",
     "table",

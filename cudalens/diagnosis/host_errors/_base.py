@@ -243,12 +243,16 @@ def _repeated(evidence: Evidence, error: ErrorFacts, message: str) -> Verdict:
     )
 
 
+def is_of_cpu(evidence: Evidence) -> bool:
+    """Return whether no tensor of a call is on a GPU: to say that nothing ran there misleads."""
+    devices = {item.device for item in evidence.tensors if item.device}
+    return devices == {"cpu"}
+
+
 def _placed(verdict: Verdict, error: ErrorFacts, evidence: Evidence) -> Verdict:
     """Add where a worker's error comes from, and what PyTorch's own advice is worth."""
-    tensors = [item for item in evidence.tensors if item.device]
-    if tensors and all(item.device == "cpu" for item in tensors):
-        # Where no tensor is on the GPU, to say that nothing ran there misleads.
-        why = verdict.explanation.replace(REFUSED, "").strip()
+    if is_of_cpu(evidence):
+        why = verdict.explanation.replace(REFUSED, "").replace(_RAISED, "").strip()
         verdict = replace(verdict, explanation=why)
     if verdict.kind == "cuda_error" and "TORCH_USE_CUDA_DSA" in error.message:
         verdict = replace(verdict, explanation=f"{verdict.explanation} {_NO_DSA}")

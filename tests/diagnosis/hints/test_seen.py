@@ -95,8 +95,8 @@ TABLE = "table = nn.Embedding(4, 2).cuda()"
 @pytest.mark.parametrize(
     ("batches", "says"),
     [
-        ([ids(0, 1, 2, 3, 4)], "the ids run from 0 to 4 without a gap: they need 5 rows, there are "
-         "4"),
+        ([ids(0, 1, 2, 3, 4)], "the 5 ids run from 0 to 4 without a gap: they need 5 rows, "
+         "there are 4"),
         ([ids(0, 1, 3, 4)], "1 of 4 ids is 4, all others 0 … 3"),
         # What is missing in this batch, an earlier one had.
         ([ids(0, 2), ids(1, 2, 3, 4)], "1 of 4 ids is 4, all others 1 … 3"),
@@ -107,9 +107,9 @@ TABLE = "table = nn.Embedding(4, 2).cuda()"
         # A row has several numbers, and its end only the one.
         (["torch.tensor([[0, 1, 4, 4], [2, 3, 0, 4]]).cuda()"],
          "3 of 8 ids are 4, all others 0 … 3"),
-        (["torch.tensor([[0, 1, 2, 3], [4, 4, 4, 4]]).cuda()"], "the ids run from 0 to 4"),
-        (["torch.tensor([0, 1, 2, 3, 4, 4, 4]).view(1, 7).cuda()"], "the ids run from 0 to 4"),
-        (["torch.tensor([3, 11, 27, 40] * 20).cuda()"], "the ids are 4 different "
+        (["torch.tensor([[0, 1, 2, 3], [4, 4, 4, 4]]).cuda()"], "the 8 ids run from 0 to 4"),
+        (["torch.tensor([0, 1, 2, 3, 4, 4, 4]).view(1, 7).cuda()"], "the 7 ids run from 0 to 4"),
+        (["torch.tensor([3, 11, 27, 40] * 20).cuda()"], "the 80 ids are 4 different "
          "numbers: 3, 11, 27, 40; the 4 rows are numbered 0 … 3"),
     ],
 )  # fmt: skip

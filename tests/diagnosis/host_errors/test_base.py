@@ -106,6 +106,9 @@ def test_that_nothing_ran_is_not_said_where_nothing_is_on_the_gpu() -> None:
     on_gpu = fact("mat2", "float32[4,5]", "y", device="cuda:0")
     assert REFUSED in explained(KNOWN, tensors=(on_cpu, on_gpu)).explanation
     assert REFUSED not in explained(KNOWN, tensors=(on_cpu,)).explanation
+    unknown = "a message of nobody's"
+    assert "GPU" in explained(unknown, tensors=(on_gpu,)).explanation
+    assert "GPU" not in explained(unknown, tensors=(on_cpu,)).explanation
 
 
 @pytest.mark.parametrize(
