@@ -1,0 +1,245 @@
+"""Calls that wait for deferred guards: what is raised before them, and what is left alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cudalens.guards import host_waits
+from cudalens.guards.host_waits import HostWaits, _LeftGradients
+
+
+class Mine(Exception):  # noqa: N818
+    """A finding."""
+
+    def __init__(self, text: str = "found\nmore", report: Any = None) -> None:
+        super().__init__(text)
+        self.report = report
+
+
+class Pending:
+    """Says whether something is pending, and which findings there are."""
+
+    def __init__(self) -> None:
+        self.findings: list[Any] = []
+        self.is_pending = True
+
+    def __bool__(self) -> bool:
+        return self.is_pending
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Pending:
+    """What is pending."""
+    made = Pending()
+    monkeypatch.setattr(host_waits, "PENDING", made)
+    return made
+
+
+class Settled:
+    """Gives the errors in turn, and keeps whom it was asked for."""
+
+    def __init__(self, *errors: BaseException | None) -> None:
+        self.errors, self.asked = list(errors), []  # type: list[Any], list[Any]
+
+    def __call__(self, others: Any) -> BaseException | None:
+        self.asked.append(list(others))
+        return self.errors.pop(0) if self.errors else None
+
+
+def waits(settle: Any = None, devices: frozenset[str] = frozenset({"cpu"})) -> Any:
+    failed: list[Any] = []
+    made: Any = HostWaits(
+        settle or Settled(), devices, lambda: 7, lambda *args: failed.append(args)
+    )
+    made.failed = failed
+    return made
+
+
+@pytest.fixture
+def installed(queue: Pending) -> Iterator[Any]:
+    """Kernels that wait, on tensors of the host."""
+    made = waits()
+    remove = made.install()
+    yield made
+    remove()
+
+
+def test_values_that_reach_the_host_wait_for_what_is_pending(
+    installed: Any, queue: Pending
+) -> None:
+    x, settle = torch.tensor([1.0, 2.0]), installed._settle
+    for read in (lambda: x[0].item(), x.nonzero, lambda: bool(x[0]), lambda: torch.equal(x, x)):
+        before = len(settle.asked)
+        read()
+        assert len(settle.asked) > before
+    before = len(settle.asked)
+    x + 1, x.clone()
+    assert len(settle.asked) == before
+    queue.is_pending = False
+    x[0].item()
+    assert len(settle.asked) == before
+
+
+def test_a_finding_is_raised_in_place_of_the_value(installed: Any) -> None:
+    installed._settle.errors = [Mine()]
+    x = torch.tensor([1.0])
+    with pytest.raises(Mine):
+        x.item()
+    ((error, ((given, *_), _)),) = installed.failed
+    assert isinstance(error, Mine)
+    assert given.data_ptr() == x.data_ptr()
+    assert x.item() == 1.0
+
+
+def test_everything_is_taken_out(queue: Pending) -> None:
+    made = waits()
+    made.install()()
+    torch.ones(1).item()
+    p = nn.Parameter(torch.ones(1))
+    p.grad = torch.ones(1)
+    torch.optim.SGD([p], lr=0.1).step()
+    assert made._settle.asked == []
+
+
+@pytest.mark.parametrize(
+    ("target", "source", "non_blocking", "is_waited"),
+    [
+        ("cpu", "meta", False, True), ("cpu", "meta", True, False), ("cpu", "cpu", False, False),
+        ("meta", "meta", False, False), ("meta", "cpu", False, False),
+    ],
+)  # fmt: skip
+def test_only_a_copy_to_the_host_that_waits_anyway_waits(
+    target: str, source: str, non_blocking: bool, is_waited: bool
+) -> None:
+    made = waits()
+    made._before_copy(torch.ones(1, device=target), torch.ones(1, device=source), non_blocking)
+    assert made._settle.asked == ([[]] if is_waited else [])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_running_statistics_that_were_written_are_known(installed: Any, training: bool) -> None:
+    norm = nn.BatchNorm1d(2)
+    norm.train(training)
+    norm(torch.ones(3, 2))
+    found = installed.written_since(7)
+    wanted = [norm.running_mean, norm.running_var] if training else []
+    assert {id(item) for item in found} == {id(item) for item in wanted}
+    assert installed.written_since(8) == ()
+    gone = [ref(item) for item in (norm.running_mean, norm.running_var) if item is not None]
+    del norm, found, wanted
+    assert [item() for item in gone] == [None, None]
+    assert installed.written_since(7) == ()
+
+
+def parameter(grad: float | None = 1.0) -> nn.Parameter:
+    made = nn.Parameter(torch.ones(2))
+    made.grad = None if grad is None else torch.full((2,), grad)
+    return made
+
+
+@pytest.mark.parametrize("way", ["plain", "positional", "keyword"])
+def test_a_step_waits_behind_its_closure(installed: Any, way: str) -> None:
+    p, order = parameter(), []
+    optimizer = torch.optim.SGD([p], lr=0.1)
+    installed._settle = lambda others: order.append("settled")
+
+    def closure() -> Tensor:
+        order.append("closure")
+        return torch.ones(1)
+
+    given: Any = {
+        "plain": ((), {}),
+        "positional": ((closure,), {}),
+        "keyword": ((), {"closure": closure}),
+    }
+    args, kwargs = given[way]
+    loss = optimizer.step(*args, **kwargs)
+    assert order[-1] == "settled"
+    assert order == (["settled"] if way == "plain" else ["closure", "settled"])
+    assert (loss is None) is (way == "plain")
+    assert installed._steppers[optimizer] == {threading.get_ident()}
+
+
+def test_a_finding_keeps_a_step_from_being_made(installed: Any) -> None:
+    p = parameter()
+    optimizer = torch.optim.SGD([p], lr=0.1)
+    installed._settle = Settled(Mine())
+    with pytest.raises(Mine):
+        optimizer.step()
+    assert p.tolist() == [1.0, 1.0]
+
+
+def test_a_step_raises_what_threads_without_an_optimizer_have_found(
+    installed: Any, queue: Pending
+) -> None:
+    one, other = (torch.optim.SGD([parameter()], lr=0.1) for _ in range(2))
+    queue.findings = [SimpleNamespace(thread=41), SimpleNamespace(thread=42)]
+    installed._steppers.clear()
+    found = lambda: installed._forward_threads(one)
+    assert found() == []  # nobody has stepped the other one: it may be theirs
+    installed._steppers[other] = {42}
+    others = [it for it in host_waits.live_instances(torch.optim.Optimizer) if it is not one]
+    for item in others:
+        installed._steppers.setdefault(item, {42})
+    assert found() == [41]
+    installed._settle = Settled(None, Mine())
+    with pytest.raises(Mine):
+        one.step()
+    assert installed._settle.asked == [[], [41]]
+
+
+# --- gradients that are left ----------------------------------------------------------------------
+
+
+def test_gradients_of_a_finding_are_not_stepped_with(installed: Any, queue: Pending) -> None:
+    p, frozen, fresh = parameter(), parameter(), parameter(None)
+    frozen.requires_grad_(False)
+    optimizer = torch.optim.SGD([frozen, fresh, p], lr=0.1)
+    empty = torch.optim.SGD([fresh], lr=0.1)
+    installed.note_finding(Mine("y[0] = 9 is outside\nmore", "report"))
+    with pytest.raises(Mine) as caught:
+        optimizer.step()
+    assert str(caught.value) == (
+        "y[0] = 9 is outside: the gradients of that step are still there. "
+        "Call zero_grad() where the error is caught."
+    )
+    assert caught.value.report == "report"
+    assert p.tolist() == [1.0, 1.0]
+    empty.step()
+    optimizer.zero_grad()
+    p.grad = torch.ones(2)
+    optimizer.step()
+    assert p.tolist() == pytest.approx([0.9, 0.9])
+
+
+def test_gradients_are_gone_where_they_were_cleared_or_replaced() -> None:
+    def left() -> tuple[nn.Parameter, _LeftGradients]:
+        p = parameter()
+        return p, _LeftGradients(p, Mine())
+
+    p, gradients = left()
+    assert gradients.is_there()
+    assert gradients.is_there()
+    p.grad.zero_()  # type: ignore[union-attr]
+    assert not gradients.is_there()
+    p, gradients = left()
+    p.grad = torch.ones(2)
+    assert not gradients.is_there()
+    p, gradients = left()
+    p.sum().backward()  # adds to them
+    assert gradients.is_there()
+    p, gradients = left()
+    p.grad.zero_()  # type: ignore[union-attr]
+    p.sum().backward()
+    assert not gradients.is_there()
+    p, gradients = left()
+    del p
+    assert not gradients.is_there()
