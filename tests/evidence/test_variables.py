@@ -228,3 +228,24 @@ def test_the_other_readers_from_the_running_line_on() -> None:
     assert variables(code, lambda it: it.other_readers("x"))[0] == [3, 4]
     bound_anew = "def f(x):\n    x = here(x), x + 1\n    return x\nf(x)"
     assert variables(bound_anew, lambda it: it.other_readers("x")) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("part", "is_known"),
+    [
+        ("nn.ParameterList([nn.Parameter(x)])", False),
+        ("nn.ParameterDict({'a': nn.Parameter(x)})", False),
+        ("nn.Linear(3, 2)", True),
+    ],
+)
+def test_a_container_of_parameters_is_no_layer(part: str, is_known: bool) -> None:
+    code = f"net = nn.Module()\nnet.part = {part}\nhere(x)"
+    assert (variables(code, lambda it: it.layer("part")) is not None) is is_known
+    assert variables(code, lambda it: it.layer("other")) is None
+
+
+def test_a_layer_of_two_models_is_not_known_but_by_its_shape() -> None:
+    code = "a = nn.Sequential(nn.Linear(3, 2))\nb = nn.Sequential(nn.Linear(4, 2))\nhere(x)"
+    assert variables(code, lambda it: it.layer("0")) is None
+    assert variables(code, lambda it: it.layer("0", (2, 4))).at.line == 2
+    assert variables(code, lambda it: it.layer("0", (5, 4))) is None

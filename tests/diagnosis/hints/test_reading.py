@@ -114,6 +114,8 @@ def test_fewer_numbers_than_places_with_gaps() -> None:
     assert ids(labels([0, 5, 9] * 10, 5)).has_gaps
     assert not ids(labels([0, 5, 9], 5)).has_gaps
     assert not ids(labels([0, 1, 2, 3, 4, 9] * 10, 5)).has_gaps
+    assert not ids(labels([0, 5, 9, -100] * 10, 5)).has_gaps  # how many are labels is not known
+    assert [ids(labels([0, 5, top] * 10, 5)).has_gaps for top in (1023, 1024)] == [True, False]
 
 
 # --- the ends of rows -----------------------------------------------------------------------------

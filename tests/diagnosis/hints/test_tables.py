@@ -48,7 +48,7 @@ CAUSES: dict[str, Cause] = {
     "padding": Cause(
         bert([5, 6, 7, 100, 100, 5, 6, 7, 8, 100], 100, "word_embeddings", shape=(2, 5)),
         rule="padding_beyond_table",
-        says=("100",),
+        says=("100", "end of rows", "at least 101 rows with model.resize_token_embeddings"),
     ),
     "positions": Cause(
         bert([*range(20)], 16, "wpe", path="transformer.wpe", name=None, shape=(1, 20)),
