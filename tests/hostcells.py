@@ -93,10 +93,7 @@ def run_cell(
 # --- fixes applied literally ----------------------------------------------------------------------
 
 
-_IN_PLACE = (
-    "features_of_images",
-    *("out_of_place", "safe_branch", "slope_at_zero"),
-)
+_IN_PLACE = ("features_of_images", "safe_branch", "slope_at_zero")
 """Rules whose code takes the place of another line's."""
 
 

@@ -77,7 +77,6 @@ OTHERS: Final[dict[str, str]] = {
     "evidence/marks.py": "recorder/test_nonfinite.py",
     "evidence/module_names.py": "evidence/test_bound.py",
     "evidence/nonfinite.py": "recorder/test_nan_unseen.py recorder/test_nan_arrivals.py",
-    "evidence/out_of_place.py": "evidence/test_user_objects.py",
     "evidence/program.py": "evidence/test_bound.py",
     "evidence/python_values.py": "evidence/test_dataset_column.py notebook/test_inner_cells.py",
     "evidence/tensors.py": "evidence/test_finding.py",

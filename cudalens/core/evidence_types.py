@@ -123,12 +123,8 @@ class InPlaceChange:
     is_parameter: bool = False
     module: str | None = None
     """The class of torch's module that wrote it because of ``inplace=True``."""
-    is_only_line: bool = False
-    """True if no other line wrote to what backward may need."""
     is_shared: bool = False
     """True if a caller, or the base of a view, has the tensor too: a new one changes neither."""
-    out_of_place: SourceSpan | None = None
-    """The statement of the write, where its form without a change in place was tried."""
     stale: tuple[LineRef, ...] = ()
     """The lines of the function that calls backward whose results were made with the parameters
     as they were before, oldest first; empty where they are not all known."""

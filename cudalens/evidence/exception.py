@@ -51,9 +51,8 @@ from cudalens.evidence.collect import (
     provenance_of,
 )
 from cudalens.evidence.failing_call import api_call_of_stack, arguments_of, refused_call
-from cudalens.evidence.freed_graph import FREED, freed_graph, stale_lines
+from cudalens.evidence.freed_graph import FREED, MODIFIED, freed_graph, is_shared, stale_lines
 from cudalens.evidence.host_value import observed_value
-from cudalens.evidence.out_of_place import MODIFIED, with_tried_form
 from cudalens.evidence.recorded_way import (
     frozen_parameters,
     graph_cut,
@@ -298,12 +297,14 @@ def _of_autograd(
         write = limits.attempt("writer", lambda: find_modified(recorder.snapshot(), message, node))
         if write is not None:
             write = replace(write[0], name=_parameter_name(write[1], failure)), write[1]
-            look = partial(with_tried_form, write[0], write[1], recorder.snapshot())
-            changed = limits.attempt("form out of place", look, lambda: write[0])
             lines = partial(
                 stale_lines, failure.values, recorder.snapshot(), entries, here, write[1]
             )
-            changed = replace(changed, stale=limits.attempt("lines to run again", lines, tuple))
+            changed = replace(
+                write[0],
+                is_shared=limits.attempt("other names", partial(is_shared, write[1]), bool),
+                stale=limits.attempt("lines to run again", lines, tuple),
+            )
             if node is not None:
                 find = partial(freed_graph, failure.values, recorder, entries, here, node, write[1])
                 freed = limits.attempt("way to the change", find)

@@ -32,6 +32,7 @@ from cudalens.source.stack import place_of, running_frame
 _MAX_ITEMS = 64
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<setcomp>", "<dictcomp>")
 FREED = "Trying to backward through the graph a second time"
+MODIFIED = "has been modified by an inplace operation"
 _ROOTS = ("self", "tensors", "outputs")
 
 
@@ -109,6 +110,18 @@ def _freed_part(
         detached=detached,
         is_made_again=is_made_again,
     )
+
+
+def is_shared(write: Recorded) -> bool:
+    """Return whether a caller, or the base of a view, has the tensor too that a line changed."""
+    entries = entries_of(write.site)
+    match running(place_of(entries[-1])).statement if entries else None:
+        case ast.AugAssign(ast.Name(name)) | ast.Expr(ast.Call(ast.Attribute(ast.Name(name)))):
+            code = entries[-1].code
+            parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            is_view = any(item.base is not None for item in write.written)
+            return is_view or name in (*parameters, *code.co_freevars)
+    return False
 
 
 def stale_lines(

@@ -377,10 +377,7 @@ def _global(program: Program, name: str) -> Spot | None:
 
 
 def _last_in(block: Sequence[ast.stmt], name: str) -> tuple[ast.AST | None, bool]:
-    """Return the last expression in a block that gives a name its value, and whether one is known.
-
-    A branch that may have given it another value made of the old one leaves the old one on the way.
-    """
+    """Return the last value that a block gives a name, and whether what it has then is known."""
     for statement in reversed(block):
         if _changes(statement, name):
             return None, False
@@ -399,8 +396,6 @@ def _last_in(block: Sequence[ast.stmt], name: str) -> tuple[ast.AST | None, bool
                 found = _last_in(body, name)
                 if found[0] is not None or not found[1]:
                     return found
-            case ast.If() if _only_divides(statement, name):
-                continue
             case _:
                 return None, False
     return None, True
@@ -426,23 +421,6 @@ def _root_is(node: ast.AST, name: str) -> bool:
     while isinstance(node, ast.Subscript | ast.Attribute):
         node = node.value
     return _is_name(node, name)
-
-
-def _only_divides(statement: ast.If, name: str) -> bool:
-    """Return whether all that a branch does to a variable is to divide it by a typed number."""
-    stored = [it for it in ast.walk(statement) if _is_name(it, name) and _is_store(it)]
-    divisions = 0
-    for node in ast.walk(statement):
-        match node:
-            case ast.Assign([target], ast.BinOp(left, ast.Div(), ast.Constant())):
-                divisions += _is_name(target, name) and _is_name(left, name)
-            case ast.AugAssign(target, ast.Div(), ast.Constant()):
-                divisions += _is_name(target, name)
-    return divisions == len(stored)
-
-
-def _is_store(node: ast.AST) -> bool:
-    return isinstance(getattr(node, "ctx", None), ast.Store)
 
 
 def _is_name(node: ast.AST, name: str) -> bool:

@@ -57,7 +57,6 @@ def find_modified(
         writes=_by_line(describe_step(since[seq], snapshot) for seq in sorted(since)),
         is_parameter=living is not None and living.is_leaf and living.requires_grad,
         module=_in_place_module(writer.site),
-        is_only_line=_is_only_line(snapshot, steps[0]),
     )
     return change, writer
 
@@ -68,23 +67,6 @@ def _by_line(steps: Iterable[ProvenanceStep]) -> tuple[ProvenanceStep, ...]:
     for step in steps:
         first.setdefault(step.source, step)
     return tuple(first.values())
-
-
-def _is_only_line(snapshot: Snapshot, step: ProvenanceStep) -> bool:
-    """Return whether no other line wrote to a tensor that the graph may need as it was.
-
-    What an earlier backward pass has run through is freed.
-    """
-    start = max((call.seq for _, call in snapshot.earlier_passes), default=0)
-    needed: set[int] = set()
-    for call in snapshot.calls:
-        for item in call.written:
-            is_needed = id(snapshot.whole(item.tensor)) in needed
-            if is_needed and snapshot.reader.line(call.site) != step.source:
-                return False
-        if call.first_nr < call.last_nr and call.seq > start:
-            needed.update(id(snapshot.whole(item)) for item in (*call.inputs, *call.outputs))
-    return True
 
 
 def _in_place_module(site: RawSite) -> str | None:

@@ -372,7 +372,7 @@ def _beside(edit: Hint) -> Literal["in", "before", "after"]:
     try:
         parse_expression(edit.fix or "")
     except (SyntaxError, ValueError):
-        if edit.rule == "out_of_place" or not edit.tried:
+        if not edit.tried:
             return "in"  # it takes the place of the change in place
         return "before" if edit.at is None else "after"
     return "in"

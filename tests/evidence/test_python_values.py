@@ -60,7 +60,7 @@ LINES: dict[str, tuple[str, str | None]] = {
     ),
     "a branch that goes on with the old one": (
         "a = x * 2\nif b:\n    a = a / 255\ntorch.tensor(a)",
-        "a = x * 2",
+        None,
     ),
     "an earlier turn of a loop": (
         "a = x * 2\nfor i in y:\n    torch.tensor(a)\n    a = x + i",

@@ -289,13 +289,9 @@ def _out_of_place(evidence: Evidence) -> Hint | None:
     if modified is None or modified.modified is None or modified.modified.source is None:
         return None
     code = modified.modified.source.text or ""
-    at = modified.out_of_place
-    new = "" if modified.is_shared else _as_new_tensor(code)
     writes = [it.source for it in modified.writes if it.source] or [modified.modified.source]
     places = " and in ".join(dict.fromkeys(it.near(evidence.source) for it in writes))
     text = f"make a new tensor in {places} instead of changing the one that backward needs"
-    if new and at is not None and not modified.is_parameter:
-        return Hint(rule="out_of_place", text=text, fix=new, tried=True, at=at)
     if _only_steps(code):
         return _after_step(evidence, modified.modified.source, modified.savers)
     if modified.is_parameter:
