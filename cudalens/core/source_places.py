@@ -32,7 +32,7 @@ class LineRef:
     cell: int | None = None
     """Number of the notebook cell, as in ``In [3]``."""
     file: str | None = None
-    """Path of the file, where it is not a cell."""
+    """Path of the file; of a cell only where others have its number, as without history."""
 
     @property
     def where(self) -> str:
@@ -60,7 +60,7 @@ class SourceSpan:
     cell: int | None = None
     """Number of the notebook cell, as in ``In [3]``."""
     file: str | None = None
-    """Path of the file, where it is not a cell."""
+    """Path of the file; of a cell only where others have its number, as without history."""
     line: int | None = None
     """First line of the statement or expression."""
     end_line: int | None = None

@@ -302,11 +302,11 @@ def _of_number(line: Running | None, size: int, program: Program) -> BoundOrigin
 
 
 def _span(spot: Spot, program: Program) -> SourceSpan:
-    cell = program.cell(spot)
+    line = program.line(spot)
     return SourceSpan(
-        cell=cell,
-        file=spot.file if cell is None else None,
-        line=spot.line,
+        cell=line.cell,
+        file=line.file,
+        line=line.line,
         end_line=getattr(spot.node, "end_lineno", None),
-        text=program.line_text(spot),
+        text=line.text,
     )

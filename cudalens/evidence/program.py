@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 from cudalens.core.report_types import LineRef
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.user_code import last_name
-from cudalens.source.files import CELLS, cell_number, source_lines
+from cudalens.source.files import CELLS, place_of_code, source_lines
 from cudalens.source.running_node import FUNCTIONS, parsed_source
 
 MAX_FILES = 64
@@ -417,13 +417,8 @@ class Program:
 
     def line(self, spot: Spot) -> LineRef:
         """Return the place of a piece."""
-        cell = self.cell(spot)
-        file = spot.file if cell is None else None
+        cell, file = place_of_code(spot.file)
         return LineRef(line=spot.line, text=self.line_text(spot), cell=cell, file=file)
-
-    def cell(self, spot: Spot) -> int | None:
-        """Return the number of the cell of a piece, ``None`` for a file."""
-        return cell_number(spot.file)
 
 
 def _argument(call: ast.Call, name: str, at: int) -> tuple[ast.expr | None, bool]:

@@ -30,7 +30,7 @@ _WITHIN_TEXT = 1000
 """More than any depth of brackets."""
 _RANK = {"plain": 0, "call": 1, "tensor": 2, "bad": 3}
 Where = tuple[int | None, str | None]
-"""The cell and the file of a line."""
+"""The cell of a line, or the file: both of a cell that has its number in common with others."""
 
 
 class LineMark(NamedTuple):
@@ -110,7 +110,7 @@ def code_blocks(
         text = _text_of(report, mark.where, mark.line) or mark.text
         if text or mark.line in places.get(mark.where, {}):  # a mark beside no code says nothing
             places.setdefault(mark.where, {}).setdefault(mark.line, text)
-    blocks = []
+    blocks: list[Block] = []
     for where, lines in places.items():
         said: dict[int, list[str]] = {}
         for mark in marks[:MAX_MARKED]:
@@ -119,13 +119,15 @@ def code_blocks(
         is_own = where == own
         rows = _rows(report, lines, said, hot if is_own else None, (fold, label_room))
         title = words.place_name(*where) if len(places) > 1 else ""
+        if blocks and title in (block.title for block in blocks):
+            title += ", another"
         blocks.append(Block(title=title, rows=tuple(rows)))
     return tuple(blocks)
 
 
 def where_of(place: SourceSpan | LineRef | None) -> Where:
-    """Return the number of the cell, or the file, that a place is in."""
-    return (None, None) if place is None else (place.cell, None if place.cell else place.file)
+    """Return the cell or the file that a place is in."""
+    return (None, None) if place is None else (place.cell, place.file)
 
 
 def _statement(report: Report, hot: SourceSpan) -> Iterator[tuple[int, str]]:

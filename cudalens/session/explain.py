@@ -36,7 +36,7 @@ from cudalens.evidence.tensors import of_meta
 from cudalens.evidence.torch_errors import is_torch_error
 from cudalens.guards.process import PROCESS
 from cudalens.logs.fitting_call import Objects, fitting_calls
-from cudalens.source.files import cell_number, is_user_file, source_lines, title_of
+from cudalens.source.files import is_user_file, place_of_code, source_lines
 from cudalens.source.safe_eval import SafeEvaluator, value_or
 from cudalens.source.stack import Place, places_of
 
@@ -107,13 +107,13 @@ def _with_suspect(report: Report, call: FittingCall, error: BaseException) -> Re
     """Mark the line of the one call that fits: the report's own line is where CUDA was asked."""
     place = _first_user_place(error)
     assert place is not None  # the call was found in its file
-    first, cell = place.filename, cell_number(place.filename)
-    lines = source_lines(first)[call.line - 1 : call.line]
+    cell, file = place_of_code(place.filename)
+    lines = source_lines(place.filename)[call.line - 1 : call.line]
     suspect = MarkedLine(
         line=call.line,
         text="".join(lines).strip() or None,
         cell=cell,
-        file=title_of(first) if cell is None else None,
+        file=file,
         mark="likely here",
     )
     text = f"{call.text} in line {call.line} is the only call of {call.code} that fits the assert"

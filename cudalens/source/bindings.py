@@ -15,7 +15,7 @@ from typing import Any
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report_types import Expression, SourceSpan
 from cudalens.core.torch_functions import CONVERSIONS
-from cudalens.source.files import cell_number, source_lines, typed_line
+from cudalens.source.files import place_of_code, source_lines, typed_line
 from cudalens.source.running_node import FUNCTIONS, Running, parsed_source, text_of
 
 _INNER = (*FUNCTIONS, ast.ClassDef, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -166,12 +166,12 @@ def _dropped(
 def _span(run: Running, statement: ast.stmt) -> SourceSpan:
     """Return the place of a statement; of a loop, that of its first line."""
     filename = run.place.filename
-    cell = cell_number(filename)
+    cell, file = place_of_code(filename)
     body = getattr(statement, "body", None)
     end = statement.end_lineno if body is None else body[0].lineno - 1
     return SourceSpan(
         cell=cell,
-        file=filename if cell is None else None,
+        file=file,
         line=statement.lineno,
         end_line=max(end or 0, statement.lineno),
         text=typed_line(filename, run.lines, statement.lineno).strip(),
@@ -205,10 +205,10 @@ def attribute_binding(code: CodeType, name: str) -> Binding | None:
 
 def _made(value: ast.expr, filename: str) -> Binding:
     """Return what an expression makes, at the line in which the expression begins."""
-    cell, lines = cell_number(filename), source_lines(filename)
+    (cell, file), lines = place_of_code(filename), source_lines(filename)
     at = SourceSpan(
         cell=cell,
-        file=filename if cell is None else None,
+        file=file,
         line=value.lineno,
         text=typed_line(filename, lines, value.lineno).strip(),
     )

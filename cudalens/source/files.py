@@ -116,9 +116,16 @@ class CellRegistry:
 
     def names(self) -> list[str]:
         """Return the file names of the cells that are known, the newest first."""
-        shell = running_shell()
-        numbers = {**({} if shell is None else self.of_shell(shell)), **self.numbers}
+        numbers = self._all()
         return sorted(numbers, key=lambda name: numbers[name] or 0, reverse=True)
+
+    def is_shared(self, number: int) -> bool:
+        """Return whether several cells have a number, as those do that are run without history."""
+        return list(self._all().values()).count(number) > 1
+
+    def _all(self) -> dict[str, int | None]:
+        shell = running_shell()
+        return {**({} if shell is None else self.of_shell(shell)), **self.numbers}
 
 
 CELLS = CellRegistry()
@@ -141,6 +148,18 @@ def cell_number(filename: str) -> int | None:
     if not names and (match := _IPYTHON_NAME.fullmatch(filename)):
         return int(match[1])
     return names.get(filename)
+
+
+def place_of_code(filename: str) -> tuple[int | None, str | None]:
+    """Return the number of the cell that was compiled as ``filename``, and the name of a file.
+
+    Cells that are run without history have one number in common.  Such a cell has both: the name
+    of its code tells it from the others.
+    """
+    cell = cell_number(filename)
+    if cell is None:
+        return None, title_of(filename)
+    return cell, PurePath(filename).name if CELLS.is_shared(cell) else None
 
 
 class Source:

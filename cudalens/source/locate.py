@@ -24,7 +24,7 @@ from cudalens.source.argument_names import (
     other_tensors,
     tensors_on,
 )
-from cudalens.source.files import cell_number, title_of, typed_line
+from cudalens.source.files import place_of_code, typed_line
 from cudalens.source.module_path import ModulePath, module_path
 from cudalens.source.running_call import RunningCall
 from cudalens.source.running_node import Running, column_of, running
@@ -152,10 +152,10 @@ def _span_of(run: Running) -> SourceSpan:
     # Of a statement of many lines not all are kept, and the running one always is.
     start = max(1, first - _CONTEXT, line - _MAX_CONTEXT + _CONTEXT)
     stop = min(len(lines), end_line + _CONTEXT)
-    cell = cell_number(place.filename)
+    cell, file = place_of_code(place.filename)
     return SourceSpan(
         cell=cell,
-        file=title_of(place.filename) if cell is None else None,
+        file=file,
         line=line,
         end_line=end_line,
         column=column,

@@ -489,3 +489,14 @@ def test_a_with_statement_of_others_ends_it(notebook: Notebook, cell: str) -> No
     notebook.run("import cudalens; from contextlib import contextmanager")
     fail = f"%%cudacheck\n{FAIL.replace('y)', 'y.clone())')}"
     assert not marks(report_of(notebook, cell, fail))
+
+
+def test_cells_without_history_are_not_taken_for_one(notebook: Notebook) -> None:
+    """They have one number in common, and some front ends and nbclient run all cells so."""
+    for cell in (DATA, MODEL, LOSS):
+        notebook.shell.run_cell(cell, store_history=False)
+    report = cudalens.last_report()
+    assert report is not None and report.source is not None
+    told = report.to_markdown()
+    assert all(mark.replace("◂", "# <-") in told for mark in (MADE, SET))
+    assert told.count(f"In [{report.source.cell}], another:") == 2

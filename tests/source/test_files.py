@@ -245,3 +245,13 @@ def test_a_users_part_of_an_installed_package_is_the_users(
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     path = loaded_from(tmp_path / "mine.py", "_pytest.assertion.mine", monkeypatch)
     assert files.is_user_file(path)
+
+
+def test_cells_with_one_number_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those are that run without history; a cell with a number of its own has no file."""
+    first, second, other = (f"/tmp/ipykernel_7/{name}.py" for name in (11, 22, 33))
+    monkeypatch.setattr(files.CELLS, "numbers", {first: 3, second: 3, other: 4})
+    assert files.place_of_code(first) == (3, "11.py")
+    assert files.place_of_code(second) == (3, "22.py")
+    assert files.place_of_code(other) == (4, None)
+    assert files.place_of_code("train.py") == (None, "train.py")
