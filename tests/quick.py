@@ -30,14 +30,59 @@ OTHERS: Final[dict[str, str]] = {
     "diagnosis/__init__.py": "test_architecture.py",
     "diagnosis/assert_meanings.py": "diagnosis/test_assert_verdict.py logs/test_fitting_call.py",
     "diagnosis/candidates.py": "diagnosis/host_errors/test_host_errors.py",
-    "diagnosis/diagnose.py": "evidence/test_finding.py diagnosis/hints/test_nan_origin.py",
-    "diagnosis/hints/__init__.py": "diagnosis/hints/test_hints.py",
-    "diagnosis/hints/_base.py": "diagnosis/hints/test_hints.py",
-    "diagnosis/hints/_makers.py": "diagnosis/hints/test_labels.py",
-    "diagnosis/hints/_reading.py": "diagnosis/hints/test_hints.py diagnosis/hints/test_tables.py",
-    "diagnosis/hints/_roles.py": "diagnosis/hints/test_labels.py diagnosis/hints/test_hints.py",
-    "diagnosis/hints/nonfinite.py": "diagnosis/hints/test_nan_origin.py",
-    "diagnosis/hints/probabilities.py": "diagnosis/hints/test_nan_origin.py",
+    "diagnosis/diagnose.py": (
+        "evidence/test_finding.py diagnosis/hints/test_nan_origin.py "
+        "diagnosis/test_misread_cells.py"
+    ),
+    "diagnosis/hints/__init__.py": (
+        "diagnosis/hints/test_hints.py diagnosis/hints/test_neighbours.py "
+        "diagnosis/hints/test_live.py diagnosis/hints/test_seen.py"
+    ),
+    "diagnosis/hints/_base.py": (
+        "diagnosis/hints/test_hints.py diagnosis/hints/test_neighbours.py "
+        "diagnosis/hints/test_live.py diagnosis/hints/test_seen.py"
+    ),
+    "diagnosis/hints/_makers.py": (
+        "diagnosis/hints/test_labels.py diagnosis/hints/test_hints.py "
+        "diagnosis/hints/test_neighbours.py diagnosis/hints/test_live.py "
+        "diagnosis/hints/test_seen.py"
+    ),
+    "diagnosis/hints/_reading.py": (
+        "diagnosis/hints/test_hints.py diagnosis/hints/test_tables.py "
+        "diagnosis/hints/test_neighbours.py diagnosis/hints/test_live.py "
+        "diagnosis/hints/test_seen.py"
+    ),
+    "diagnosis/hints/_roles.py": (
+        "diagnosis/hints/test_labels.py diagnosis/hints/test_hints.py "
+        "diagnosis/hints/test_neighbours.py diagnosis/hints/test_live.py "
+        "diagnosis/hints/test_seen.py"
+    ),
+    "diagnosis/hints/indexes.py": (
+        "diagnosis/hints/test_hints.py diagnosis/hints/test_neighbours.py "
+        "diagnosis/hints/test_live.py diagnosis/hints/test_seen.py"
+    ),
+    "diagnosis/hints/labels.py": (
+        "diagnosis/hints/test_hints.py diagnosis/hints/test_neighbours.py "
+        "diagnosis/hints/test_live.py diagnosis/hints/test_seen.py"
+    ),
+    "diagnosis/hints/nonfinite.py": (
+        "diagnosis/hints/test_nan_origin.py diagnosis/hints/test_hints.py "
+        "diagnosis/hints/test_neighbours.py diagnosis/hints/test_live.py "
+        "diagnosis/hints/test_seen.py"
+    ),
+    "diagnosis/hints/places.py": (
+        "diagnosis/hints/test_hints.py diagnosis/hints/test_neighbours.py "
+        "diagnosis/hints/test_live.py diagnosis/hints/test_seen.py"
+    ),
+    "diagnosis/hints/probabilities.py": (
+        "diagnosis/hints/test_nan_origin.py diagnosis/hints/test_hints.py "
+        "diagnosis/hints/test_neighbours.py diagnosis/hints/test_live.py "
+        "diagnosis/hints/test_seen.py"
+    ),
+    "diagnosis/hints/tables.py": (
+        "diagnosis/hints/test_hints.py diagnosis/hints/test_neighbours.py "
+        "diagnosis/hints/test_live.py diagnosis/hints/test_seen.py"
+    ),
     "diagnosis/host_errors/__init__.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/host_errors/_base.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/host_errors/_words.py": "diagnosis/host_errors/test_host_errors.py",
@@ -51,9 +96,13 @@ OTHERS: Final[dict[str, str]] = {
     "diagnosis/moves.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/nonfinite_edits.py": "recorder/test_nan_arrivals.py",
     "diagnosis/observations.py": (
-        "evidence/test_finding.py evidence/test_bound.py evidence/test_dataset_column.py"
+        "evidence/test_finding.py evidence/test_bound.py evidence/test_dataset_column.py "
+        "diagnosis/test_misread_cells.py diagnosis/hints/test_live.py"
     ),
-    "diagnosis/observed_origins.py": "evidence/test_finding.py recorder/test_nonfinite.py",
+    "diagnosis/observed_errors.py": "diagnosis/test_misread_cells.py",
+    "diagnosis/observed_origins.py": (
+        "evidence/test_finding.py recorder/test_nonfinite.py diagnosis/test_misread_cells.py"
+    ),
     "diagnosis/origins.py": (
         "diagnosis/host_errors/test_host_errors.py evidence/test_finding.py evidence/test_bound.py"
     ),
@@ -63,26 +112,37 @@ OTHERS: Final[dict[str, str]] = {
     "evidence/autograd_graph.py": (
         "evidence/test_module_names.py diagnosis/hints/test_nan_origin.py"
     ),
-    "evidence/bound.py": "evidence/test_finding.py",
+    "evidence/bound.py": "evidence/test_finding.py diagnosis/test_misread_cells.py",
     "evidence/call_stack.py": "diagnosis/host_errors/test_host_errors.py",
-    "evidence/changes.py": "evidence/test_python_values.py",
+    "evidence/changes.py": "evidence/test_python_values.py diagnosis/test_misread_cells.py",
     "evidence/collect.py": "evidence/test_finding.py",
     "evidence/context.py": "diagnosis/host_errors/test_host_errors.py",
     "evidence/dataset_column.py": "evidence/test_finding.py",
-    "evidence/exception.py": "evidence/test_user_objects.py",
+    "evidence/exception.py": "evidence/test_user_objects.py diagnosis/test_misread_cells.py",
     "evidence/failing_call.py": "diagnosis/host_errors/test_host_errors.py",
-    "evidence/finding.py": "diagnosis/hints/test_nan_origin.py recorder/test_nan_unseen.py",
+    "evidence/finding.py": (
+        "diagnosis/hints/test_nan_origin.py recorder/test_nan_unseen.py "
+        "diagnosis/test_misread_cells.py"
+    ),
     "evidence/finite_trial.py": "recorder/test_nan_unseen.py",
-    "evidence/host_value.py": "diagnosis/host_errors/test_values.py",
+    "evidence/host_value.py": (
+        "diagnosis/host_errors/test_values.py diagnosis/test_misread_cells.py"
+    ),
     "evidence/marks.py": "recorder/test_nonfinite.py",
     "evidence/module_names.py": "evidence/test_bound.py",
     "evidence/nonfinite.py": "recorder/test_nan_unseen.py recorder/test_nan_arrivals.py",
     "evidence/program.py": "evidence/test_bound.py",
-    "evidence/python_values.py": "evidence/test_dataset_column.py notebook/test_inner_cells.py",
-    "evidence/tensors.py": "evidence/test_finding.py",
+    "evidence/python_values.py": (
+        "evidence/test_dataset_column.py notebook/test_inner_cells.py "
+        "diagnosis/test_misread_cells.py"
+    ),
+    "evidence/tensors.py": "evidence/test_finding.py diagnosis/test_misread_cells.py",
     "evidence/torch_errors.py": "evidence/test_user_objects.py",
     "evidence/trial.py": "diagnosis/host_errors/test_host_errors.py",
-    "evidence/value_facts.py": "evidence/test_finding.py diagnosis/hints/test_nan_origin.py",
+    "evidence/value_facts.py": (
+        "evidence/test_finding.py diagnosis/hints/test_nan_origin.py "
+        "diagnosis/test_misread_cells.py"
+    ),
     "evidence/variables.py": "diagnosis/host_errors/test_host_errors.py",
     "guards/__init__.py": "guards/test_register.py",
     "guards/_base.py": "guards/test_register.py guards/test_ranges.py guards/test_catalogue.py",
@@ -123,7 +183,7 @@ OTHERS: Final[dict[str, str]] = {
     "guards/host_waits.py": "session/test_sync_debug.py guards/test_deferred.py",
     "guards/interceptor.py": "guards/test_ranges.py",
     "guards/past_calls.py": "guards/test_deferred.py",
-    "guards/pending.py": "guards/test_deferred.py guards/test_captured.py",
+    "guards/pending.py": "guards/test_deferred.py guards/test_captured.py test_docstrings.py",
     "guards/plans.py": "guards/test_ranges.py guards/test_register.py guards/test_interceptor.py",
     "guards/process.py": "guards/test_register.py session/test_threads.py",
     "guards/refused_calls.py": "guards/test_interceptor.py",
@@ -191,7 +251,7 @@ OTHERS: Final[dict[str, str]] = {
     "session/exit.py": "session/test_ranks.py session/test_early_report.py",
     "session/findings.py": "session/test_early_report.py",
     "session/options.py": "notebook/test_status.py",
-    "session/process.py": "notebook/test_status.py",
+    "session/process.py": "notebook/test_status.py test_docstrings.py",
     "session/succession.py": "notebook/test_earlier_cells.py",
     "simulate/__init__.py": "simulate/test_state.py",
     "simulate/_internals.py": "simulate/test_simulate.py",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import unittest
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -119,3 +123,135 @@ def test_status_says_guards_device_and_the_last_finding(monkeypatch: pytest.Monk
     with cudalens.guard():
         lines = status().split("\n")
     assert (lines[0], lines[3]) == ("guards:       installed", f"last finding: {report.headline}")
+
+
+@pytest.mark.parametrize(
+    ("error", "takes_its_place"),
+    [
+        (SystemExit(0), True), (SystemExit(), True), (SystemExit(1), False),
+        (GeneratorExit(), True),
+        (pytest.skip.Exception("no"), True), (unittest.SkipTest("no"), True),
+        (ValueError("mine"), False), (KeyboardInterrupt(), False),
+    ],
+)  # fmt: skip
+def test_a_finding_takes_the_place_of_what_ends_a_block_well(
+    error: BaseException, takes_its_place: bool
+) -> None:
+    finding = ValueError("y[0] = 9 is outside\nmore")
+    raised = process.in_place_of(error, finding)
+    assert raised is (finding if takes_its_place else None)
+    notes = [] if takes_its_place else ["cudalens: found before this: y[0] = 9 is outside"]
+    assert getattr(error, "__notes__", []) == notes
+    assert finding.__suppress_context__ is takes_its_place
+
+
+def test_what_is_pending_where_a_block_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding, error = ValueError("found"), KeyError("mine")
+    monkeypatch.setattr(process.PROCESS, "settle", lambda: finding)
+    assert process.late_finding(None) is finding
+    assert process.late_finding(error) is None
+    assert getattr(error, "__notes__", []) == ["cudalens: found before this: found"]
+    monkeypatch.setattr(process.PROCESS, "settle", lambda: None)
+    assert process.late_finding(None) is process.late_finding(KeyError()) is None
+    monkeypatch.setattr(process.PROCESS, "settle", lambda: 1 / 0)
+    assert process.late_finding(KeyError()) is None
+
+
+def test_a_finding_at_the_end_of_the_program_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(process.PROCESS, "settle", lambda: ValueError("found"))
+    process._report_at_exit()
+    monkeypatch.setattr(process.PROCESS, "settle", lambda: None)
+    process._report_at_exit()
+    monkeypatch.setattr(process.PROCESS, "settle", lambda: 1 / 0)
+    process._report_at_exit()
+    assert capsys.readouterr() == ("", "ValueError: found\n")
+
+
+@pytest.mark.parametrize(
+    ("pending", "capturing", "usable", "refused"),
+    [(True, True, True, True), (True, True, False, False), (True, False, True, False),
+     (False, True, True, False)],
+)  # fmt: skip
+def test_while_a_graph_is_captured_nothing_is_settled(
+    monkeypatch: pytest.MonkeyPatch, pending: bool, capturing: bool, usable: bool, refused: bool
+) -> None:
+    settled: list[bool] = []
+    monkeypatch.setattr(type(process.PENDING), "__bool__", lambda self: pending)
+    monkeypatch.setattr(process._torch, "is_capturing", lambda: capturing)
+    monkeypatch.setattr(process._torch, "is_device_usable", lambda: usable)
+    monkeypatch.setattr(process.PROCESS, "settle", lambda: settled.append(True))
+    if refused:
+        with pytest.raises(RuntimeError, match="call it after a replay"):
+            cudalens.settle()
+    else:
+        cudalens.settle()
+    assert settled == ([] if refused else [True])
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "1 check$"), (2, "2 checks$")])
+def test_what_the_parent_has_pending_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, count: int, words: str
+) -> None:
+    monkeypatch.setattr(process.PENDING, "inherited", count)
+    with pytest.warns(UserWarning, match=words):
+        cudalens.settle()
+    assert process.PENDING.inherited == 0
+    cudalens.settle()
+
+
+@pytest.mark.parametrize(
+    ("installed", "deferred", "pending", "words"),
+    [
+        (False, False, 0, "not installed"), (True, False, 3, "installed"),
+        (True, True, 1, "installed, deferred: 1 call pending"),
+        (True, True, 0, "installed, deferred: 0 calls pending"),
+    ],
+)  # fmt: skip
+def test_the_state_of_the_guards_in_words(
+    monkeypatch: pytest.MonkeyPatch, installed: bool, deferred: bool, pending: int, words: str
+) -> None:
+    states = SimpleNamespace(is_installed=installed, is_deferred=deferred)
+    monkeypatch.setattr(process, "PROCESS", states)
+    monkeypatch.setattr(process, "PENDING", SimpleNamespace(count=pending))
+    assert process._guards() == words
+
+
+@pytest.mark.parametrize(
+    ("checked", "recorded", "report", "words"),
+    [
+        (1, 2, None, "1 guarded call checked, 2 ops recorded, nothing found"),
+        (0, 1, "report", "0 guarded calls checked, 1 op recorded, a problem found"),
+    ],
+)
+def test_the_last_check_in_words(
+    monkeypatch: pytest.MonkeyPatch, checked: int, recorded: int, report: Any, words: str
+) -> None:
+    monkeypatch.setattr(process._Last, "check", "none")
+    process.note_check(checked, recorded, report)
+    assert process._Last.check == words
+
+
+@pytest.mark.parametrize(
+    ("available", "initialized", "lost", "words"),
+    [
+        (False, False, False, "no GPU; `%cudacheck simulate` turns on a rehearsal device"),
+        (True, False, False, "a GPU that this process has not used yet"),
+        (True, True, False, "fine (H200)"),
+        (True, True, True, "lost: an earlier kernel failed, start this process again (H200)"),
+    ],
+)
+def test_the_state_of_cuda_in_words(
+    monkeypatch: pytest.MonkeyPatch, available: bool, initialized: bool, lost: bool, words: str
+) -> None:
+    def synchronize() -> None:
+        if lost:
+            raise RuntimeError
+
+    monkeypatch.setattr(process.simulate, "current", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(process, "describe", lambda: SimpleNamespace(device="H200"))
+    assert process._cuda() == words

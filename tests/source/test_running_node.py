@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from types import FrameType
 
@@ -155,3 +156,93 @@ def test_how_long_a_source_is_parsed_whole(beyond: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(running_node, "_whole", lambda text: whole.append(text))
     runs(FILLER.removesuffix("\n") + "\n" * beyond + "look(1)\n")
     assert bool(whole) is not bool(beyond)
+
+
+# --- pieces of a source ---------------------------------------------------------------------------
+
+
+def node_of(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("f(a, b + 1)", ["f(a, b + 1)", "f", "a", "b + 1", "b", "1"]),
+        ("[x for x in y]", ["[x for x in y]"]),
+        ("f(lambda: z)", ["f(lambda: z)", "f"]),
+    ],
+)
+def test_expressions_that_are_evaluated_here(text: str, wanted: list[str]) -> None:
+    assert [ast.unparse(item) for item in running_node.expressions_in(node_of(text))] == wanted
+
+
+def test_of_a_statement_the_body_runs_at_another_time() -> None:
+    (loop,) = ast.parse("for x in y:\n    z()").body
+    assert [ast.unparse(item) for item in running_node.expressions_in(loop)] == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("a if c else b", ["a", "b"]), ("a + b", ["a"]), ("a.b", ["a"]), ("a[b]", ["a"]),
+        ("f(a)", []), ("a", []),
+    ],
+)  # fmt: skip
+def test_the_parts_that_decide_the_kind_of_a_value(text: str, wanted: list[str]) -> None:
+    assert [ast.unparse(it) for it in running_node.kind_sources(node_of(text))] == wanted
+
+
+def test_the_text_and_the_columns_of_a_node_on_one_line() -> None:
+    lines = ["é = f( a,b )", "g(", "  1)"]
+    first, second = ast.parse("\n".join(lines)).body
+    assert isinstance(first, ast.Assign)
+    assert isinstance(second, ast.Expr)
+    assert running_node.text_of(first.value, lines) == "f( a,b )"
+    assert running_node.span_of(first.value, lines) == (1, 4, 12)
+    assert running_node.text_of(second.value, lines) == "g(1)"
+    assert running_node.span_of(second.value, lines) is None
+    assert running_node.span_of(first.value, []) is None
+    assert running_node.text_of(first.value, []) == "f(a, b)"
+    assert running_node.span_of(ast.Load(), lines) is None
+    named = node_of("(n := 3)")
+    assert running_node.text_of(named, ["(n := 3)"]) == "(n := 3)"
+    assert running_node.column_of("é = 1", 3) == 2
+    texts = [running_node.line_text(["  a ", "b"], at) for at in (0, 1, 2, 3)]
+    assert texts == [None, "a", "b", None]
+
+
+def test_the_text_of_a_statement_that_shares_its_line() -> None:
+    found = {item.statement_text for item in runs("x = look(1); y = look(2)\nz = look(3)  # last")}
+    assert found == {"x = look(1)", "y = look(2)", "z = look(3)  # last"}
+    (several,) = runs("x = look(\n    1)")
+    assert several.statement_text == "x = look("
+
+
+@pytest.mark.parametrize(
+    ("text", "scope"),
+    [
+        ("y = look(1) + 2", "y = look(1) + 2"),
+        ("y = sum(look(x) for x in [1])", "look(x)"),
+        ("y = (lambda q: look(q) + 1)(1)", "look(q) + 1"),
+    ],
+)
+def test_the_largest_piece_whose_names_mean_the_same(text: str, scope: str) -> None:
+    (found,) = runs(text)
+    assert found.scope is not None
+    assert ast.unparse(found.scope) == scope
+
+
+def test_variables_that_the_running_code_mentions() -> None:
+    seen: list[dict[str, object]] = []
+
+    def mention(own: int) -> None:
+        seen.append(running_node.mentioned(sys._getframe()))
+
+    mention(3)
+    (found,) = seen
+    assert found["own"] == 3
+    assert found["seen"] is seen
+    assert found["running_node"] is running_node
+    assert "runs" not in found
+    assert found["_getframe"] is None
