@@ -365,6 +365,7 @@ def _show(args: Namespace) -> int:
 
 
 def _explain(args: Namespace) -> int:
+    from cudalens.core.report_types import format_count
     from cudalens.logs.crash_log import read_log
     from cudalens.logs.log_verdict import explain_log, last_exception
     from cudalens.source.files import source_lines
@@ -382,7 +383,7 @@ def _explain(args: Namespace) -> int:
         what = "standard input" if names == ["-"] else " and ".join(names)
         last = last_exception(log)
         other = f"; its last exception is {last}" if last else ""
-        size = f"{log.lines} line{'s' * (log.lines != 1)}"
+        size = format_count(log.lines, "line")
         line = f"{what} ({size}) shows no failure of CUDA or torch{other}"
         return _complain(line, FAILED)
     print(_as_text(report, sys.stdout))

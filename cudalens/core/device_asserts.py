@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
+from cudalens.core.report_types import format_count
 from cudalens.core.text_files import packaged
 
 ASSERT_CODE = 710
@@ -50,7 +51,7 @@ class AssertLine:
             return self.first
         more = "at least " * (len(self.threads) >= MAX_THREADS)
         counts = (("block", len(self.blocks)), ("thread", len(self.threads)))
-        of = ", ".join(f"{more}{count} {what}{'s' * (count != 1)}" for what, count in counts)
+        of = ", ".join(f"{more}{format_count(count, what)}" for what, count in counts)
         return f"{self.first} ({self.count} times, {of})"
 
 

@@ -18,8 +18,7 @@ from cudalens.core._torch import Unseen
 from cudalens.recorder import _torch
 from cudalens.recorder.backward import BackwardPass
 from cudalens.recorder.sites import SiteTracker
-from cudalens.source.files import torch_path
-from cudalens.source.stack import stack_of
+from cudalens.source.stack import is_loader_worker
 
 _of_thread: dict[int, list[Any]] = {}
 """The open recorders of each thread, innermost last."""
@@ -256,8 +255,7 @@ def _leave_worker() -> None:
 
     Nobody asks them there, and a worker's error is the text of its traceback, with all frames.
     """
-    stack = stack_of(sys._getframe())
-    if any(torch_path(frame.f_code.co_filename) == "utils/data/dataloader.py" for frame in stack):
+    if is_loader_worker():
         for recorder in reversed(here().copy()):
             recorder.__exit__(None, None, None)
 

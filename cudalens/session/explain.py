@@ -17,7 +17,7 @@ from cudalens.core._python import entries_from_traceback, parse
 from cudalens.core.device_asserts import fold
 from cudalens.core.evidence_types import FittingCall
 from cudalens.core.limits import Limits
-from cudalens.core.report import ErrorFacts, Report
+from cudalens.core.report import Report
 from cudalens.core.report_types import (
     Expression,
     MarkedLine,
@@ -67,22 +67,16 @@ def explain(
         report = report_of_another(error)
     else:
         with _torch.Unseen():  # modes and subclasses of the user's must not see our calls
-            report = _made(namespace, error, facts, printed, is_lost=is_lost)
+            lines = _assertions(facts.message, printed) if is_lost else ""
+            report = _report_of(error, namespace, lines)
         lost_context.remember(report)
     PROCESS.last = report
     return report
 
 
-def _made(
-    namespace: Mapping[str, object],
-    error: BaseException,
-    facts: ErrorFacts,
-    printed: str,
-    *,
-    is_lost: bool,
-) -> Report:
+def _report_of(error: BaseException, namespace: Mapping[str, object], lines: str) -> Report:
+    """Return the report of an exception; ``lines`` are the assertions behind it."""
     started = time.perf_counter()
-    lines = _assertions(facts.message, printed) if is_lost else ""
     tree = Limits().attempt("cell", lambda: _tree_of_cell(error), lambda: ast.Module([], []))
     # In place of the stream of a checked block.
     evidence, trial = evidence_of_error(

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from cudalens.core.report import Report, is_of_cell
-from cudalens.core.report_types import Observation
+from cudalens.core.report_types import Observation, format_count
 from cudalens.source.files import running_shell
 from cudalens.source.locate import CallSite
 
@@ -60,21 +60,22 @@ class Findings:
     def __init__(self) -> None:
         self.raised = _Series()
         self.silent = _Series()
-        self._silent_places: set[object] = set()
+        self._silent_calls: set[object] = set()
+        self._silent_lines: set[object] = set()
 
     def add(self, report: Report) -> None:
         """Take a finding in."""
         if report.kind != "silent":
             self.raised.add(report)
             return
-        place = (report.op, report.source, report.argument)
+        call = (report.op, report.source, report.argument)
         forward = report.forward_source
         # The backward of an op meets the values that its forward call was found with.
-        is_told = forward is not None and (forward.ref, report.argument) in self._silent_places
-        if place not in self._silent_places and not is_told:
-            self._silent_places.add(place)
+        is_told = forward is not None and (forward.ref, report.argument) in self._silent_lines
+        if call not in self._silent_calls and not is_told:
+            self._silent_calls.add(call)
             if report.source is not None:
-                self._silent_places.add((report.source.ref, report.argument))
+                self._silent_lines.add((report.source.ref, report.argument))
             self.silent.add(report)
 
     def has(self, report: Report) -> bool:
@@ -84,7 +85,7 @@ class Findings:
     def fired(self) -> str:
         """Return how many calls were stopped, as words."""
         count = self.raised.count
-        return "1 call was stopped" if count == 1 else f"{count} calls were stopped"
+        return f"{format_count(count, 'call')} {'was' if count == 1 else 'were'} stopped"
 
     def others(self, shown: Report, *, has_ended: bool = False) -> str:
         """Count and list what was found besides ``shown``; empty when nothing.

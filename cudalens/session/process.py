@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
 from functools import cache, lru_cache
-from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from cudalens import guards, simulate
@@ -17,14 +16,16 @@ from cudalens.core import _torch
 from cudalens.core._python import add_note
 from cudalens.core.limits import Limits
 from cudalens.core.report import Report
+from cudalens.core.report_types import format_count
 from cudalens.evidence.context import describe
 from cudalens.evidence.finding import on_past_violation, on_violation
 from cudalens.guards.interceptor import Interceptor
 from cudalens.guards.pending import PENDING
 from cudalens.guards.process import PROCESS
 from cudalens.session.succession import SUCCESSION
-from cudalens.source.files import is_user_file, torch_path
+from cudalens.source.files import is_user_file
 from cudalens.source.shown_frames import hide_own_frames
+from cudalens.source.stack import is_loader_worker
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +80,7 @@ def install(*, deferred: bool = False) -> None:
     acquire(is_deferred=deferred)
     _installs.append(deferred)
     if deferred:
-        _at_exit()
+        _report_at_exit()
 
 
 def uninstall() -> None:
@@ -178,7 +179,7 @@ def settle() -> None:
         raise RuntimeError(msg)
     if not PENDING and PENDING.inherited:
         count, PENDING.inherited = PENDING.inherited, 0
-        checks = f"{count} check{'s' * (count != 1)}"
+        checks = format_count(count, "check")
         warnings.warn(
             f"pending when this process was forked, so for its parent to settle: {checks}",
             stacklevel=2,
@@ -191,11 +192,7 @@ def _clean_worker_errors() -> None:
 
     The error goes to its parent as the text of its traceback, with all frames.
     """
-    frames = [frame for frame, _ in walk_stack(sys._getframe())]
-    is_worker = any(
-        torch_path(it.f_code.co_filename) == "utils/data/dataloader.py" for it in frames
-    )
-    if not (is_worker and PROCESS.is_installed):
+    if not (PROCESS.is_installed and is_loader_worker()):
         return
     wrapper = _torch.ExceptionWrapper
     before = wrapper.__init__
@@ -220,16 +217,15 @@ def _raise(error: BaseException | None) -> None:
         raise error
 
 
-@cache
-def _at_exit() -> None:
-    """Look at what is pending when the program ends: its last op may be the bad one."""
-    atexit.register(_report_at_exit)
-
-
+@cache  # once for the process
 def _report_at_exit() -> None:
-    error = Limits().attempt("pending checks", PROCESS.settle)  # the device may be lost
-    if error is not None:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    """Look at what is pending when the program ends: its last op may be the bad one."""
+
+    @atexit.register
+    def report() -> None:
+        error = Limits().attempt("pending checks", PROCESS.settle)  # the device may be lost
+        if error is not None:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
 
 
 def last_report() -> Report | None:
@@ -300,9 +296,9 @@ class _Last:
 
 def note_check(checked: int, recorded: int, report: Report | None) -> None:
     """Take note of a block that was checked: guarded calls, ops recorded, and what was found."""
-    calls = f"{checked} guarded call{'s' * (checked != 1)} checked"
-    ops = f"{recorded} op{'s' * (recorded != 1)} recorded"
-    _Last.check = f"{calls}, {ops}, {'nothing' if report is None else 'a problem'} found"
+    calls, ops = format_count(checked, "guarded call"), format_count(recorded, "op")
+    found = "nothing" if report is None else "a problem"
+    _Last.check = f"{calls} checked, {ops} recorded, {found} found"
 
 
 def status() -> str:
@@ -322,8 +318,7 @@ def _guards() -> str:
         return "not installed"
     if not PROCESS.is_deferred:
         return "installed"
-    count = PENDING.count
-    return f"installed, deferred: {count} call{'s' * (count != 1)} pending"
+    return f"installed, deferred: {format_count(PENDING.count, 'call')} pending"
 
 
 def _cuda() -> str:

@@ -63,17 +63,8 @@ class Ranks:
 
     def __enter__(self) -> Ranks:
         """Take the place where processes start."""
-        self._undo = replace_attribute(BaseProcess, "start", self._wrap(BaseProcess.start))
-        return self
+        start = BaseProcess.start
 
-    def __exit__(self, *_: object) -> None:
-        """Put it back; what the processes have written goes."""
-        self._undo()
-        if self._folder is not None and os.getpid() == self._owner:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._started = {}
-
-    def _wrap(self, start: Any) -> Any:
         @functools.wraps(start)
         def checked(process: BaseProcess) -> None:
             __tracebackhide__ = True
@@ -86,7 +77,15 @@ class Ranks:
                 if isinstance(vars(process).get("run"), RankRun):
                     del process.run
 
-        return checked
+        self._undo = replace_attribute(BaseProcess, "start", checked)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Put it back; what the processes have written goes."""
+        self._undo()
+        if self._folder is not None and os.getpid() == self._owner:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._started = {}
 
     def _prepare(self, process: BaseProcess) -> None:
         number = next(self._numbers)  # several threads may start some

@@ -164,7 +164,10 @@ class CheckSession:
 
     def _install(self, stack: ExitStack) -> None:
         stack.callback(PROCESS.listen(self))
-        self._ranks = self._optional(stack, "ranks", self._make_ranks)
+        # A rank gets the options without the files, which are this block's alone.
+        names = ("fast", "deferred", "nan", "sync", "max_ops", "force_eager")
+        session = partial(CheckSession, **{name: getattr(self, name) for name in names})
+        self._ranks = self._optional(stack, "ranks", partial(Ranks, session, self._limits))
         wants = {"is_deferred": self.deferred, "in_compiled": not self.force_eager}
         process.acquire(**wants)
         stack.callback(partial(PROCESS.release, **wants))
@@ -180,12 +183,6 @@ class CheckSession:
     def _hand_on(self) -> None:
         recorder = self.recorder if self.is_followed else None
         self._limits.attempt("earlier blocks", partial(SUCCESSION.end, recorder))
-
-    def _make_ranks(self) -> Ranks:
-        # The files of the report are this block's alone.
-        names = ("fast", "deferred", "nan", "sync", "max_ops", "force_eager")
-        options = {name: getattr(self, name) for name in names}
-        return Ranks(partial(CheckSession, **options), self._limits)
 
     def _enter_recording(self, stack: ExitStack) -> None:
         from cudalens.recorder import Recorder
@@ -236,7 +233,8 @@ class CheckSession:
             if self.deferred or not self.force_eager:
                 late = self._limits.attempt("pending checks", PROCESS.settle)
             if late is None and error is None:
-                late = self._nan_in_result()
+                # A NaN in a value that the shell has shown: it could not be raised there.
+                late = getattr(getattr(self.recorder, "watch", None), "late", None)
             if late is not None and error is not None:
                 late = process.in_place_of(error, late)
             self._close(late or error)
@@ -244,10 +242,6 @@ class CheckSession:
             self.remove()  # once more: an interrupt may have come where it began
             restore_functorch(late or error)
         return late
-
-    def _nan_in_result(self) -> BaseException | None:
-        """Return the finding in a value that the shell has shown: it could not be raised there."""
-        return getattr(getattr(self.recorder, "watch", None), "late", None)
 
     def _close(self, error: BaseException | None) -> None:
         started = time.perf_counter()
@@ -272,7 +266,14 @@ class CheckSession:
                 report = replace(report, limits=(*report.limits, *failures))
             if error is not None and outcome.site is not None:
                 complete_message(error, outcome.shown, report)
-            self._publish(report, error)
+            self.report = PROCESS.last = report
+            if not (self.is_reminder or report.ranks):  # another process's device is not this one's
+                self._limits.attempt("memory", partial(lost_context.remember, report))
+            own_report = None if error is None else report_beside(error)
+            if isinstance(error, (DeviceAssertError, NonFiniteError)):
+                error.report = self.report
+            elif error is not None and own_report is not None:
+                replace_report(error, report)
         process.note_check(self.checked_ops, self.recorded_ops, self.report)
 
     def remove(self) -> None:
@@ -344,7 +345,9 @@ class CheckSession:
         other = None
         if left is None:
             other = self._of_ranks(error)
-            if other is None and not self._was_raised_by_launcher(error):
+            has_ranks = self._ranks is not None and self._ranks.has_started
+            # A launcher's exception only says that one of the processes has failed.
+            if other is None and not (has_ranks and launcher_error(error) is not None):
                 other = self._explained(error, started)
             other = other or self._explained_late(self._late(error), started)
         finding = left if other is None else None
@@ -371,11 +374,6 @@ class CheckSession:
         if own is None and left is not None and error is not None:
             note_finding(error, left)
         return outcome
-
-    def _was_raised_by_launcher(self, error: BaseException | None) -> bool:
-        """True if an exception only says that one of the processes has failed."""
-        has_started = self._ranks is not None and self._ranks.has_started
-        return has_started and launcher_error(error) is not None
 
     def _of_ranks(self, error: BaseException | None) -> Report | None:
         """Return what the processes that the block started have reported, as one report."""
@@ -440,17 +438,6 @@ class CheckSession:
         if self.show_early is not None:
             self.is_shown_early = True
             self.show_early()
-
-    def _publish(self, report: Report, error: BaseException | None) -> None:
-        """Make this the report of the session, of the process and of the exception."""
-        self.report = PROCESS.last = report
-        if not (self.is_reminder or report.ranks):  # another process's device is not this one's
-            self._limits.attempt("memory", partial(lost_context.remember, report))
-        own_report = None if error is None else report_beside(error)
-        if isinstance(error, (DeviceAssertError, NonFiniteError)):
-            error.report = self.report
-        elif error is not None and own_report is not None:
-            replace_report(error, report)
 
     def _late(self, raised: BaseException | None) -> BaseException | None:
         """Wait for the device: a fault of this block must not be blamed on the next."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dis
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from traceback import walk_stack
@@ -182,6 +183,12 @@ def stack_of(frame: FrameType | None) -> tuple[FrameType, ...]:
     """Return a frame and all its callers, outermost first."""
     frames = [] if frame is None else [item for item, _ in walk_stack(frame)]
     return tuple(reversed(frames))
+
+
+def is_loader_worker() -> bool:
+    """Return whether a DataLoader has just forked this process: its code is still on the stack."""
+    files = (frame.f_code.co_filename for frame in stack_of(sys._getframe()))
+    return any(torch_path(file) == "utils/data/dataloader.py" for file in files)
 
 
 def running_frame(code: CodeType, entries: Sequence[TracebackType]) -> FrameType | None:
