@@ -455,9 +455,9 @@ def node_sequence_nr(node: Any) -> int | None:
     return None if number is None else int(number())
 
 
-def base_of(tensor: Tensor) -> Tensor | None:
-    """Return the tensor that ``tensor`` is a view of."""
-    return tensor._base
+_BASE: Any = torch._C.TensorBase
+base_of: Callable[[Tensor], Tensor | None] = _BASE._base.__get__
+"""Return the tensor that a tensor is a view of, whatever its class says."""
 
 
 def same_tensor(left: object, right: object) -> bool:

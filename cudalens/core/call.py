@@ -28,6 +28,11 @@ class NodeMark(NamedTuple):
     saved: tuple[SavedValues, ...] = ()
     """Tensors that it had saved, in anomaly mode: they are freed before the mode finds a NaN."""
 
+    @classmethod
+    def of(cls, node: Any) -> NodeMark | None:
+        """Return the mark of a node, ``None`` without one."""
+        return None if node is None else cls(node.name(), node._sequence_nr())
+
 
 @dataclass(kw_only=True, eq=False)
 class ApiCall:

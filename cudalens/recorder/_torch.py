@@ -57,7 +57,6 @@ device_of: Callable[[Tensor], torch.device] = _BASE.device.__get__
 shape_of: Callable[[Tensor], torch.Size] = _BASE.shape.__get__
 dtype_of: Callable[[Tensor], torch.dtype] = _BASE.dtype.__get__
 version_of: Callable[[Tensor], int] = _BASE._version.__get__
-base_of: Callable[[Tensor], Tensor | None] = _BASE._base.__get__
 is_view: Callable[[Tensor], bool] = _BASE._is_view
 is_contiguous: Callable[[Tensor], bool] = _BASE.is_contiguous
 offset_of: Callable[[Tensor], int] = _BASE.storage_offset
@@ -105,16 +104,6 @@ class RemovableMode(TorchFunctionMode):
             sys.setprofile(remove)
 
 
-def pop_below_ours(pop: Callable[[], Any]) -> Any:
-    """Pop a mode as torch does where no recorder is on top of the stack.
-
-    Args:
-        pop: torch's function, which pops the top.
-    """
-    with WithoutOurs():
-        return pop()
-
-
 class WithoutOurs:
     """Block in which no recorder is on top of the stack of this thread."""
 
@@ -153,10 +142,10 @@ class WithoutTop:
         _push_on_torch_function_stack(self._mode)
 
 
-def modes_of(kind: type[Any]) -> list[Any]:
-    """Return the function modes of a kind on the stack of this thread, innermost last."""
+def removable_modes() -> list[Any]:
+    """Return the recorders on the stack of this thread, innermost last."""
     stack = map(_get_function_stack_at, range(_len_torch_function_stack()))
-    return [mode for mode in stack if isinstance(mode, kind)]
+    return [mode for mode in stack if isinstance(mode, RemovableMode)]
 
 
 def forgotten_keywords(func: Any, frame: FrameType) -> dict[str, Any]:
@@ -334,18 +323,13 @@ class Replaced:
             self._ours.pop(key)
             # More than this variable and the argument: somebody has imported it by its name.
             if isinstance(ours, FunctionType) and sys.getrefcount(ours) > _OWN_REFERENCES:
-                _bind_anew(ours, self._before[key])
+                for names in gc.get_referrers(ours):
+                    if type(names) is dict:
+                        for it in [it for it, value in list(names.items()) if value is ours]:
+                            names[it] = self._before[key]
 
 
 _OWN_REFERENCES = 2
-
-
-def _bind_anew(ours: object, original: object) -> None:
-    """Let the names in modules and cells that hold a function of ours hold the original."""
-    for names in gc.get_referrers(ours):
-        if type(names) is dict:
-            for name in [name for name, value in list(names.items()) if value is ours]:
-                names[name] = original
 
 
 def remove_stance(ours: Any) -> None:

@@ -151,7 +151,7 @@ class BackwardPass:
             undo: takes what removes the hooks.
         """
         recorder = self._recorder
-        watch, mark = recorder.watch_node, self._mark
+        watch, mark = getattr(recorder.watch, "of_node", None), self._mark
         if recorder.devices and recorder.is_synchronous:
             mark = self._wait_and_mark
         look = look_where = None
@@ -196,7 +196,7 @@ class BackwardPass:
                 recorder.wait_for_all()
             except Exception as error:
                 raise_if_outside(error)
-                self.fault = _mark_of(self.marks.get(get_ident()) or current_node())
+                self.fault = NodeMark.of(self.marks.get(get_ident()) or current_node())
                 recorder.note_end(error, ApiCall(func=None, site=self.site, node=self.fault))
         self._mark(grads)
 
@@ -223,7 +223,7 @@ class BackwardPass:
         if self.fault is not None:
             return self.fault
         nodes = list(self.marks.values())
-        mark = _mark_of(self.marks.get(get_ident()) or (nodes[0] if len(nodes) == 1 else None))
+        mark = NodeMark.of(self.marks.get(get_ident()) or (nodes[0] if len(nodes) == 1 else None))
         saved = self._saved.get(get_ident(), ())
         return mark._replace(saved=saved) if mark is not None and saved else mark
 
@@ -249,7 +249,3 @@ class BackwardPass:
 
 def _listed(outputs: Any) -> Sequence[Any]:
     return outputs if isinstance(outputs, (list, tuple)) else (outputs,)
-
-
-def _mark_of(node: Any) -> NodeMark | None:
-    return None if node is None else NodeMark(node.name(), node._sequence_nr())

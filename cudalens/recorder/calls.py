@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from cudalens.core._python import raise_if_outside
+from cudalens.core._torch import base_of
 from cudalens.core.call import function_name, public_name
 from cudalens.core.torch_functions import CONVERSIONS, Trait, functions, is_in_place, value_at
 from cudalens.core.user_objects import is_tensor
 from cudalens.recorder._torch import (
-    base_of,
     dtype_of,
     is_contiguous,
     is_of_inference,

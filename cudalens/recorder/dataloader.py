@@ -165,8 +165,16 @@ def describe(batch: Batch, row: int | None, item: int | None) -> str:
         row: the row at fault within the batch, where the rows are items.
         item: the item of the dataset, where that is proven.
     """
-    name = _name_of(lambda value: _is_loader_of(batch, value)) or "a DataLoader"
-    text = f"batch {batch.number} of {name}"
+
+    def is_loader(value: Any) -> bool:
+        return (
+            isinstance(value, DataLoader)
+            and batch.sampler is not None
+            and value._index_sampler is batch.sampler()
+            and (batch.dataset is None or value.dataset is batch.dataset())
+        )
+
+    text = f"batch {batch.number} of {_name_of(is_loader) or 'a DataLoader'}"
     if row is not None:
         text += f", row {row}"
     if item is None:
@@ -186,15 +194,6 @@ def dataset_of(batch: Batch) -> tuple[object, str | None]:
     if dataset is None:
         return None, None
     return dataset, _name_of(lambda value: value is dataset)
-
-
-def _is_loader_of(batch: Batch, value: Any) -> bool:
-    return (
-        isinstance(value, DataLoader)
-        and batch.sampler is not None
-        and value._index_sampler is batch.sampler()
-        and (batch.dataset is None or value.dataset is batch.dataset())
-    )
 
 
 def _name_of(is_it: Callable[[Any], bool]) -> str | None:

@@ -24,7 +24,7 @@ from cudalens.recorder.earlier_calls import (
     note_change,
     version_or_none,
 )
-from cudalens.recorder.places import place_of
+from cudalens.recorder.places import address_of
 from cudalens.recorder.sites import SiteReader, phase_of, shared_site
 from cudalens.recorder.tensor_refs import Ref
 
@@ -171,12 +171,12 @@ class Snapshot:
         last = self.calls[-1].seq if self.calls else 0
         known: set[int] = set()
         for call in (*self.earlier.calls, *self.calls):
-            given = {_own_place(item) for item in call.inputs}
+            given = {_own_address(item) for item in call.inputs}
             for item in (*call.inputs, *call.outputs):
                 if id(item) in known:
                     continue
                 known.add(id(item))
-                place, is_given = _own_place(item), any(item is it for it in call.inputs)
+                place, is_given = _own_address(item), any(item is it for it in call.inputs)
                 if place is None or (place in given and not is_given):
                     continue  # what a call shows of an input has the versions of that
                 same = owners.setdefault(place, {})
@@ -237,14 +237,14 @@ class Snapshot:
         return index
 
 
-def _own_place(tensor: Ref) -> int | None:
+def _own_address(tensor: Ref) -> int | None:
     """Return the address of the memory of a living tensor.
 
     ``None`` for a view and a parameter, which have the versions of what they were made of.
     """
     living = tensor()
     is_own = living is not None and not isinstance(living, Parameter) and base_of(living) is None
-    return place_of(living) if is_own and living is not None else None
+    return address_of(living) if is_own and living is not None else None
 
 
 class _Index:

@@ -101,11 +101,6 @@ class RecordingMode(_torch.RemovableMode):
         """Values that guards read in the running call."""
         self._opened_on = THREAD.running
 
-    @property
-    def watch_node(self) -> Callable[..., BaseException | None] | None:
-        """The part of the watch that looks at the gradients of each node."""
-        return getattr(self.watch, "of_node", None)
-
     def last_call(self) -> tuple[str, RawSite]:
         """Return name and place of the call that was noted last."""
         _, api, site, *_ = self._ring[-1]
@@ -226,7 +221,7 @@ class RecordingMode(_torch.RemovableMode):
                 running.call = outer
             if is_called:
                 # This frame keeps it alive.
-                _held = self._failed(func, args, kwargs, error, frame)
+                _held = self.failed(func, args, kwargs, error, frame)
             else:  # what Triton, CuPy or a CUDA graph launched before has failed
                 self.note_end(error, None)
             args, kwargs, tensors, result, value, listed = (), None, None, None, None, None
@@ -245,15 +240,13 @@ class RecordingMode(_torch.RemovableMode):
     ) -> None:
         """Have the watch look at what the host is given by a call that is not noted."""
         __tracebackhide__ = True
-        if api.freezes:
-            self._note_frozen(args, frame)
-        elif self.watch is not None:
-            self.ask_watch(self.watch.read, api, args, result, self.sites.of(frame))
-
-    def _note_frozen(self, args: tuple[Any, ...], frame: FrameType) -> None:
-        """Note where a tensor was told to require no grad."""
+        if not api.freezes:
+            if self.watch is not None:
+                self.ask_watch(self.watch.read, api, args, result, self.sites.of(frame))
+            return
         try:
             with Unseen():
+                # Where a tensor is told to require no grad, a report can say why it has none.
                 if args and type(args[0]) in _TENSORS and not args[0].requires_grad:
                     self._frozen.append((ref(args[0]), self.sites.of(frame)))
         except Exception as trouble:
@@ -381,19 +374,16 @@ class RecordingMode(_torch.RemovableMode):
         """
         if threading.get_ident() == self._thread:
             return site, number, last
-        outer = self._pass_here()
-        if outer is not None and outer.site is not None:
-            if site is None:
-                site = outer.site
-            elif isinstance(site, tuple) and site[2] is None:
-                site = (*site[:2], outer.site)
-        return site, 0, 0
-
-    def _pass_here(self) -> BackwardPass | None:
-        """Return the innermost backward pass of which this thread runs a node."""
         here = threading.get_ident()
         passes = [item for item in self.passes if here in item.marks]
-        return passes[-1] if passes else None
+        # The innermost pass of which this thread runs a node was started at a line of the user's.
+        outer = passes[-1].site if passes else None
+        if outer is not None:
+            if site is None:
+                site = outer
+            elif isinstance(site, tuple) and site[2] is None:
+                site = (*site[:2], outer)
+        return site, 0, 0
 
     def note_batch(self, iterator: Any, *, indices: Any = None, data: Any = None) -> None:
         """Note the indices or the tensors of a loader's batch."""
@@ -440,18 +430,7 @@ class RecordingMode(_torch.RemovableMode):
             traceback = traceback.tb_next
         return innermost
 
-    def failed_unseen(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        error: BaseException,
-        caller: FrameType,
-        own: FrameType,
-    ) -> ApiCall | None:
-        """Return a call that no mode sees and that raised, for its frame ``own`` to keep."""
-        return self._failed(func, args, None, error, caller, own)
-
-    def _failed(
+    def failed(
         self,
         func: Any,
         args: tuple[Any, ...],
@@ -460,7 +439,12 @@ class RecordingMode(_torch.RemovableMode):
         frame: FrameType,
         own: FrameType | None = None,
     ) -> ApiCall | None:
-        """Return the call that raised an exception, for its frame to keep, unless an inner did."""
+        """Return the call that raised an exception, for its frame to keep, unless an inner did.
+
+        Args:
+            frame: which made the call.
+            own: which keeps it, where that is not the frame that asks.
+        """
         call = None
         try:
             if not isinstance(error, Exception):
@@ -478,8 +462,8 @@ class RecordingMode(_torch.RemovableMode):
                 site = self.sites.of(caller)
                 if self.passes:
                     site = self._of_worker(site, 0, 0)[0]
-                if call.node is None and (node := current_node()) is not None:
-                    call.node = NodeMark(node.name(), node._sequence_nr())
+                if call.node is None:
+                    call.node = NodeMark.of(current_node())
                 call.site = site
             self.note_end(error, call)
         except Exception as trouble:

@@ -83,7 +83,7 @@ def in_base(numbers: Tensor, shape: Any, layout: Any, count: int) -> Tensor | No
     return found
 
 
-def place_of(tensor: Tensor) -> int | None:
+def address_of(tensor: Tensor) -> int | None:
     """Return the address of a tensor's memory, the same for all that lie in it.
 
     ``None`` where it has none of its own, as a sparse tensor, or no element.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -37,9 +37,13 @@ class Recorder(RecordingMode):
     def handed_on(self) -> EarlierCalls:
         """Return what the next block may know of the tensors that live on."""
         with no_dispatch_modes(), plain_torch():
-            stems = (api.stem for api in self._apis.values())
-            is_lost = self.recorded_ops > len(self._ring) and shares_memory(stems)
+            is_cut = self.recorded_ops > len(self._ring)  # the first calls have left the ring
+            is_lost = is_cut and shares_memory(self._called())
             return handed_on(self.snapshot(), self.recorded_ops, is_lost)
+
+    def _called(self) -> Iterator[str]:
+        """Yield the name of each function that was called, also of calls that left the ring."""
+        return (api.stem for api in self._apis.values())
 
     def let_go(self) -> None:
         """Forget all tensors."""
@@ -88,8 +92,7 @@ class Recorder(RecordingMode):
             calls = [Recorded._make(item) for item in self._ring.copy()]
             earlier, changes = self._earlier, dict(self._earlier.changes)
             if earlier.versions and calls and calls[0].seq > 1:  # the first have left the ring
-                stems = (api.stem for api in self._apis.values())
-                changes = earlier.changes_before(calls, hides_changes(stems))
+                changes = earlier.changes_before(calls, hides_changes(self._called()))
             snapshot = Snapshot(calls, self._batches, earlier, changes)
             with no_dispatch_modes(), plain_torch():
                 snapshot.note_unseen_writes()

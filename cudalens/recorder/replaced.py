@@ -42,7 +42,7 @@ def _engine(run: Callable[..., Any]) -> Callable[..., Any]:
         __tracebackhide__ = True
         # A thread of autograd's, as in a checkpoint, has opened none: they are its modes.
         inner = run
-        for recorder in here() or _torch.modes_of(_torch.RemovableMode):
+        for recorder in here() or _torch.removable_modes():
             inner = partial(BackwardPass(recorder).run_backward, inner)
         return inner(outputs, *args, **kwargs)
 
@@ -66,8 +66,10 @@ def _popping(pop: Callable[[], Any]) -> Callable[[], Any]:
     """
 
     def pop_mode() -> Any:
-        is_left = sys._getframe(1).f_code is TorchFunctionMode.__exit__.__code__
-        return _torch.pop_below_ours(pop) if is_left else pop()
+        if sys._getframe(1).f_code is not TorchFunctionMode.__exit__.__code__:
+            return pop()
+        with _torch.WithoutOurs():
+            return pop()
 
     return pop_mode
 
@@ -107,7 +109,7 @@ def _applying(unwrap: Callable[..., Any]) -> Callable[..., Any]:
         unwrapped = unwrap(args)
         frame = sys._getframe(1)
         if frame.f_code.co_name == "apply":
-            for recorder in _torch.modes_of(_torch.RemovableMode):
+            for recorder in _torch.removable_modes():
                 recorder.note_call(frame.f_locals["cls"], frame, nodes=1)
         return unwrapped
 
@@ -122,7 +124,7 @@ def _applied(apply: Any) -> Any:
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         is_seen = not _torch.are_transforms_active()
-        for recorder in _torch.modes_of(_torch.RemovableMode) if is_seen else ():
+        for recorder in _torch.removable_modes() if is_seen else ():
             recorder.note_call(cls, sys._getframe(1), nodes=1)
         return apply.__get__(None, cls)(*args, **kwargs)
 
@@ -220,7 +222,7 @@ def _replaying(replay: Callable[[Any], None]) -> Callable[[Any], None]:
             _held = []  # this frame keeps the calls alive
             for recorder in recorders:  # no comprehension: before Python 3.12 that is a frame
                 caller, own = sys._getframe(1), sys._getframe()
-                _held.append(recorder.failed_unseen(replay, (graph,), error, caller, own))
+                _held.append(recorder.failed(replay, (graph,), None, error, caller, own))
                 del caller, own
             raise
         for recorder in recorders:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -50,23 +49,19 @@ def find_modified(
     if len({step.source for step in steps}) != 1:
         return None
     writer, living = next(iter(fitting.values()))
+    by_line: dict[Any, ProvenanceStep] = {}
+    for seq in sorted(since):
+        step = describe_step(since[seq], snapshot)
+        by_line.setdefault(step.source, step)
     is_one_op = len({step.op for step in steps}) == 1
     change = InPlaceChange(
         modified=steps[0] if is_one_op else replace(steps[0], op=None),
         savers=(describe_step(saver, snapshot),),
-        writes=_by_line(describe_step(since[seq], snapshot) for seq in sorted(since)),
+        writes=tuple(by_line.values()),
         is_parameter=living is not None and living.is_leaf and living.requires_grad,
         module=_in_place_module(writer.site),
     )
     return change, writer
-
-
-def _by_line(steps: Iterable[ProvenanceStep]) -> tuple[ProvenanceStep, ...]:
-    """Return the first step of each line, in their order."""
-    first: dict[Any, ProvenanceStep] = {}
-    for step in steps:
-        first.setdefault(step.source, step)
-    return tuple(first.values())
 
 
 def _in_place_module(site: RawSite) -> str | None:

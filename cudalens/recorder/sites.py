@@ -119,28 +119,23 @@ class SiteTracker:
         base = self.of(frame.f_back)
         site = self._noted[id(frame)] = Site("optimizer", base)
         if any(callable(item) for item in (*args[1:], *kwargs.values())):
-            site.closure, site.methods = Site("forward", base), _methods_of(type(optimizer))
-
-
-def _methods_of(kind: type) -> frozenset[CodeType]:
-    functions = (item for base in kind.__mro__ for item in vars(base).values())
-    unwrapped = (inspect.unwrap(item) for item in functions if type(item) is FunctionType)
-    return frozenset(item.__code__ for item in unwrapped if type(item) is FunctionType)
+            site.closure = Site("forward", base)
+            functions = (it for kind in type(optimizer).__mro__ for it in vars(kind).values())
+            # Torch wraps a step in profiling and in no_grad: the frame that runs is the inner one.
+            inner = (inspect.unwrap(it) for it in functions if type(it) is FunctionType)
+            site.methods = frozenset(it.__code__ for it in inner if type(it) is FunctionType)
 
 
 class _FileKinds(dict[str, int]):
     """Kind of each file, read once."""
 
     def __missing__(self, filename: str) -> int:
-        kind = self[filename] = _kind_of(filename)
+        if torch_path(filename) in _NOTED_FILES or filename == _BACKWARD:
+            kind = _NOTED
+        else:
+            kind = _USER if is_user_file(filename) else _OTHER
+        self[filename] = kind
         return kind
-
-
-def _kind_of(filename: str) -> int:
-    path = torch_path(filename)
-    if path in _NOTED_FILES or filename == _BACKWARD:
-        return _NOTED
-    return _USER if is_user_file(filename) else _OTHER
 
 
 # --- reading, after a failure --------------------------------------------------------------------

@@ -45,7 +45,7 @@ class Noting:
     def note_end(self, error: BaseException, call: Any) -> None:
         self.told.append((type(error), call))
 
-    def failed_unseen(self, func: Any, args: Any, error: Any, caller: Any, own: Any) -> None:
+    def failed(self, func: Any, args: Any, kwargs: Any, error: Any, caller: Any, own: Any) -> None:
         self.told.append((args, type(error), caller.f_code.co_name))
 
 
