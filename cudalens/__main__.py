@@ -76,8 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str]) -> int:
     count = take(words, stop=["-m"])
-    if count > 1 and words[count - 1] in _COMMANDS and not _can_run(words[count:]):
-        count -= 1  # --json takes a file before a script, and none before guards
+    if count > 1 and words[count - 1] in _COMMANDS:
+        # --json takes a file before a script, and none before guards.
+        behind = words[count:]
+        if not (behind and (behind[0] == "-m" or Path(behind[0]).exists())):
+            count -= 1
     leading, rest = words[:count], words[count:]
     if "--version" in leading:
         return _say(f"cudalens {__version__}")
@@ -98,10 +101,6 @@ def _dispatch(words: list[str]) -> int:
     if not script.exists():
         raise _UsageError(_no_script(rest[0]))
     return _run(options, lambda: _as_script(script, rest[1:]))
-
-
-def _can_run(rest: list[str]) -> bool:
-    return bool(rest) and (rest[0] == "-m" or Path(rest[0]).exists())
 
 
 def _no_script(word: str) -> str:
@@ -313,15 +312,12 @@ def _demo(args: Namespace) -> int:
         report = demo.run(page)
     except SimulationError as error:
         return _complain(str(error), FAILED)
-    print(f"\n{_numbered(demo.CELL)}\n")
+    lines = enumerate(demo.CELL.splitlines(), start=1)
+    numbered = "\n".join(f"  {number:>2}  {line}".rstrip() for number, line in lines)
+    print(f"\n{numbered}\n")
     print(_as_text(report, sys.stdout))
     print(f"\nThe same as a page: {page}")
     return 0
-
-
-def _numbered(text: str) -> str:
-    lines = enumerate(text.splitlines(), start=1)
-    return "\n".join(f"  {number:>2}  {line}".rstrip() for number, line in lines)
 
 
 def _guards(args: Namespace) -> int:

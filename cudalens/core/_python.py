@@ -185,11 +185,14 @@ def notes_of(error: BaseException) -> list[Any]:
     return notes if isinstance(notes, list) else []
 
 
+def is_own_note(note: object) -> bool:
+    """Return whether cudalens has added a note to an exception."""
+    return isinstance(note, str) and note.startswith("cudalens: ")
+
+
 def own_notes(error: BaseException) -> list[str]:
     """Return the notes that cudalens has added to an exception."""
-    return [
-        note for note in notes_of(error) if isinstance(note, str) and note.startswith("cudalens: ")
-    ]
+    return [note for note in notes_of(error) if is_own_note(note)]
 
 
 def add_note(error: BaseException, line: str) -> None:

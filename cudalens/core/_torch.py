@@ -62,25 +62,19 @@ def redispatcher(op: Any, key: str = BACKEND_SELECT) -> tuple[Callable[..., Any]
         call is to be cut down to.
     """
     below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, key))
-    if key != BACKEND_SELECT:
-        return _decomposition(op), below
-    # The overload's own method only forwards, and every guarded call would pay for it.
-    handle = getattr(op, "_handle", None)
-    return getattr(handle, "redispatch_boxed", op.redispatch), below
-
-
-def _decomposition(op: Any) -> Callable[..., Any]:
-    """Return a function that runs an op's composite kernel without redispatching.
-
-    A redispatch would first offer the op to the dispatch modes, which stand below autograd: the
-    ops that it decomposes into would then be lost to autograd.
-    """
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    if key == BACKEND_SELECT:
+        # The overload's own method only forwards, and every guarded call would pay for it.
+        handle = getattr(op, "_handle", None)
+        return getattr(handle, "redispatch_boxed", op.redispatch), below
+    # Above autograd the composite kernel itself is run.  A redispatch would first offer the op to
+    # the dispatch modes, which stand below autograd: the ops that it decomposes into would then be
+    # lost to autograd.
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
 
     def decompose(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        return op._op_dk(key, *args, **kwargs)
+        return op._op_dk(composite, *args, **kwargs)
 
-    return decompose
+    return decompose, below
 
 
 _DISPATCH_KEYS = torch._C.DispatchKey.__members__

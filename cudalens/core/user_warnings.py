@@ -111,17 +111,13 @@ def _next_without_us(frame: FrameType | None, inner: FrameType | None = None) ->
         outer = frame.f_back
         if outer is not None and not is_ours:
             is_redispatch = file.endswith(_REDISPATCH) and package_of(outer) == "cudalens"
-            is_ours = is_redispatch or _is_for_our_hook(frame, outer)
+            # Torch's function that runs a module's hooks, here because of ours alone.
+            runs_hooks = frame.f_code.co_name == "inner" and file.endswith(_MODULES)
+            is_ours = is_redispatch or (runs_hooks and _has_our_hooks_alone(outer))
         if not is_ours:
             return frame
         inner, frame = frame, outer
     return None
-
-
-def _is_for_our_hook(frame: FrameType, outer: FrameType) -> bool:
-    """Return whether torch's function that runs a module's hooks runs because of ours alone."""
-    is_inner = frame.f_code.co_name == "inner" and frame.f_code.co_filename.endswith(_MODULES)
-    return is_inner and _has_our_hooks_alone(outer)
 
 
 def _has_our_hooks_alone(call: FrameType) -> bool:
@@ -132,12 +128,8 @@ def _has_our_hooks_alone(call: FrameType) -> bool:
     module = call.f_locals.get("self")
     hooks = [getattr(module, f"_{name}_hooks", None) for name in _KINDS_OF_HOOKS]
     of_all = (call.f_globals[f"_global_{name}_hooks"].values() for name in _KINDS_OF_HOOKS)
-    return not any(hooks) and all(map(_is_ours, chain.from_iterable(of_all)))
-
-
-def _is_ours(hook: Any) -> bool:
-    """Return whether a hook of all modules is one of a recorder's."""
-    return str(getattr(hook, "__module__", "")).partition(".")[0] == "cudalens"
+    homes = (str(getattr(it, "__module__", "")) for it in chain.from_iterable(of_all))
+    return not any(hooks) and all(home.partition(".")[0] == "cudalens" for home in homes)
 
 
 def _line_without_hooks(frame: FrameType) -> int | None:

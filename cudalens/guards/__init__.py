@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,12 +18,10 @@ __all__ = [
     "Guard",
     "Violation",
     "add",
-    "all_guards",
     "catalogue_rows",
     "full_name",
     "lies_within",
     "out_of_range",
-    "register",
     "remove",
 ]
 
@@ -39,21 +37,6 @@ def _enter(entry: Guard) -> None:
 
 for _entry in CATALOGUE:
     _enter(_entry)
-
-
-def all_guards() -> Iterator[Guard]:
-    """Return every guard once, in the order of the catalogue's files."""
-    entries = (entry for entries in _table.values() for entry in entries)
-    return iter({entry.requires: entry for entry in entries}.values())
-
-
-def register(op: Any, check: UserCheck, name: str | None = None) -> tuple[Any, ...]:
-    """Add a guard of the user's own; return the overloads it acts on.
-
-    Raises:
-        GuardRegistrationError: the op is not registered, or its arguments do not match.
-    """
-    return resolve(add(op, check, name))
 
 
 def add(op: Any, check: UserCheck, name: str | None = None) -> Guard:

@@ -202,7 +202,14 @@ def bad_numbers(
 ) -> Violation:
     """Describe the numbers that ``bad`` marks; called only when there are some."""
     offenders = exact_offenders(tensor, bad)
-    says = _complaint(offenders.first[0].value, bounds)
+    first = offenders.first[0].value
+    number = math.nan if first is None else float(first)
+    if math.isnan(number):
+        says = "is not a number"
+    elif bounds.max is not None:
+        says = f"is outside the interval {bounds.text}"
+    else:
+        says = "is infinite" if number > 0 else "is negative"
     return Violation(
         argument=argument,
         headline=f"{format_offender(offenders)} {says}",
@@ -212,15 +219,6 @@ def bad_numbers(
         is_index=False,
         device_text=device_text,
     )
-
-
-def _complaint(value: Number, bounds: Bounds) -> str:
-    number = math.nan if value is None else float(value)
-    if math.isnan(number):
-        return "is not a number"
-    if bounds.max is not None:
-        return f"is outside the interval {bounds.text}"
-    return "is infinite" if number > 0 else "is negative"
 
 
 def breaks(violation: Violation) -> Callable[[Tensor], bool]:

@@ -236,7 +236,13 @@ def _outside(
     """Describe what is outside; called only when something seems to."""
     if need.skip_if is not None and need.skip_if(*values):
         return None
-    bad = _bad_elements(need, tensor)
+    # uint8 elements are compared as int64: -100 must not become 156.
+    wide = tensor if tensor.dtype in INDEX_DTYPES else tensor.to(torch.int64)
+    bad = wide > need.high if need.upper_bound_only else outside(wide, need.low, need.high)
+    if need.also_allowed is not None:
+        bad &= wide != need.also_allowed
+    read = None if need.mask is None else need.mask()
+    bad = bad if read is None else bad & read
     has_exceptions = need.also_allowed is not None or need.mask is not None
     if has_exceptions and not bool(bad.any()):
         return None
@@ -275,16 +281,6 @@ def violation(need: Within | Between, tensor: Tensor, *, is_silent: bool) -> Vio
     )
     assert violation is not None
     return violation
-
-
-def _bad_elements(need: Within, tensor: Tensor) -> Tensor:
-    # uint8 elements are compared as int64: -100 must not become 156.
-    wide = tensor if tensor.dtype in INDEX_DTYPES else tensor.to(torch.int64)
-    bad = wide > need.high if need.upper_bound_only else outside(wide, need.low, need.high)
-    if need.also_allowed is not None:
-        bad &= wide != need.also_allowed
-    read = None if need.mask is None else need.mask()
-    return bad if read is None else bad & read
 
 
 # --- values that are in bounds --------------------------------------------------------------------

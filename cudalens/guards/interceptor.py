@@ -236,7 +236,10 @@ class Interceptor:
         for guard in at_once:
             with _torch.own_wait():
                 error = error or self._ask(one.op, (one.plan_of[guard],), args, kwargs)
-        is_read = bool(at_once) or one.may_read or self._writes_on_host(args)
+        # ``host[key] = number`` copies the number to the host within the call, where nothing can be
+        # raised any more.
+        is_there = "cpu" not in self._devices and bool(args) and isinstance(args[0], Tensor)
+        is_read = bool(at_once) or one.may_read or (is_there and args[0].is_cpu)
         if (is_read and PENDING) or (PENDING.findings and PENDING.has_finding()):
             # What was noted before comes before what this call is about.
             error = self._raised(PENDING.settle(threading.get_ident()), error)
@@ -244,14 +247,6 @@ class Interceptor:
             noted = noted or Noted(args, kwargs, [])
             noted.error = error
         return noted
-
-    def _writes_on_host(self, args: tuple[Any, ...]) -> bool:
-        """Return whether a call such as ``host[key] = number`` copies a number to the host.
-
-        torch copies it within the call, where nothing can be raised any more.
-        """
-        is_there = "cpu" not in self._devices and bool(args) and isinstance(args[0], Tensor)
-        return is_there and args[0].is_cpu
 
     def set_deferred(self, is_deferred: bool, in_compiled: bool = False) -> None:
         """Switch deferred checking on or off; pending checks stay.
@@ -264,16 +259,11 @@ class Interceptor:
 
     def _look_later(self, *, is_wanted: bool) -> None:
         with Uninterrupted():
-            if is_wanted != bool(self._leave_later):
-                (self._install_later if is_wanted else self._remove_later)()
-
-    def _install_later(self) -> None:
-        for part in (self._waits, self._compiled):
-            self._leave_later.append(part.install())
-
-    def _remove_later(self) -> None:
-        while self._leave_later:
-            self._leave_later.pop()()
+            if is_wanted and not self._leave_later:
+                for part in (self._waits, self._compiled):
+                    self._leave_later.append(part.install())
+            while self._leave_later and not is_wanted:
+                self._leave_later.pop()()
 
     def settle(
         self, thread: int | None = None, others: Collection[int] = ()

@@ -95,13 +95,16 @@ def _guarded_op(op: Any, entries: tuple[Guard, ...]) -> GuardedOp:
     plans = []
     for entry in entries:
         slots = tuple(parameters[name] for name in entry.parameters)
+        places = [item.position for item in slots]
+        # With several places itemgetter gives a tuple, with one place the value itself.
+        alone = slice(places[0], places[0] + 1) if places else slice(0, 0)
         plans.append(
             Plan(
                 guard=entry,
                 check=entry.check,
                 parameters=slots,
-                pick=_picker(slots),
-                last=max((item.position for item in slots), default=0),
+                pick=itemgetter(*places) if len(places) > 1 else itemgetter(alone),
+                last=max(places, default=0),
                 places={item.name: place for place, item in enumerate(slots)},
             )
         )
@@ -115,13 +118,6 @@ def _guarded_op(op: Any, entries: tuple[Guard, ...]) -> GuardedOp:
         may_read=any(entry.waits for entry in entries),
         routes={},
     )
-
-
-def _picker(slots: Sequence[ArgumentSlot]) -> Callable[[tuple[Any, ...]], Sequence[Any]]:
-    positions = [item.position for item in slots]
-    if len(positions) > 1:
-        return itemgetter(*positions)
-    return itemgetter(slice(positions[0], positions[0] + 1) if positions else slice(0, 0))
 
 
 # --- what calls must fulfil -----------------------------------------------------------------------

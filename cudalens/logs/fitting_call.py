@@ -126,7 +126,9 @@ class _Code:
         if made:
             yield from ((name, "") for name in made)
             return
-        own = [item for item in self._objects.definitions(function) if not self._is_here(item)]
+        # What this code defines itself is read where it stands.
+        definitions = self._objects.definitions(function)
+        own = [item for item in definitions if getattr(item, "name", "") not in self._own]
         if own:
             for call in (call for item in own for call in fitting_calls(item, self._meaning)):
                 yield call.api, call.text
@@ -145,9 +147,6 @@ class _Code:
             function = function.value
         is_module = "module" in (self._objects.classes(function) or ())
         return is_module or (isinstance(function, ast.Name) and function.id in self._foreign)
-
-    def _is_here(self, definition: ast.AST) -> bool:
-        return getattr(definition, "name", "") in self._own
 
     def _constructed(self, node: ast.expr) -> list[str]:
         """Return the modules that an expression makes."""

@@ -107,7 +107,9 @@ def explain_log(log: CrashLog, read: Read = lambda _: ()) -> Report | None:
         report = _of_waiting(log, chosen, evidence)
     else:
         report = replace(diagnose(evidence), source=evidence.source, frames=frames)
-        if not _is_sticky(chosen) and log.last_text > _last_line(chosen):
+        # An error without a traceback was printed by the job, which was still running then.
+        behind = _AFTER if chosen.frames else chosen.message.count("\n")
+        if not _is_sticky(chosen) and log.last_text > chosen.number + behind:
             report = replace(report, limits=(*report.limits, _HANDLED))
     same = (item for item in log.failures if _is_assert(item) and _is_assert(chosen))
     ranks = chosen.ranks.union(*(item.ranks for item in same))
@@ -118,14 +120,6 @@ def explain_log(log: CrashLog, read: Read = lambda _: ()) -> Report | None:
     if not is_without_gpu(chosen.message):
         hints = (*hints, _next_run(log, chosen))
     return replace(report, environment=evidence.environment, hints=hints)
-
-
-def _last_line(failure: Failure) -> int:
-    """Return the last line that may still belong to the end of a job with this failure.
-
-    An error without a traceback was printed by the job, which was still running.
-    """
-    return failure.number + (_AFTER if failure.frames else failure.message.count("\n"))
 
 
 def last_exception(log: CrashLog) -> str | None:

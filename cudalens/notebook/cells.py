@@ -337,7 +337,10 @@ class CellWatch:
         if failure is not None and is_of_user(failure):
             raise failure
         is_inner = any(item.session for item in self._cells)
-        if cell.options is None and not (info.silent or is_inner or _is_way_out(cell.typed)):
+        # A cell that only turns checks off must run where they cannot be opened.
+        typed = [line.strip() for line in cell.typed if line.strip()]
+        is_way_out = typed in ([f"%{MAGIC} off"], ["%unload_ext cudalens"])
+        if cell.options is None and not (info.silent or is_inner or is_way_out):
             cell.options = self.always
         if cell.options is None:
             return
@@ -534,9 +537,3 @@ def _first(lines: list[str]) -> str:
         if line.strip():
             return line
     return ""
-
-
-def _is_way_out(typed: list[str]) -> bool:
-    """Return whether a cell only turns checks off, as it must where they cannot be opened."""
-    lines = [line.strip() for line in typed if line.strip()]
-    return lines in ([f"%{MAGIC} off"], ["%unload_ext cudalens"])

@@ -174,8 +174,18 @@ class Simulation:
             os.write(STDERR_FD, f"{self.pending}\n".encode())
 
     def _install(self) -> None:
+        # In this order; the last ones are a self-check.
+        steps: dict[str, Callable[[], object]] = {
+            "the list of ops": yaml_facts,
+            "registering the device": install_device,
+            "setting torch's flags": self._set_flags,
+            "answering for torch.cuda": lambda: patch_surface(self._patches, self._runtime),
+            "registering kernels": self._register,
+            "the self-check's forward and backward": _check_values,
+            "the self-check's assertion": self._check_assert,
+        }
         try:
-            for step, action in self._steps().items():
+            for step, action in steps.items():
                 try:
                     with NoTorchFunction():  # a recorder would take its calls for the user's
                         action()
@@ -190,18 +200,6 @@ class Simulation:
         except BaseException:
             self._remove()
             raise
-
-    def _steps(self) -> dict[str, Callable[[], object]]:
-        """Return what starting takes, by name, in order; the last ones are a self-check."""
-        return {
-            "the list of ops": yaml_facts,
-            "registering the device": install_device,
-            "setting torch's flags": self._set_flags,
-            "answering for torch.cuda": lambda: patch_surface(self._patches, self._runtime),
-            "registering kernels": self._register,
-            "the self-check's forward and backward": _check_values,
-            "the self-check's assertion": self._check_assert,
-        }
 
     def _register(self) -> None:
         _off.remove()

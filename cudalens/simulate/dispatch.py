@@ -157,16 +157,13 @@ class Registrations:
                 self._fall_back(partial(_refuse, key), key)
             for name in names:
                 self._put(name, partial(_serve_named, runtime, CPU_KEYS, name), "CUDA")
-            self._install_layouts(runtime)
-
-    def _install_layouts(self, runtime: Runtime) -> None:
-        """Serve sparse and nested tensors, also where a compiled or composite kernel would."""
-        for key, (keys, host_key) in _LAYOUTS.items():
-            self._fall_back(partial(_serve, runtime, keys), key)
-            for name in {name for name, _ in _pairs((key, host_key))}:
-                self._put(name, partial(_serve_named, runtime, keys, name), key)
-        for name, key in _pairs(_REFUSED_KEYS):
-            self._put(name, partial(_refuse, key, op_of(name)), key)
+            # Sparse and nested tensors, also where a compiled or composite kernel would serve.
+            for key, (keys, host_key) in _LAYOUTS.items():
+                self._fall_back(partial(_serve, runtime, keys), key)
+                for name in {name for name, _ in _pairs((key, host_key))}:
+                    self._put(name, partial(_serve_named, runtime, keys, name), key)
+            for name, key in _pairs(_REFUSED_KEYS):
+                self._put(name, partial(_refuse, key, op_of(name)), key)
 
     def turn_off(self) -> None:
         """Take the kernels out; later calls on the device say that it is off."""

@@ -228,19 +228,15 @@ def check_devices(facts: OpSchema, values: Sequence[Any]) -> None:
 _MASKS: Final = frozenset({"condition", "mask"})
 
 
-def _partner(facts: OpSchema, host: Sequence[Any]) -> Tensor | None:
-    """Return the operand that decides the dtype: one with dimensions wins over a 0-dim one."""
-    tensors = [
-        value
-        for name, value in zip(facts.names, host, strict=True)
-        if isinstance(value, Tensor) and name not in _MASKS
-    ]
-    return max(tensors, key=lambda t: t.dim() > 0, default=None)
-
-
 def number_tensor(value: complex, facts: OpSchema, host: Sequence[Any]) -> Tensor:
     """Return the 0-dim CPU tensor for a number, with the dtype that leaves promotion unchanged."""
-    other = _partner(facts, host)
+    tensors = [
+        it
+        for name, it in zip(facts.names, host, strict=True)
+        if isinstance(it, Tensor) and name not in _MASKS
+    ]
+    # The operand that decides the dtype: one with dimensions wins over a 0-dim one.
+    other = max(tensors, key=lambda it: it.dim() > 0, default=None)
     if isinstance(value, bool) or other is None:
         return torch.tensor(value)
     dtype = torch.result_type(other, value)

@@ -72,7 +72,7 @@ def _device_functions(runtime: Runtime) -> dict[str, Any]:
         state.check_device_index(_index_of(device))
         state.sync()
 
-    functions = {
+    return {
         "set_device": checked(None),
         "synchronize": synchronize,
         "get_device_properties": checked(DeviceProperties()),
@@ -82,7 +82,6 @@ def _device_functions(runtime: Runtime) -> dict[str, Any]:
         "_maybe_exchange_device": partial(exchange_device),
         "_is_in_bad_fork": lambda: state.is_forked,
     }
-    return functions
 
 
 _CONSTANTS: Final = {
@@ -140,17 +139,6 @@ class CudaStatus(int):
     """A result code of the CUDA runtime."""
 
     success: int = 0
-
-
-def _runtime_library() -> SimpleNamespace:
-    """Return what `torch.cuda.cudart` gives: the calls that PyTorch programs make."""
-    return SimpleNamespace(
-        cudaError=CudaStatus,
-        cudaGetErrorString="CUDA error {}".format,
-        cudaProfilerStart=constant(0),
-        cudaProfilerStop=constant(0),
-        cudaMemGetInfo=MEMORY_FUNCTIONS["mem_get_info"],
-    )
 
 
 def _compile_for_device(patches: Patches) -> None:
@@ -216,7 +204,15 @@ def patch_surface(patches: Patches, runtime: Runtime) -> None:
         for owner in (torch.cuda, torch.cuda.memory):
             refused = {name: _refusal(what, getattr(owner, name, None)) for name in names.split()}
             patches.replace(owner, **refused)
-    patches.set(torch.cuda, "_cudart", _runtime_library())
+    # What torch.cuda.cudart gives: the calls that PyTorch programs make.
+    library = SimpleNamespace(
+        cudaError=CudaStatus,
+        cudaGetErrorString="CUDA error {}".format,
+        cudaProfilerStart=constant(0),
+        cudaProfilerStop=constant(0),
+        cudaMemGetInfo=MEMORY_FUNCTIONS["mem_get_info"],
+    )
+    patches.set(torch.cuda, "_cudart", library)
     _compile_for_device(patches)
     # With these torch's own Python answers for random numbers, and refuses in a child process.
     patches.set(torch.cuda, "_initialized", True)
@@ -226,7 +222,12 @@ def patch_surface(patches: Patches, runtime: Runtime) -> None:
     for owner in (torch.accelerator, getattr(torch.accelerator, "memory", torch.accelerator)):
         patches.replace(owner, **MEMORY_FUNCTIONS, synchronize=synchronize)
     _patch_private(patches, runtime)
-    patch_tensor_surface(patches)
+    _patch_generator(patches)
+    _patch_storage(patches)
+    _patch_pinning(patches)
+    for name in _LEGACY_TENSORS.split():
+        dtype = getattr(torch, f"{name}Tensor").dtype
+        patches.set(torch.cuda, f"{name}Tensor", _legacy_tensor(f"{name}Tensor", dtype))
 
 
 # --- replaced attributes --------------------------------------------------------------------------
@@ -346,13 +347,3 @@ def _legacy_tensor(name: str, dtype: torch.dtype) -> Any:
 
     # Tensor.type() reads the C name of a class, so the qualified name goes in whole.
     return LegacyTensor(f"torch.cuda.{name}", (), {"dtype": dtype, "is_cuda": True})
-
-
-def patch_tensor_surface(patches: Patches) -> None:
-    """Patch pinning, storages, generators and legacy types."""
-    _patch_generator(patches)
-    _patch_storage(patches)
-    _patch_pinning(patches)
-    for name in _LEGACY_TENSORS.split():
-        dtype = getattr(torch, f"{name}Tensor").dtype
-        patches.set(torch.cuda, f"{name}Tensor", _legacy_tensor(f"{name}Tensor", dtype))

@@ -75,15 +75,15 @@ def name_values(
         if proven is not None:
             names.append(Name(key, proven.expression, proven.span))
         elif row_of is not None:
-            wholes = (item for item in tensors if isinstance(item.expression.node, _PRIMARIES))
-            rows = ((item, row_of(value, item.value)) for item in wholes)
-            names += [_name_of_row(key, item, row) for item, row in rows if row is not None][:1]
+            for whole in tensors:
+                syntax = whole.expression.node
+                row = row_of(value, whole.value) if isinstance(syntax, _PRIMARIES) else None
+                if row is not None:
+                    node = ast.Subscript(syntax, ast.Constant(row), ast.Load())  # type: ignore[arg-type]
+                    entry = Expression(f"{whole.expression}[{row}]", node)
+                    names.append(Name(key, entry, whole.span))
+                    break
     return tuple(names)
-
-
-def _name_of_row(key: str, whole: LineTensor, row: int) -> Name:
-    node = ast.Subscript(whole.expression.node, ast.Constant(row), ast.Load())  # type: ignore[arg-type]
-    return Name(key, Expression(f"{whole.expression}[{row}]", node), whole.span)
 
 
 def other_tensors(

@@ -37,7 +37,7 @@ def binding_of(run: Running, name: str) -> Binding | None:
     declared = (item for item in ast.walk(scope) if isinstance(item, ast.Global | ast.Nonlocal))
     if any(name in item.names for item in declared) or run.statement not in statements:
         return None
-    bindings = list(_bindings(scope, name))
+    bindings = [item for item in _statements(scope) if _binds(item, name)]
     sure = [item for item in bindings if _is_passed(item, scope, statements)]
     if not sure or not isinstance(sure[-1], _SETTING):
         return None
@@ -64,11 +64,6 @@ def binding_of(run: Running, name: str) -> Binding | None:
         items=_items(value, run.place.filename),
         **_called(value),
     )
-
-
-def _bindings(scope: ast.AST, name: str) -> Iterator[ast.stmt]:
-    """Yield the statements of a scope that bind a name, in the order of the source."""
-    return (statement for statement in _statements(scope) if _binds(statement, name))
 
 
 def _binds(statement: ast.stmt, name: str) -> bool:
@@ -100,6 +95,7 @@ def _names_of(node: ast.AST) -> tuple[str | None, ...]:
 
 
 def _statements(block: ast.AST) -> Iterator[ast.stmt]:
+    """Yield the statements of a scope, in the order of the source."""
     for part in _BLOCKS:
         for item in getattr(block, part, ()):
             if isinstance(item, ast.stmt):

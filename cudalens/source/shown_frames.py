@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import dropwhile, groupby
 from types import TracebackType
 
-from cudalens.core._python import entries_from_traceback, linked, set_on
+from cudalens.core._python import entries_from_traceback, is_own_note, linked, set_on
 from cudalens.source.files import is_machinery, is_own_file, is_top, torch_path
 
 _DISPATCH = ("_ops.py", "overrides.py")
@@ -32,7 +32,13 @@ def shown_frames(trace: TracebackType | None) -> list[TracebackType]:
         entries = list(run)
         if is_own_call:  # of torch's functions, by us and not by the user
             entries = list(dropwhile(lambda entry: torch_path(file_of(entry)), entries))
-        is_own_call = is_between and _asks_for_itself(entries[-1])
+        # A function of ours without the mark passes no call of the user's on: it asks for itself.
+        innermost = entries[-1].tb_frame.f_code if is_between else None
+        is_own_call = (
+            innermost is not None
+            and is_own_file(innermost.co_filename)
+            and "__tracebackhide__" not in innermost.co_varnames
+        )
         if not entries:
             continue
         if not (is_between and any(is_own_file(file_of(entry)) for entry in entries)):
@@ -99,11 +105,7 @@ def _cut_repeats(error: BaseException, report: object, action: str, stack: ExitS
             BaseException.with_traceback(item, without_torch(item.__traceback__))
         if isinstance(notes, list):
             stack.callback(set_on, item, "__notes__", notes)
-            others = [
-                note
-                for note in notes
-                if not (isinstance(note, str) and note.startswith("cudalens: "))
-            ]
+            others = [note for note in notes if not is_own_note(note)]
             set_on(item, "__notes__", others + [f"cudalens: {line}" for line in [last] if line])
 
 
@@ -131,12 +133,6 @@ def with_causes(error: BaseException, *links: str) -> list[BaseException]:
 def file_of(entry: TracebackType) -> str:
     """Return the file of a link of a traceback."""
     return entry.tb_frame.f_code.co_filename
-
-
-def _asks_for_itself(entry: TracebackType) -> bool:
-    """Return whether a frame is ours and passes no call of the user's on."""
-    code = entry.tb_frame.f_code
-    return is_own_file(code.co_filename) and "__tracebackhide__" not in code.co_varnames
 
 
 def _is_between(entry: TracebackType) -> bool:

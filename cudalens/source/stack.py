@@ -215,19 +215,17 @@ def places_of(entries: Sequence[Entry]) -> list[Place]:
     is_live = bool(entries) and not isinstance(entries[-1], TracebackType)
     while is_live and places and torch_path(places[-1].filename).startswith(_DISPATCH):
         places.pop()
-    return list(_as_written(places))
+    written = []
+    for at, place in enumerate(places):
+        if not place.is_generated:
+            written.append(place)
+        # Compiled code gets the line that the compiler read; without it, it is left out.
+        elif (line := _traced_line(place.code, places[at + 1 :])) is not None:
+            written.append(place._replace(lineno=line))
+    return written
 
 
 _TRACED = re.compile(r'^\s*File "(.+)", line (\d+), in (\S+)$', re.MULTILINE)
-
-
-def _as_written(places: Sequence[Place]) -> Iterator[Place]:
-    """Give compiled code the line that the compiler read; without it, leave that code out."""
-    for at, place in enumerate(places):
-        if not place.is_generated:
-            yield place
-        elif (line := _traced_line(place.code, places[at + 1 :])) is not None:
-            yield place._replace(lineno=line)
 
 
 def _traced_line(code: CodeType, below: Sequence[Place]) -> int | None:

@@ -41,8 +41,11 @@ def is_next_checked(statements: Sequence[ast.stmt]) -> bool | None:
     for statement in statements:
         if _is_block(statement):
             return True
-        if not _only_reads(statement):
-            return False
+        is_kept = not isinstance(statement, ast.Expr)
+        for node in _executed(statement):
+            # A later block could write through a view that is kept.
+            if _may_write(node) or (is_kept and _may_be_view(node)):
+                return False
     return None
 
 
@@ -59,13 +62,6 @@ def _is_block(statement: ast.stmt) -> bool:
     call: Any = statement.items[0].context_expr
     given = (*call.args, *(it.value for it in call.keywords))
     return all(isinstance(it, ast.Constant) for it in given)
-
-
-def _only_reads(statement: ast.stmt) -> bool:
-    is_kept = not isinstance(statement, ast.Expr)
-    return not any(
-        _may_write(node) or (is_kept and _may_be_view(node)) for node in _executed(statement)
-    )
 
 
 def _may_be_view(node: ast.AST) -> bool:

@@ -14,7 +14,8 @@ import cudalens
 from cudalens import guards as catalogue
 from cudalens.core.errors import GuardRegistrationError
 from cudalens.core.report_types import Violation
-from cudalens.guards import GUARDS, out_of_range, register
+from cudalens.guards import GUARDS, add, out_of_range
+from cudalens.guards._base import resolve
 from cudalens.guards.process import PROCESS
 from tests.blocks import own_op
 from tests.cpu_guards import guarded
@@ -32,6 +33,11 @@ def op() -> Iterator[Any]:
     library.impl("lookup.wide", lambda table, rows, *, wide: table + 1, "CPU")
     yield torch.ops.guardtest.lookup
     library._destroy()
+
+
+def register(op: Any, check: Any, name: str | None = None) -> tuple[Any, ...]:
+    """Add a guard, and return the overloads that it acts on."""
+    return resolve(add(op, check, name))
 
 
 def rows_in_table(table: Tensor, rows: Tensor) -> str | None:
