@@ -120,6 +120,8 @@ class Trait(Flag):
     """The result goes beyond 0 … 1."""
     FINITE = auto()
     """Finite numbers give an infinity by overflow alone, division by 0 aside."""
+    DIVIDES = auto()
+    """The first argument is divided by the second."""
     SPREAD = auto()
     """Deviation or variance."""
     EXPONENTIAL = auto()
@@ -265,11 +267,13 @@ _ROWS = {
     "frombuffer from_dlpack": "shares",
     "chain_matmul dim_order": "forgets_keywords",
     # Arithmetic.
-    "add sub mul pow div": "broadcasts finite tensor",
-    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __pow__": (
-        "broadcasts finite operator"
-    ),
-    "__iadd__ __isub__ __imul__ __idiv__ __itruediv__ __rdiv__ rsub": "broadcasts finite",
+    "add sub mul pow": "broadcasts finite tensor",
+    "div": "divides broadcasts finite tensor",
+    "div_ divide true_divide": "divides",
+    "__truediv__": "divides broadcasts finite operator",
+    "__itruediv__": "divides broadcasts finite",
+    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __pow__": "broadcasts finite operator",
+    "__iadd__ __isub__ __imul__ __idiv__ __rdiv__ rsub": "broadcasts finite",
     "__rtruediv__ __rpow__ __ipow__ __rand__ __ror__ __rxor__ __iand__ __ior__ __ixor__": (
         "broadcasts"
     ),

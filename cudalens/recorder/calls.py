@@ -45,7 +45,7 @@ FROM_PYTHON = functions(Trait.FROM_PYTHON)
 _FORGETFUL = functions(Trait.FORGETS_KEYWORDS)
 _NOBODYS = ("cudalens.", "profiler._record_function_")
 """Ops that no user calls: those that guards put into compiled code, and the profiler's ranges."""
-_DIVISIONS = frozenset({"div", "div_", "divide", "true_divide", "__truediv__", "__itruediv__"})
+_DIVISIONS = functions(Trait.DIVIDES)
 
 
 class Api:

@@ -296,6 +296,12 @@ def test_a_comparison_gives_truth_values(name: str) -> None:
     assert getattr(_x(), name)(_x() + 1).dtype == torch.bool
 
 
+@pytest.mark.parametrize("name", _names(Trait.DIVIDES))
+def test_these_divide_by_their_second_argument(name: str) -> None:
+    """The other way round it would be 4 for the first element."""
+    assert getattr(_x(), name)(4.0).flatten().tolist() == [0.25, 0.5, 0.75, 1, 1.25, 1.5]
+
+
 @pytest.mark.parametrize("name", _names(Trait.ROUNDS))
 def test_these_give_whole_numbers(name: str) -> None:
     """Of fractions as well."""
