@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 from cudalens.core.api_names import api_names_of_all
-from cudalens.core.report_types import Violation
 from cudalens.guards import _base
 from cudalens.guards._base import Guard, UserCheck, full_name, resolve
 from cudalens.guards._ranges import lies_within, out_of_range
@@ -16,7 +15,6 @@ from cudalens.guards.catalogue import CATALOGUE
 __all__ = [
     "GUARDS",
     "Guard",
-    "Violation",
     "add",
     "catalogue_rows",
     "full_name",

@@ -51,11 +51,6 @@ def _with_arrow_alone(frame: str) -> str:
     )
 
 
-def keeps_cell_names(shell: Any) -> bool:
-    """Return whether the shell maps the file names of its cells to their numbers, as since 8.0."""
-    return hasattr(shell.compile, "_filename_map")
-
-
 def is_read_by_time() -> bool:
     """Return whether the text that the shell transforms is that of ``%time``.
 

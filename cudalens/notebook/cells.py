@@ -242,16 +242,15 @@ class CellWatch:
         """Take note of the text that the shell has made of what it has read."""
         self._text = "".join(lines)
         if self._cells and _ipython.is_read_by_time():
-            self._timed[self._text] = self._timed_place()
+            whole = self._next.part_of
+            if whole is None:
+                place = place_in_cell(self.shell, self._text.rstrip())
+            else:  # ``%%time``, which runs the lower part of the cell
+                typed = typed_lines(whole.typed, self._text)
+                CELLS.register(whole.name, whole.number, split_lines(self._text), typed)
+                place = CellPlace(whole.name)
+            self._timed[self._text] = place
         return lines
-
-    def _timed_place(self) -> CellPlace | None:
-        whole = self._next.part_of
-        if whole is None:
-            return place_in_cell(self.shell, self._text.rstrip())
-        typed = typed_lines(whole.typed, self._text)
-        CELLS.register(whole.name, whole.number, split_lines(self._text), typed)
-        return CellPlace(whole.name)
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -373,7 +372,7 @@ class CellWatch:
         cell.name, outermost = name, self._cells[0]
         if outermost is cell or info.store_history:
             cell.number = number
-            if not _ipython.keeps_cell_names(self.shell):
+            if CELLS.of_shell(self.shell) is CELLS.numbers_of_shell:  # IPython keeps none itself
                 CELLS.numbers_of_shell[name] = number
             CELLS.typed[name] = tuple(typed)
             return
