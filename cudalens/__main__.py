@@ -86,7 +86,10 @@ def _dispatch(words: list[str]) -> int:
         return _say(f"cudalens {__version__}")
     if rest and rest[0] in _COMMANDS:
         return _run_command(rest[0], [*leading, *rest[1:]])
-    options = _options(leading)
+    options = parse(leading)
+    if options.report is not None:
+        msg = "-r binds a variable of a notebook; use --json FILE or --html FILE here"
+        raise _UsageError(msg)
     if options.help or not words:
         return _say(_help())
     if not rest:
@@ -142,14 +145,6 @@ def _printed(run: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     return status
-
-
-def _options(tokens: list[str]) -> Options:
-    options = parse(tokens)
-    if options.report is not None:
-        msg = "-r binds a variable of a notebook; use --json FILE or --html FILE here"
-        raise _UsageError(msg)
-    return options
 
 
 def _as_script(script: Path, arguments: list[str]) -> None:

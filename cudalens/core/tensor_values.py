@@ -352,13 +352,20 @@ def _summarise_int(values: Tensor) -> TensorSummary:
     smallest, largest = (int(item.item()) for item in torch.aminmax(values))
     # A sum of int64 is exact unless it overflows.
     is_exact = max(abs(smallest), abs(largest)) * values.numel() < 1 << 63
+    unique = None
+    if values.numel() <= HOST_NUMEL:
+        if largest - smallest < _COUNTED:
+            distinct = torch.bincount(values.long() - smallest).nonzero().squeeze(1) + smallest
+        else:
+            distinct = values.unique()
+        unique = tuple(distinct.tolist()) if distinct.numel() <= MAX_UNIQUE else None
     return TensorSummary(
         min=smallest,
         max=largest,
         mean=number(int(values.sum()) / values.numel() if is_exact else _mean(values)),
         nan=0,
         inf=0,
-        unique=_distinct(values, smallest, largest),
+        unique=unique,
         histogram=_histogram(values, smallest, largest),
     )
 
@@ -367,16 +374,6 @@ def _mean(values: Tensor) -> float:
     dtype = torch.float32 if values.device.type == "mps" else torch.float64
     sums = [piece.sum(dtype=dtype) for piece in _pieces(values)]
     return float(torch.stack(sums).sum().item()) / values.numel()
-
-
-def _distinct(values: Tensor, smallest: int, largest: int) -> tuple[int, ...] | None:
-    if values.numel() > HOST_NUMEL:
-        return None
-    if largest - smallest < _COUNTED:
-        distinct = torch.bincount(values.long() - smallest).nonzero().squeeze(1) + smallest
-    else:
-        distinct = values.unique()
-    return tuple(distinct.tolist()) if distinct.numel() <= MAX_UNIQUE else None
 
 
 def _histogram(values: Tensor, smallest: float, largest: float) -> Histogram:

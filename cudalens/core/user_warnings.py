@@ -47,7 +47,12 @@ class _AtUserLine:
             self.show(message)
             return
         wrong, right = places
-        _forget(wrong, message)
+        # The module that it came to must not keep in its register that it has shown the warning.
+        registry = wrong.f_globals.get("__warningregistry__")
+        key = (str(message.message), message.category)
+        if isinstance(registry, dict):
+            for kind in (key, (*key, 0), (*key, message.lineno)):
+                registry.pop(kind, None)
         names, direct = right.f_globals, None
         with suppress(Exception):
             direct = _line_without_hooks(right)
@@ -139,12 +144,3 @@ def _line_without_hooks(frame: FrameType) -> int | None:
     code = frame.f_code
     lines = (line for _, _, line in code.co_lines() if line is not None)
     return next((at for at in lines if _DIRECT in getline(code.co_filename, at)), None)
-
-
-def _forget(frame: FrameType, message: Any) -> None:
-    """Take out of a module's register that it has shown a warning."""
-    registry = frame.f_globals.get("__warningregistry__")
-    key = (str(message.message), message.category)
-    if isinstance(registry, dict):
-        for kind in (key, (*key, 0), (*key, message.lineno)):
-            registry.pop(kind, None)

@@ -99,7 +99,10 @@ def make_guard(
     """Build the catalogue entry of a guard's function from its signature and docstring."""
     doc = inspect.getdoc(requires) or ""
     precondition = re.split(r"\n\s*\n", doc, maxsplit=1)[0]
-    parts: dict[str, Any] = {name.lower(): _section(doc, name) for name in _SECTIONS}
+    parts: dict[str, Any] = {}
+    for name in _SECTIONS:
+        section = re.search(rf"^{name}:[ \t]*(.*(?:\n[ \t]+.*)*)", doc, flags=re.MULTILINE)
+        parts[name.lower()] = " ".join(section[1].split()) if section else ""
     signature = inspect.signature(requires).parameters
     parameters = tuple(signature)
     required = [name for name in parameters if signature[name].default is inspect.Parameter.empty]
@@ -115,11 +118,6 @@ def make_guard(
         **options,
         **parts,
     )
-
-
-def _section(doc: str, name: str) -> str:
-    match = re.search(rf"^{name}:[ \t]*(.*(?:\n[ \t]+.*)*)", doc, flags=re.MULTILINE)
-    return " ".join(match.group(1).split()) if match else ""
 
 
 @dataclass(frozen=True, kw_only=True)

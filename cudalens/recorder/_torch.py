@@ -12,7 +12,7 @@ from types import FrameType, FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C import (
     _get_function_stack_at,
     _len_torch_function_stack,
@@ -20,14 +20,7 @@ from torch._C import (
     _push_on_torch_function_stack,
 )
 from torch._C._autograd import _get_sequence_nr
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    _global_optimizer_post_hooks,
-    _global_optimizer_pre_hooks,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
 
 from cudalens.core._torch import wait_for, without_modes
@@ -161,25 +154,8 @@ def forgotten_keywords(func: Any, frame: FrameType) -> dict[str, Any]:
     return {name: own.f_locals[name] for name in func.__kwdefaults__ or ()}
 
 
-def add_hooks(
-    before_forward: Callable[[nn.Module, Any], None],
-    before_step: Callable[[Optimizer, Any, Any], None],
-) -> None:
-    """Have functions called before each module and each optimizer's step, until removed."""
-    register_module_forward_pre_hook(before_forward)
-    register_optimizer_step_pre_hook(before_step)
-
-
-def add_step_hooks(
-    before: Callable[[Optimizer, Any, Any], None], after: Callable[[Optimizer, Any, Any], None]
-) -> None:
-    """Have functions called before and after each optimizer's step, until removed."""
-    register_optimizer_step_pre_hook(before)
-    register_optimizer_step_post_hook(after)
-
-
 def remove_hooks(*ours: Callable[..., None]) -> None:
-    """Undo both of :func:`add_hooks`; without the handles, which an interrupt may have lost."""
+    """Take hooks of all modules and steps out, without handles: an interrupt may lose those."""
     for hooks in (
         torch.nn.modules.module._global_forward_pre_hooks,
         *(_global_optimizer_pre_hooks, _global_optimizer_post_hooks),

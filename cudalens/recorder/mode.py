@@ -16,6 +16,11 @@ from weakref import WeakValueDictionary, ref
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from cudalens.core._python import raise_if_outside
 from cudalens.core._torch import Unseen, current_node, is_accelerator, is_plain
@@ -110,9 +115,11 @@ class RecordingMode(_torch.RemovableMode):
 
     def __enter__(self) -> Self:
         try:
-            _torch.add_hooks(self.sites.enter_module, self.sites.enter_step)
+            register_module_forward_pre_hook(self.sites.enter_module)
+            register_optimizer_step_pre_hook(self.sites.enter_step)
             if self.watch is not None and not self.watch.is_strict:
-                _torch.add_step_hooks(self._before_step, self._after_step)
+                register_optimizer_step_pre_hook(self._before_step)
+                register_optimizer_step_post_hook(self._after_step)
             REPLACED.install(self)
             here().append(self)
             self._thread, self._opened_on = threading.get_ident(), THREAD.running

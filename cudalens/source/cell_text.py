@@ -38,11 +38,8 @@ def typed_lines(typed: Sequence[str], python: str) -> list[str]:
         return list(typed[:1])
     if len(typed) != len(lines):
         return []
-    pairs = zip(typed, lines, strict=True)
-    is_certain = all(_is_made_of(line, made) for line, made in pairs)
-    return list(typed) if is_certain else []
-
-
-def _is_made_of(typed: str, made: str) -> bool:
-    is_comment = made.lstrip().removeprefix("#").strip() == typed.strip()
-    return typed.rstrip() == made.rstrip() or "get_ipython()" in made or is_comment
+    for line, made in zip(typed, lines, strict=True):
+        is_comment = made.lstrip().removeprefix("#").strip() == line.strip()
+        if not (line.rstrip() == made.rstrip() or "get_ipython()" in made or is_comment):
+            return []
+    return list(typed)

@@ -199,13 +199,12 @@ def running_frame(code: CodeType, entries: Sequence[TracebackType]) -> FrameType
     if not entries:
         return None
     outside = stack_of(entries[0].tb_frame)[:-1]
-    frames = (*outside, *map(frame_of, entries))
-    return next((item for item in reversed(frames) if _is_of(item.f_code, code)), None)
-
-
-def _is_of(running: CodeType, code: CodeType) -> bool:
-    is_cell = is_top(code.co_name) and is_top(running.co_name)
-    return running is code or (is_cell and running.co_filename == code.co_filename)
+    for frame in reversed((*outside, *map(frame_of, entries))):
+        running = frame.f_code
+        is_cell = is_top(code.co_name) and is_top(running.co_name)
+        if running is code or (is_cell and running.co_filename == code.co_filename):
+            return frame
+    return None
 
 
 def places_of(entries: Sequence[Entry]) -> list[Place]:
