@@ -233,11 +233,9 @@ def _offender_map(tensor: Tensor, bad: Tensor, listed: Tensor | None) -> Offende
     Args:
         listed: the flat positions of the bad elements, when they are known.
     """
-    values = tensor.reshape(1, -1) if tensor.dim() == 1 else tensor.reshape(tensor.shape[0], -1)
-    if values.dtype == torch.bool:
-        values = values.to(torch.uint8)
-    elif values.dtype in (torch.uint16, torch.uint32):  # these have few kernels
-        values = values.long()
+    values = _with_kernels(
+        tensor.reshape(1, -1) if tensor.dim() == 1 else tensor.reshape(tensor.shape[0], -1)
+    )
     rows, columns = (
         math.ceil(size / math.ceil(size / most))  # cells of equal size, so that a ramp is straight
         for size, most in zip(values.shape, (MAP_ROWS, MAP_COLUMNS), strict=True)
@@ -311,12 +309,15 @@ def summarise(tensor: Tensor) -> TensorSummary:
     values = tensor.detach()
     if values.numel() <= HOST_NUMEL:
         values = values.cpu()
-    if values.dtype == torch.bool:
-        values = values.to(torch.uint8)
-    elif values.dtype in (torch.uint16, torch.uint32):  # these have few kernels
-        values = values.long()
-    values = values.reshape(-1)
+    values = _with_kernels(values).reshape(-1)
     return _summarise_float(values) if values.is_floating_point() else _summarise_int(values)
+
+
+def _with_kernels(values: Tensor) -> Tensor:
+    """Return values in a dtype that torch reduces."""
+    if values.dtype == torch.bool:
+        return values.to(torch.uint8)
+    return values.long() if values.dtype in (torch.uint16, torch.uint32) else values
 
 
 def _pieces(values: Tensor) -> Sequence[Tensor]:

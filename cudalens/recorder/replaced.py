@@ -49,14 +49,15 @@ def _engine(run: Callable[..., Any]) -> Callable[..., Any]:
     return run_engine
 
 
-def _overridden(ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Return what torch's transformer layers ask: with a mode they leave their fast path."""
+def _unrecorded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what calls a function of torch's without a recorder on the stack of modes."""
 
-    def has_torch_function(relevant_args: Any) -> bool:
+    def unrecorded(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         with _torch.WithoutOurs():
-            return ask(relevant_args)
+            return function(*args, **kwargs)
 
-    return has_torch_function
+    return unrecorded
 
 
 def _popping(pop: Callable[[], Any]) -> Callable[[], Any]:
@@ -129,21 +130,6 @@ def _applied(apply: Any) -> Any:
         return apply.__get__(None, cls)(*args, **kwargs)
 
     return classmethod(applied)
-
-
-def _tracing(trace: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what traces a function for TorchScript, without a recorder.
-
-    The graph has the names and the lines of the frames that call torch, and what the watch for NaN
-    computes.
-    """
-
-    def trace_unrecorded(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        with _torch.WithoutOurs():
-            return trace(*args, **kwargs)
-
-    return trace_unrecorded
 
 
 def _noting(part: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
@@ -234,7 +220,8 @@ def _replaying(replay: Callable[[Any], None]) -> Callable[[Any], None]:
 REPLACED = _torch.Replaced(
     {
         (torch.autograd, "_engine_run_backward"): _engine,
-        (torch.overrides, "has_torch_function"): _overridden,
+        # Torch's transformer layers ask it: with a mode they leave their fast path.
+        (torch.overrides, "has_torch_function"): _unrecorded,
         (torch.overrides, "_pop_mode"): _popping,
         # torch's own block calls the one above, and it must pop a recorder.
         (torch.overrides, "_pop_mode_temporarily"): lambda _: _torch.WithoutTop,
@@ -242,7 +229,8 @@ REPLACED = _torch.Replaced(
         (torch.utils, "swap_tensors"): _swapping,
         (_torch.functorch_utils, "unwrap_dead_wrappers"): _applying,
         (torch.autograd.Function, "apply"): _applied,
-        **dict.fromkeys(_torch.TRACERS, _tracing),
+        # The graph would have the lines of our frames, and what the watch for NaN computes.
+        **dict.fromkeys(_torch.TRACERS, _unrecorded),
         (torch.cuda.CUDAGraph, "replay"): _replaying,
         (torch.amp.GradScaler, "scale"): _scaling,
         (torch.amp.GradScaler, "update"): _updating,
