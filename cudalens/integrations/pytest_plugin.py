@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cudalens.session.options import MODES
+
 if TYPE_CHECKING:
     from cudalens.core.report import Report
 
-MODES: dict[str, dict[str, bool | str]] = {
-    "on": {},
-    **{name: {name: True} for name in ("fast", "nan", "deferred")},
-    "nan=strict": {"nan": "strict"},
-}
 _HEADLINE = "cudalens_headline"
 _REPORT: pytest.StashKey[Report] = pytest.StashKey()
 _IS_LOST = pytest.StashKey[bool]()

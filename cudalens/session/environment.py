@@ -5,13 +5,10 @@ from __future__ import annotations
 import atexit
 import sys
 from functools import partial
-from typing import Literal
 
 from cudalens.session import process
+from cudalens.session.options import MODES
 from cudalens.session.session import CheckSession
-
-_NAN: dict[str, bool | Literal["strict"]] = {"on": False, "nan": True, "nan=strict": "strict"}
-MODES = ("on", "fast", "nan", "nan=strict", "deferred")
 
 
 def begin(mode: str) -> None:
@@ -23,7 +20,7 @@ def begin(mode: str) -> None:
     if mode in ("fast", "deferred"):
         process.install(deferred=mode == "deferred")
     elif mode in MODES:
-        session = CheckSession(nan=_NAN[mode]).open()
+        session = CheckSession(**MODES[mode]).open()
         session.show_early = partial(_print_report, session)
         atexit.register(_end, session)
     else:

@@ -27,6 +27,14 @@ which value, where, which bound it breaks and on which line of yours. CUDA stays
 
 COMMANDS = ("on", "off", "status", "last", "explain", "simulate")
 """The words that ``%cudacheck`` takes in place of a statement."""
+MODES: dict[str, dict[str, Any]] = {
+    "on": {},
+    "fast": {"fast": True},
+    "nan": {"nan": True},
+    "nan=strict": {"nan": "strict"},
+    "deferred": {"deferred": True},
+}
+"""Options of a check by the word that ``CUDALENS`` in the environment and pytest take for them."""
 _COMMAND = re.compile(
     rf"(?P<words>simulate +off|{'|'.join(COMMANDS)})"
     r"(?: +(?P<options>(?:--\w|-[rh]\b).*))?"
