@@ -119,7 +119,9 @@ class Interceptor:
             return
         if not self._covered:
             self._trace_again = _compiler.leave_out_own_frames()
-            self._libraries.extend(install_ctc_loss())
+            # Outside the dispatch modes, where it reads host lengths.
+            kernels = {"aten::ctc_loss.Tensor": _ctc_loss}
+            self._libraries.extend(_torch.register_kernels(kernels, "AutogradCUDA"))
         for key in (_torch.BACKEND_SELECT, *_torch.autograd_keys(self._devices)):
             is_above = key != _torch.BACKEND_SELECT
             kernels = {
@@ -488,12 +490,3 @@ def _ctc_loss(
     return torch.ops.aten.ctc_loss.IntList(
         log_probs, targets, input_lengths.tolist(), target_lengths.tolist(), *rest, **options
     )
-
-
-def install_ctc_loss() -> list[Any]:
-    """Run ctc_loss outside dispatch modes, where it reads host lengths.
-
-    Returns:
-        the libraries to destroy.
-    """
-    return _torch.register_kernels({"aten::ctc_loss.Tensor": _ctc_loss}, "AutogradCUDA")

@@ -271,15 +271,6 @@ class Recorded(NamedTuple):
 _NUMBERS = (int, float, bool)
 
 
-def versions_of(tensors: Sequence[Tensor]) -> list[int] | None:
-    """Return the versions of tensors; ``None`` where one is of inference mode and has none."""
-    try:
-        return [*map(version_of, tensors)]
-    except RuntimeError as error:
-        raise_if_outside(error)
-        return None
-
-
 def writes_of(
     api: Api, tensors: Sequence[Tensor], versions: Sequence[int] | None
 ) -> tuple[Write, ...]:

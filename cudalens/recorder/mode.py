@@ -28,14 +28,13 @@ from cudalens.core.call import THREAD, ApiCall, Extreme, NodeMark
 from cudalens.core.errors import DeviceAssertError
 from cudalens.core.limits import Limits
 from cudalens.recorder import _torch
-from cudalens.recorder._torch import device_of, on_host
+from cudalens.recorder._torch import device_of, on_host, version_of
 from cudalens.recorder.backward import BackwardPass
 from cudalens.recorder.calls import (
     Api,
     Apis,
     Write,
     describe_results,
-    versions_of,
     writes_of,
 )
 from cudalens.recorder.dataloader import Batches
@@ -236,11 +235,18 @@ class RecordingMode(_torch.RemovableMode):
             raise
 
     def _versions(self, api: Api, args: tuple[Any, ...], tensors: list[Tensor]) -> list[int] | None:
-        """Return the versions of what a call may write to, once the watch has seen its values."""
+        """Return the versions of what a call may write to, once the watch has seen its values.
+
+        ``None`` where a tensor is of inference mode, and has none.
+        """
         __tracebackhide__ = True
         if api.is_in_place and self.watch is not None:
             self.ask_watch(self.watch.before, api, args)
-        return versions_of(tensors)
+        try:
+            return [*map(version_of, tensors)]
+        except RuntimeError as error:
+            raise_if_outside(error)
+            return None
 
     def _look_at_shown(
         self, api: Api, args: tuple[Any, ...], result: Any, frame: FrameType

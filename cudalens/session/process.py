@@ -124,22 +124,15 @@ class _GuardedBlock(ContextDecorator, AbstractContextManager[None]):
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
-            if self._is_deferred:
-                _raise(late_finding(error))
+            late: BaseException | None = None
+            if self._is_deferred and error is not None:
+                late = Limits().attempt("pending checks", PROCESS.settle)
+                late = None if late is None else in_place_of(error, late)
+            elif self._is_deferred:
+                late = PROCESS.settle()
+            _raise(late)
         finally:
             PROCESS.release(is_deferred=self._is_deferred)
-
-
-def late_finding(error: BaseException | None) -> BaseException | None:
-    """Return the finding that is pending where a block ends, to be raised.
-
-    Args:
-        error: the exception that ends the block, if one does: it gets a note in place of that.
-    """
-    if error is None:
-        return PROCESS.settle()
-    late = Limits().attempt("pending checks", PROCESS.settle)
-    return None if late is None else in_place_of(error, late)
 
 
 _SKIPS = {"_pytest.outcomes": "Skipped", "unittest.case": "SkipTest"}
