@@ -53,8 +53,6 @@ class StackEntry(NamedTuple):
     code: CodeType
     lineno: int
     lasti: int
-    frame: FrameType | None = None
-    """The frame, where it is known to run still: its variables may be others by now."""
 
 
 Entry: TypeAlias = FrameType | TracebackType | StackEntry
@@ -166,7 +164,7 @@ def place_of(entry: Entry) -> Place:
         # f_lineno is None between a frame's lines; the line table answers then.
         line = entry.f_lineno or entry.f_code.co_firstlineno
         return Place(entry.f_code, line, entry.f_lasti, entry)
-    return Place(*entry)
+    return Place(*entry, None)
 
 
 def namespaces(frames: Sequence[FrameType]) -> Iterator[Mapping[str, object]]:
