@@ -258,6 +258,7 @@ class DeferredOp:
                 return False
         if not tensor.numel():
             return True
+        # A large index that is expanded is looked at without the repeats.
         distinct = tensor if tensor.numel() <= FEW else unexpanded(tensor)
         check = None if checks is None else checks.get(required.exception)
         if check is None or not check.implies(required.low, required.high):
@@ -266,6 +267,7 @@ class DeferredOp:
                 self._op, required.guard, required.need, in_backward=in_backward
             )
             reduced = distinct
+            # What the kernel compares is reduced: the converted values, and no exception.
             if isinstance(required.exception, torch.dtype):
                 reduced = distinct.to(required.exception)
             elif required.exception is not None:

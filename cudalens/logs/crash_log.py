@@ -150,6 +150,7 @@ class _Reader:
         """Take in one line."""
         log = self._log
         log.lines += 1
+        # Almost every line of a log is none of this, and one search tells.
         if not self._open and not _MARKS.search(line):
             log.last_text = log.lines if line.strip() else log.last_text
             return
@@ -164,6 +165,7 @@ class _Reader:
                 return
             process = self._processes[rank] = _Process()
         if process.failure is not None:
+            # A message of torch's goes on over several lines, which belong to the failure.
             failure = process.failure
             is_more = _MORE.match(text) or failure.message.endswith(":")
             if process.room and is_more and not _FRAME.match(text):

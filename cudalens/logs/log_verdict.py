@@ -197,7 +197,7 @@ def _of_assert(log: CrashLog, failure: Failure, evidence: Evidence, read: Read) 
     if log.asserts and not log.failures and log.last_text > 0:
         late, limits = "", (_GOES_ON,)
     hidden = ""
-    if not _is_assert(failure):
+    if not _is_assert(failure):  # cuBLAS and others report an assert as an error of theirs
         first = failure.message.split("\n", 1)[0]
         hidden = f"{failure.type_name} ({first}) is not the cause: it hides an assert."
     line = next(iter(log.asserts), None)

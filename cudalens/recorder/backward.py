@@ -170,6 +170,7 @@ class BackwardPass:
             for following, _ in node.next_functions:
                 nodes.append(following)
             kind = _KINDS[node.__class__]
+            # What marks nodes fast stays on them: a graph that is kept gets hooks to be removed.
             if kind.has_mark and is_kept:
                 undo.append(node.register_prehook(mark).remove)
             elif kind.has_mark:

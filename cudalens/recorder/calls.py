@@ -91,6 +91,7 @@ class Api:
         self.is_shown = name == "__format__" or self.freezes
         """True if it is not noted, and yet gives values to the host: ``f"{loss:.3f}"``."""
         self.is_view = name in _VIEWS
+        # ``__iadd__`` writes, ``__invert__`` and ``__iter__`` do not.
         self.is_in_place = (
             value_at(name) > 0
             or is_in_place(name)

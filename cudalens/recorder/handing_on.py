@@ -43,6 +43,7 @@ def handed_on(snapshot: Snapshot, ended: int, is_sharing_lost: bool = False) -> 
     others = chain(_shared_by(snapshot), unknown)
     shared.update((id(item), item) for item in others)
     shared = {key: item for key, item in shared.items() if item() is not None}
+    # From here on others may write to their memory, of which nothing tells.
     for item in shared.values():
         note_change(changes, item, ended)
         note_change(changes, snapshot.whole(item), ended)
@@ -85,6 +86,7 @@ def _kept(
         for whole in (item, wholes(item))
     }
     kept: list[Recorded] = []
+    # From the newest back: what a kept call has read is needed in turn.
     for call in reversed(calls):
         results = call.results
         if not any(id(item) in needed or id(wholes(item)) in needed for item in results):

@@ -85,6 +85,7 @@ def parts_of(call: Recorded, marked: Marked, snapshot: Snapshot, dim: int | None
     parts = []
     for part, numbers in found.items():
         source = call.inputs[part]
+        # ``cat`` converts to a common dtype: the values of an input in another one are others.
         is_same = marked.values is not None and snapshot.meta_of(source)[1] == dtype
         parts.append(
             Marked(

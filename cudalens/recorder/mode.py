@@ -463,6 +463,7 @@ class RecordingMode(_torch.RemovableMode):
             if not isinstance(error, Exception):
                 return None
             traceback = error.__traceback__
+            # A call inside this one may have raised it: that one is known already.
             call = None if traceback is None else self._call_in(traceback.tb_next)
             if call is None:
                 call = ApiCall(func=None)

@@ -37,6 +37,7 @@ def find_modified(
     saver = None if node is None else snapshot.forward_call(node.sequence_nr)
     if match is None or saver is None:
         return None
+    # The last write that fits is the one of which autograd complains, with those before it.
     fitting: dict[int, tuple[Recorded, Any]] = {}
     since: dict[int, Recorded] = {}
     for tensor in (*saver.inputs, *saver.outputs):
@@ -47,7 +48,7 @@ def find_modified(
                 since |= {item.seq: item for item, _ in writes if item.seq > saver.seq}
     steps = [describe_step(writer, snapshot) for writer, _ in fitting.values()]
     if len({step.source for step in steps}) != 1:
-        return None
+        return None  # none fits, or one of several lines did it
     writer, living = next(iter(fitting.values()))
     by_line: dict[Any, ProvenanceStep] = {}
     for seq in sorted(since):

@@ -71,6 +71,7 @@ class DeviceText:
             theirs.callback(os.close, source)
             ours.callback(os.close, self._channel)
             _start(program, source, self._copy, lives)
+            # The shell has ended: the number of tee is in the pipe, if tee was started.
             if not select.select([self._ended], [], [], 0)[0]:
                 raise OSError("tee could not be started")
             self.pid = int(os.read(self._ended, 32))

@@ -38,6 +38,7 @@ def binding_of(run: Running, name: str) -> Binding | None:
     if any(name in item.names for item in declared) or run.statement not in statements:
         return None
     bindings = [item for item in _statements(scope) if _binds(item, name)]
+    # Of those that are passed on every way the last one counts, unless another may come later.
     sure = [item for item in bindings if _is_passed(item, scope, statements)]
     if not sure or not isinstance(sure[-1], _SETTING):
         return None
@@ -45,6 +46,7 @@ def binding_of(run: Running, name: str) -> Binding | None:
     loops = [item for item in statements if isinstance(item, _LOOPS) and item is not statement]
     outer = [loop for loop in loops if not _holds(loop, statement)]
     for other in bindings:
+        # One between the two, or one that a loop around the running statement comes to first.
         is_late = other.lineno > statement.lineno
         if is_late and (
             other.lineno < run.statement.lineno or any(_holds(o, other) for o in outer)
