@@ -8,10 +8,20 @@ import pytest
 import torch
 
 import cudalens
-from cudalens.core.report import Evidence, Offender, Offenders, OpName, TensorFact, Violation
-from cudalens.diagnosis.diagnose import diagnose, format_message
+from cudalens.core.report import (
+    ErrorFacts,
+    Evidence,
+    Offender,
+    Offenders,
+    OpName,
+    TensorFact,
+    Violation,
+)
+from cudalens.core.report_types import Hint
+from cudalens.diagnosis.diagnose import _argument_changed, _offenders, diagnose, format_message
+from cudalens.diagnosis.user_code import Change, Fix
 from cudalens.render.screen import build
-from tests.builders import make_report, spelled
+from tests.builders import fact, make_report, spelled
 
 LONG = "self.embedding_tables[name].weight_of_all"
 """One character more than a name may have."""
@@ -98,3 +108,82 @@ def test_cuda_is_not_called_fine_where_nobody_used_it(monkeypatch: pytest.Monkey
     assert session.report is not None
     assert session.report.to_dict()["context_usable"] is None
     assert build(session.report).status is None
+
+
+def edit(*changes: Change, tried: bool | None = True) -> Hint:
+    return Hint(text="words", fix=Fix("f(y)", list(changes)), tried=tried)
+
+
+@pytest.mark.parametrize(
+    ("hints", "argument"),
+    [
+        ([edit(Change("y", "{x} - 1"))], "target"),
+        ([edit(Change("z", "{x}.T"))], "input"),
+        ([edit(Change("q", "{x}.T"))], None),
+        ([edit(Change("", "{x}.T"))], "self"),
+        ([edit(Change("y", "{x} - 1"), Change("z", "{x} - 1"))], "target"),
+        ([edit(Change("y", "{x} - 1"), Change("z", "{x}.T"))], None),
+        ([edit(Change("y", "{x} - 1")), edit(Change("z", "{x}.T"))], None),
+        ([edit(Change("y", "{x} - 1")), edit(Change("z", "{x}.T"), tried=None)], "target"),
+        ([Hint(text="words", fix="f(y - 1)", tried=True)], None),
+        ([], None),
+    ],
+)
+@pytest.mark.parametrize("nonfinite", [False, True])
+def test_the_argument_that_the_change_alters(
+    hints: list[Hint], argument: str | None, nonfinite: bool
+) -> None:
+    known = (fact("target", "int64[2]", "y"), fact("input", "float32[2]", "z"))
+    violation = Violation(headline="", is_nonfinite=True) if nonfinite else None
+    found = _argument_changed(Evidence(tensors=known, violation=violation), tuple(hints))
+    assert found == (None if nonfinite else argument)
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind"),
+    [
+        ({"is_index": True}, "DeviceIndexError"), ({"is_index": False}, "DeviceValueError"),
+        ({"is_nonfinite": True}, "NonFiniteError"), ({"is_silent": True}, "SilentFindingWarning"),
+    ],
+)  # fmt: skip
+def test_the_exception_of_a_finding_is_what_is_raised(facts: dict[str, bool], kind: str) -> None:
+    raised = diagnose(Evidence(violation=finding(**facts))).exception
+    assert raised is not None
+    assert raised.type == kind
+    assert raised.message.startswith("target[17] = 10 is outside")
+
+
+def test_the_exception_of_an_error_is_its_first_line() -> None:
+    error = ErrorFacts(type_name="RuntimeError", message="  one\ntwo")
+    raised = diagnose(Evidence(error=error)).exception
+    assert raised is not None
+    assert (raised.type, raised.message) == ("RuntimeError", "one")
+    assert diagnose(Evidence()).exception is None
+
+
+def test_inputs_of_a_bad_element_have_the_users_names() -> None:
+    first = Offender(position=(0,), value="nan", inputs=(("self", 0), ("other", 1)))
+    violation = Violation(headline="", offenders=Offenders(count=1, total=1, first=(first,)))
+    known = (fact("self", "float32[1]", "x"),)
+    found = _offenders(Evidence(violation=violation, tensors=known))
+    assert found is not None
+    assert found.first[0].inputs == (("x", 0), ("other", 1))
+    assert _offenders(Evidence()) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "more", "words"),
+    [
+        ({"device_text": "Assertion"}, {}, "the value was found before the launch."),
+        ({"device_text": "Assertion"}, {"deferred": True}, "values in bounds in its place, so"),
+        ({"device_text": None, "guard": "g"}, {}, "The guard g stopped the op before its launch."),
+        ({"device_text": None}, {"deferred": True}, "with the bad values replaced by valid ones"),
+        ({"is_silent": True}, {}, "No assert fires for this on CUDA"),
+        ({"is_nonfinite": True}, {}, "Why."),
+    ],
+)
+def test_what_became_of_the_values(facts: Any, more: Any, words: str) -> None:
+    violation = finding(explanation="Why.", **facts)
+    text = diagnose(Evidence(violation=violation, **more)).explanation
+    assert text.startswith("Why.")
+    assert text.endswith(words) or words in text

@@ -1,0 +1,169 @@
+"""What becomes of a guard's finding: raised, warned of, said once, told of a call that is over."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from itertools import count
+from types import CodeType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from cudalens import DeviceIndexError, DeviceValueError, SilentFindingWarning
+from cudalens.core.call import ApiCall, OpCall
+from cudalens.core.report_types import Offender, Offenders, Violation
+from cudalens.evidence import finding
+from cudalens.guards.past_calls import PastCall
+from cudalens.recorder.provenance import Provenance
+
+OWN = sys._getframe().f_code
+LIBRARY = torch.overrides.wrap_torch_function.__code__
+
+
+def violation(value: Any = 9, **more: Any) -> Violation:
+    first = (Offender(position=(1,), value=value), Offender(position=(2,), value=value))
+    offenders = Offenders(count=2, total=4, first=first, min=0, max=9)
+    given = {"guard": "g", "op": "aten::embedding", "argument": "index", "offenders": offenders}
+    return Violation(headline="{argument}[1] is bad", explanation="Why.", **{**given, **more})
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind"),
+    [
+        ({"is_index": True}, DeviceIndexError), ({"is_index": False}, DeviceValueError),
+        ({"is_silent": True}, SilentFindingWarning),
+    ],
+)  # fmt: skip
+def test_what_is_raised_for_a_finding(facts: dict[str, bool], kind: type[Exception]) -> None:
+    report: Any = object()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SilentFindingWarning)
+        error: Any = finding._raised(violation(**facts), "text", report)
+    assert type(error) is kind
+    assert str(error) == "text"
+    if kind is not SilentFindingWarning:
+        assert error.report is report
+
+
+def test_a_silent_finding_is_a_warning_unless_a_check_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silent, report = violation(is_silent=True), SimpleNamespace()
+    with pytest.warns(SilentFindingWarning, match="text"):
+        assert finding._raised(silent, "text", report) is None  # type: ignore[arg-type]
+    monkeypatch.setattr(finding, "PROCESS", SimpleNamespace(listeners=[1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert finding._raised(silent, "text", report) is None  # type: ignore[arg-type]
+
+
+NUMBERS = count(1)
+
+
+def fresh() -> CodeType:
+    """Return the code of a cell that nobody has run."""
+    return compile("0", f"<ipython-input-{next(NUMBERS)}-0123456789ab>", "exec")
+
+
+def test_a_line_meets_a_silent_finding_once() -> None:
+    code, item = fresh(), violation()
+    assert not finding.is_repeated(item, (code, 2))
+    assert finding.is_repeated(item, (code, 2))
+    assert not finding.is_repeated(item, (code, 4))
+    assert not finding.is_repeated(violation(guard="other"), (code, 2))
+    assert not finding.is_repeated(violation(argument="other"), (code, 2))
+    assert not finding.is_repeated(item, (fresh(), 2))
+    assert not finding.is_repeated(item, None)
+    assert not finding.is_repeated(item, None)
+
+
+def test_the_deepest_line_of_the_users() -> None:
+    code = fresh()
+    lines = [(OWN, 0), (code, 2), (LIBRARY, 4)]
+    assert finding._users_line(lines) == (code, 2)
+    assert finding._users_line(lines[:1]) == (OWN, 0)
+    assert finding._users_line(lines[2:]) is None
+    running = finding._running_line()
+    assert running is not None
+    assert running[0] is sys._getframe().f_code
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        (0, "Its values went from 0 to 9. To see"),
+        (1, "from 0 to 9, 1 guarded call ago. To see"),
+        (3, "from 0 to 9, 3 guarded calls ago. To see"),
+        (None, "from 0 to 9, in the replays of a CUDA graph. To see"),
+    ],
+)
+def test_a_finding_of_a_call_that_is_over_says_how_long_ago(
+    monkeypatch: pytest.MonkeyPatch, calls: int | None, words: str
+) -> None:
+    told: list[Any] = []
+
+    def reported(item: Violation, full: Any, *, is_deferred: bool = False) -> tuple[str, Any]:
+        told.append((item.explanation, is_deferred))
+        return "text", None
+
+    monkeypatch.setattr(finding, "_reported", reported)
+    past = PastCall(lines=((fresh(), 2),), in_backward=False, calls_ago=calls)
+    assert isinstance(finding.on_past_violation(violation(is_index=True), past), DeviceIndexError)
+    ((text, is_deferred),) = told
+    assert text.startswith("Why. Its values")
+    assert words in text
+    assert text.endswith("run it without deferred guards.")
+    assert is_deferred
+    silent = violation(is_silent=True)
+    with pytest.warns(SilentFindingWarning):
+        finding.on_past_violation(silent, past)
+    finding.on_past_violation(silent, past)
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "argument", "has_watch", "asked"),
+    [("nan", "index", True, True), (9, "index", True, False), ("nan", "other", True, False),
+     ("nan", "index", False, False)],
+)  # fmt: skip
+def test_a_nan_that_arrived_is_told_by_the_watch(
+    monkeypatch: pytest.MonkeyPatch, value: Any, argument: str, has_watch: bool, asked: bool
+) -> None:
+    error, bad = ValueError(), torch.ones(2)
+    watch = SimpleNamespace(of_guard=lambda op, tensor, site: (error, op, tensor))
+    sites = SimpleNamespace(of=lambda frame: None)
+    recorder = SimpleNamespace(watch=watch if has_watch else None, sites=sites)
+    monkeypatch.setattr(finding, "current_recorder", lambda: recorder)
+    op = OpCall(op=None, args=(), kwargs={}, arguments={"index": bad})
+    found: Any = finding._nan_that_arrived(violation(value, argument=argument), op)
+    assert found == ((error, "aten::embedding", bad) if asked else None)
+
+
+def test_each_bad_value_gets_its_row_of_the_dataset() -> None:
+    found = finding._with_samples(violation(), Provenance(samples={(1,): 40}))
+    assert [item.sample for item in found.offenders.first] == [40, None]
+
+
+EMBEDDING = torch.ops.aten.embedding.default
+
+
+@pytest.mark.parametrize(
+    ("op", "func", "replayed"),
+    [
+        (None, torch.embedding, None), (EMBEDDING, None, EMBEDDING),
+        (EMBEDDING, torch.embedding, EMBEDDING), (EMBEDDING, torch._C._nn.one_hot, "function"),
+        (EMBEDDING, torch.nn.functional.embedding, EMBEDDING),
+    ],
+)  # fmt: skip
+def test_the_cpu_is_asked_by_the_function_that_made_its_op_itself(
+    monkeypatch: pytest.MonkeyPatch, op: Any, func: Any, replayed: Any
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(finding, "replay", lambda func, *args, **more: asked.append((func, more)))
+    api = None if func is None else ApiCall(func=func)
+    call = OpCall(op=op, args=(), kwargs={}, arguments={})
+    finding._replay(violation(is_replay_safe=False), call, api)
+    wanted = func if replayed == "function" else replayed
+    assert asked == ([] if replayed is None else [(wanted, {"is_safe": False})])
