@@ -64,7 +64,8 @@ NUMBERS = count(1)
 
 def fresh() -> CodeType:
     """Return the code of a cell that nobody has run."""
-    return compile("0", f"<ipython-input-{next(NUMBERS)}-0123456789ab>", "exec")
+    number = next(NUMBERS)  # codes of one text are equal, whatever their files
+    return compile(f"x{number}", f"<ipython-input-{number}-0123456789ab>", "exec")
 
 
 def test_a_line_meets_a_silent_finding_once() -> None:
