@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cudalens.core.call import ApiCall
 from cudalens.recorder import Recorder
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.earlier_calls import UnseenChange
@@ -125,29 +124,6 @@ def test_a_backward_pass_begins_with_the_first_call_inside_it() -> None:
     assert name(call) == "backward"
     assert names(snapshot.calls[first - 1 :]) == ["mul", "backward"]
     assert inside == [first]
-
-
-def test_other_functions_of_the_same_instruction() -> None:
-    x = torch.ones(2)
-
-    def run() -> None:
-        for func in (torch.exp, torch.log, torch.exp, torch.sqrt):
-            func(x)
-        torch.abs(x)
-
-    snapshot, _ = recorded(run)
-    site = snapshot.calls[0].site
-    assert isinstance(site, tuple)
-    code, lasti, _ = site
-
-    def others(lasti: int) -> tuple[str, ...]:
-        call: Any = ApiCall.__new__(ApiCall)
-        for key, value in {"func": torch.sqrt, "code": code, "lasti": lasti}.items():
-            object.__setattr__(call, key, value)
-        return snapshot.other_functions(call)
-
-    assert others(lasti) == ("torch.exp", "torch.log")
-    assert others(lasti + 1) == ()
 
 
 # --- who made a tensor, and wrote to it ----------------------------------------------------------

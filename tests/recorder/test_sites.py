@@ -14,7 +14,6 @@ from cudalens.recorder.sites import (
     Site,
     SiteReader,
     SiteTracker,
-    called_module,
     codes_of,
     entries_of,
     phase_of,
@@ -80,16 +79,6 @@ def test_lines_that_led_to_a_place_are_outermost_first_and_once() -> None:
     assert list(codes_of(inner)) == [TWO, ONE]
     assert list(codes_of(Site("backward", inner))) == [TWO, TWO, ONE]
     assert list(codes_of(None)) == []
-
-
-def test_the_module_that_the_users_line_called() -> None:
-    outer, inner = nested()
-    assert called_module(None) == ((None, 0), None)
-    assert called_module((ONE, 2, outer)) == ((ONE, 2), NET)
-    assert called_module((ONE, 4, outer)) == ((ONE, 4), None)
-    assert called_module(inner) == ((TWO, 6), NET[0])
-    same = Site("forward", inner, NET[1])  # a library's module inside, called on no line of mine
-    assert called_module(same) == ((TWO, 6), NET[0])
 
 
 def test_modules_are_named_below_the_outermost_one() -> None:

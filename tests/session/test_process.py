@@ -145,28 +145,35 @@ def test_a_finding_takes_the_place_of_what_ends_a_block_well(
     assert finding.__suppress_context__ is takes_its_place
 
 
-def test_what_is_pending_where_a_block_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    finding, error = ValueError("found"), KeyError("mine")
-    monkeypatch.setattr(process.PROCESS, "settle", lambda: finding)
-    assert process.late_finding(None) is finding
-    assert process.late_finding(error) is None
-    assert getattr(error, "__notes__", []) == ["cudalens: found before this: found"]
-    monkeypatch.setattr(process.PROCESS, "settle", lambda: None)
-    assert process.late_finding(None) is process.late_finding(KeyError()) is None
-    monkeypatch.setattr(process.PROCESS, "settle", lambda: 1 / 0)
-    assert process.late_finding(KeyError()) is None
-
-
-def test_a_finding_at_the_end_of_the_program_is_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("deferred", [True, False])
+@pytest.mark.parametrize("ends", [None, KeyError, SystemExit])
+@pytest.mark.parametrize("found", [True, False])
+def test_what_is_pending_comes_to_light_where_a_block_ends(
+    monkeypatch: pytest.MonkeyPatch, deferred: bool, ends: Any, found: bool
 ) -> None:
-    monkeypatch.setattr(process.PROCESS, "settle", lambda: ValueError("found"))
-    process._report_at_exit()
-    monkeypatch.setattr(process.PROCESS, "settle", lambda: None)
-    process._report_at_exit()
+    finding, error, released = ValueError("found"), None if ends is None else ends(), []
+    monkeypatch.setattr(process.PROCESS, "settle", lambda: finding if found else None)
+    monkeypatch.setattr(process.PROCESS, "release", lambda **options: released.append(options))
+    block: Any = cudalens.guard(deferred=deferred)
+    if deferred and found and ends is not KeyError:
+        with pytest.raises(ValueError, match="found"):
+            block.__exit__(ends, error, None)
+    else:
+        assert block.__exit__(ends, error, None) is None
+    is_noted = deferred and found and ends is KeyError
+    assert hasattr(error, "__notes__") is is_noted
+    assert released == [{"is_deferred": deferred}]
+
+
+def test_where_nothing_can_be_settled_the_exception_of_a_block_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(process.PROCESS, "settle", lambda: 1 / 0)
-    process._report_at_exit()
-    assert capsys.readouterr() == ("", "ValueError: found\n")
+    monkeypatch.setattr(process.PROCESS, "release", lambda **options: None)
+    block: Any = cudalens.guard(deferred=True)
+    assert block.__exit__(KeyError, KeyError(), None) is None
+    with pytest.raises(ZeroDivisionError):
+        block.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize(
