@@ -151,6 +151,8 @@ class Evidence(Facts):
     """The line that froze all of them."""
     lost_dimension: LostDimension | None = None
     regrouped: Regrouped | None = None
+    flattened: Regrouped | None = None
+    """The call before the failing one, where it made one row of features of each image."""
     device_fault: DeviceFault = field(default_factory=DeviceFault)
     synchronization: Synchronization = field(default_factory=Synchronization)
     nan_holder: NanHolder | None = None

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from cudalens.core.api_names import stem_of
 from cudalens.core.evidence_types import Binding, LostDimension
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, SourceSpan, format_shape, syntax
@@ -365,27 +366,19 @@ def lost_dimension(evidence: Evidence, lost: LostDimension) -> Hint:
     return Hint(rule="batch_squeezed", text=text)
 
 
-_FLATTENED = re.compile(
-    r"\w+\[(?P<batch>\d+), (?P<image>\d+, \d+, \d+)\] -> \w+\[(?P=batch), (?P<size>\d+)\]"
-)
-
-
 def features_of_images(evidence: Evidence, trial: Trial) -> Hint | None:
     """Return the linear layer behind flattened images with as many features as they have.
 
     What flattens has no size of its own.  A sample without a batch looks like a batch of rows.
     """
-    if not evidence.history or not evidence.module_path:
-        return None
-    weight, last = evidence.tensor("weight"), evidence.history[-1]
-    match = _FLATTENED.fullmatch(last.shapes)
-    if match is None or weight is None or not last.op.endswith((".flatten", ".view", ".reshape")):
+    weight, flat = evidence.tensor("weight"), evidence.flattened
+    if flat is None or weight is None or not evidence.history or not evidence.module_path:
         return None
     layer = trial.layer(evidence.module_path)
     call = layer and syntax(layer.value)
     if layer is None or not layer.value or not isinstance(call, ast.Call) or not call.args:
         return None
-    number, old, new = call.args[0], weight.shape[-1], int(match["size"])
+    number, old, new = call.args[0], weight.shape[-1], flat.after[1]
     is_written = isinstance(number, ast.Constant) and number.value == old
     if not is_written or number.lineno != call.lineno or number.end_col_offset is None:
         return None
@@ -394,7 +387,8 @@ def features_of_images(evidence: Evidence, trial: Trial) -> Hint | None:
     fix = Fix(text, rearrange=_with_features(old, new))
     if not trial(fix).succeeds or not trial.survives(fix, 1):
         return None
-    reason = f"{last.op.rpartition('.')[2]} makes {new} features of [{match['image']}]"
+    made_by = stem_of(evidence.history[-1].op)
+    reason = f"{made_by} makes {new} features of {format_shape(flat.before[1:])}"
     at = replace(layer.at, column=call.col_offset, end_column=call.end_col_offset)
     return Hint(rule="features_of_images", text=reason, fix=fix, tried=True, at=at)
 

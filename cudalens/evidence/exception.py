@@ -54,6 +54,7 @@ from cudalens.evidence.failing_call import api_call_of_stack, arguments_of, refu
 from cudalens.evidence.freed_graph import FREED, MODIFIED, freed_graph, is_shared, stale_lines
 from cudalens.evidence.host_value import observed_value
 from cudalens.evidence.recorded_way import (
+    flattened,
     frozen_parameters,
     graph_cut,
     lost_dimension,
@@ -207,6 +208,9 @@ def evidence_of_error(
         frozen_at=frozen_at,
         lost_dimension=attempt("lost dimension", partial(_lost_dimension, failure)),
         regrouped=attempt("rows", partial(_regrouped, failure)),
+        flattened=None
+        if recorder is None
+        else attempt("features", lambda: flattened(recorder.snapshot())),
         device_fault=replace(
             hidden, was_before=was_lost and is_lost, was_handled_inside=was_handled_inside
         ),

@@ -201,6 +201,17 @@ def regrouped(tensor: Tensor, rows: int, snapshot: Snapshot) -> Regrouped | None
     return next(iter(found), None)
 
 
+def flattened(snapshot: Snapshot) -> Regrouped | None:
+    """Return the last recorded call, where it made one row of features of each image."""
+    call = snapshot.calls[-1] if snapshot.calls else None
+    line = None if call is None else snapshot.reader.line(call.site)
+    if call is None or line is None or call.api.stem not in ("flatten", "view", "reshape"):
+        return None
+    old, new = _shapes(call, snapshot)
+    is_flat = len(old) == 4 and len(new) == 2 and old[0] == new[0]
+    return Regrouped(line=line, before=old, after=new) if is_flat else None
+
+
 def _lost_by(call: Recorded, snapshot: Snapshot) -> Iterator[LostDimension]:
     line, (old, new) = snapshot.reader.line(call.site), _shapes(call, snapshot)
     for other in snapshot.calls if line is not None and old[:1] == (1,) else ():
