@@ -219,8 +219,10 @@ class NanHolder:
     nan: Offenders
     is_read: bool = True
     """False for a parameter that holds NaN, where no recorded call is known to have read it."""
-    written: LineRef | None = None
-    """The one line that wrote NaN to such a parameter, where it was recorded."""
+    written: tuple[LineRef, ...] = ()
+    """The lines that wrote NaN to such a parameter, where they were recorded, newest first."""
+    changed: LineRef | None = None
+    """Where no line is known to have written NaN, the one that changed such a parameter last."""
 
 
 NanCause = Literal["masked row", "infinity"]
@@ -306,6 +308,18 @@ class NamedConstant:
     """The line that sets it, where one line does."""
 
 
+class BadSlice(NamedTuple):
+    """The one index along one dimension of a tensor at which all its bad values are."""
+
+    name: str | None
+    """The user's expression for the tensor, ``None`` for the one at fault."""
+    dim: int
+    at: int
+    many: int
+    is_full: bool
+    """True if each value at that index is bad."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Marks:
     """Traits that all bad values of a finding share, each looked at."""
@@ -316,6 +330,8 @@ class Marks:
     """The program's names for bad values."""
     zero_at: str | None = None
     """The tensor on the line (a weight, a mask) that is 0 or False at the bad values alone."""
+    in_slice: BadSlice | None = None
+    """Where all bad values are, or all NaN of another tensor on the line, if that is no chance."""
     is_size: bool = False
     """True if each bad value is the size itself: one past the last place."""
     length: BoundOrigin | None = None

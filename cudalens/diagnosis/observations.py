@@ -367,6 +367,17 @@ def pattern(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     if marks.aliases:
         text = f"{' and '.join(marks.aliases)} of the batch are one tensor"
         yield say(text=text, facts={"keys": marks.aliases})
+    if (held := marks.in_slice) is not None:
+        at_fault = fault(evidence)
+        name = held.name or (at_fault and at_fault[1].expression) or "the tensor"
+        is_nan = all(item.value == "nan" for item in violation.offenders.first)
+        what = "nan" if held.name or violation.is_nonfinite or is_nan else "bad"
+        part = f"[{':, ' * held.dim}{held.at}]"
+        text = f"all {held.many} {what} values of {name} are in {part}"
+        if held.is_full:
+            text = f"{name}{part} is {what} throughout ({held.many} values), the rest nowhere"
+        facts = {"name": name, "dim": held.dim, "index": held.at, "count": held.many}
+        yield say(text=text, facts=facts)
     size = violation.size
     if size is not None and (marks.is_size or bad_values(evidence) == {size}):
         unit = _UNITS.get(role_of(evidence)) or violation.unit or "place"

@@ -58,8 +58,13 @@ def came_from(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
             facts={"op": items[0].op, "values": tuple(values), "count": count},
             sources=(marked(line, mark + share),),
         )
-    if holder is not None and holder.written is not None:
-        line, mark = holder.written, f"nan is written to {holder.name} here"
+    if holder is None:
+        return
+    said = f"nan is written to {holder.name} here"
+    lines = [(line, said) for line in holder.written if line not in steps][:_MAX_LINES]
+    if holder.changed is not None and not is_failing_line(holder.changed, evidence):
+        lines = [(holder.changed, f"{holder.name} is last changed here")]
+    for line, mark in lines:
         text = f"{place(line, evidence)}: {line.text}"
         facts = {"values": ("nan",), "holder": holder.name}
         yield Observation(kind="came_from", text=text, facts=facts, sources=(marked(line, mark),))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cudalens.core.api_names import stem_of
-from cudalens.core.evidence_types import Marks, NamedConstant
+from cudalens.core.evidence_types import BadSlice, Marks, NamedConstant
 from cudalens.core.graph_types import FIRST_BAD, ProvenanceStep
 from cudalens.core.report_types import LineRef, Violation
 from cudalens.core.tensor_values import number
@@ -25,6 +25,7 @@ from cudalens.source.safe_eval import instance_dict
 from cudalens.source.stack import namespaces
 
 _MAX_KINDS = 4
+_BY_CHANCE = 0.01
 _MAKERS = stems(Trait.NUMBERS) | stems(Trait.COMPARES) | stems(Trait.ROUNDS)
 """Functions that say what an integer of theirs is: a place, a truth, a rounded number."""
 _SMALL = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -57,6 +58,7 @@ def marks_of(
         value=number(kinds[0]) if len(kinds) == 1 and values.numel() > 1 else None,
         constants=tuple(_constants(few, frames)),
         zero_at=next((name for name, it in others if _is_zero_at(it, tensor, bad)), None),
+        in_slice=slice_of(None, bad),
         is_size=size is not None and kinds == [size],
         copies=_copies(tensor),
         maker=maker,
@@ -74,6 +76,29 @@ def _is_zero_at(other: Tensor, tensor: Tensor, bad: Tensor) -> bool:
     if other is tensor or other.shape != tensor.shape or other.device != tensor.device:
         return False
     return bool(((other.detach() == 0) == bad).all())
+
+
+def slice_of(name: str | None, bad: Tensor) -> BadSlice | None:
+    """Return the one index along one dimension at which all bad elements are.
+
+    Few of them may be there by chance.
+    """
+    count, found = int(bad.count_nonzero()), []
+    for dim, size in enumerate(bad.shape if bad.dim() > 1 and count > 1 else ()):
+        if size ** (1 - count) > _BY_CHANCE:
+            continue
+        at = bad.movedim(dim, 0).reshape(size, -1).any(1).nonzero().flatten().tolist()
+        if len(at) == 1:
+            found.append(BadSlice(name, dim, at[0], count, count * size == bad.numel()))
+    return found[0] if len(found) == 1 else None
+
+
+def nan_slice(tensor: Tensor, others: Iterable[tuple[str, Tensor]]) -> BadSlice | None:
+    """Return where the NaN of a tensor are, else those of another one on the line."""
+    own = slice_of(None, tensor.detach().isnan())
+    floats = ((name, it) for name, it in others if it is not tensor and it.is_floating_point())
+    beside = (slice_of(name, it.detach().isnan()) for name, it in floats)
+    return own or next(filter(None, beside), None)
 
 
 def _copies(tensor: Tensor) -> int:

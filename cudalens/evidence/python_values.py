@@ -240,7 +240,7 @@ def _before(program: Program, way: _Origin) -> _Origin | None:
             values = [*program.values_of(owner.name, name)] if owner is not None else []
             is_only = len(values) == 1 == stores_of_attribute(program, name)
             return _Origin(values[0]) if is_only else None
-        case ast.Subscript(value) | ast.Starred(value):
+        case ast.Subscript(value) | ast.Starred(value) | ast.Attribute(value, "values"):
             return _Origin(Spot(file, value), callers)
         case ast.List([item]) | ast.Tuple([item]):
             return _Origin(Spot(file, item), callers)

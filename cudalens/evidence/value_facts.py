@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import ref
 
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from cudalens.diagnosis.user_code import statement_of
 from cudalens.evidence.bound import bound_origin
 from cudalens.evidence.call_stack import held_name, visible_parameters
 from cudalens.evidence.collect import FailureContext, bad_places
-from cudalens.evidence.marks import marks_of, vanished
+from cudalens.evidence.marks import marks_of, nan_slice, vanished
 from cudalens.evidence.python_values import computed_lines
 from cudalens.evidence.tensors import bad_key
 from cudalens.guards._ranges import breaks
@@ -49,23 +50,40 @@ def nan_holder(failure: FailureContext, origin: Tensor | None) -> NanHolder | No
             if room < 0:
                 return None
             if (held := _holding(name, parameter)) is not None:
+                written = _writers_of_nan(failure, parameter, held)
                 return replace(
                     held,
                     name=held_name(parameter, frames) or name,
                     is_read=False,
-                    written=_writer_of_nan(failure, parameter, held),
+                    written=written,
+                    changed=None if written else _last_change(failure, parameter),
                 )
     return None
 
 
-def _writer_of_nan(failure: FailureContext, tensor: Tensor, held: NanHolder) -> LineRef | None:
-    """Return the one line that wrote NaN to a tensor, to some elements or to all."""
+def _writers_of_nan(
+    failure: FailureContext, tensor: Tensor, held: NanHolder
+) -> tuple[LineRef, ...]:
+    """Return the lines that wrote NaN to a tensor, to some elements or to all."""
     if failure.recorder is None or failure.violation is None:
-        return None
+        return ()
     positions, is_nan = [item.position for item in held.nan.first], breaks(failure.violation)
     way = failure.recorder.provenance(tensor, is_nan, positions, tensor.detach().isnan())
-    lines = {step.source for step in way.steps if _writes_nan(step)}
-    return lines.pop() if len(lines) == 1 else None
+    lines = (step.source for step in way.steps if step.source and _writes_nan(step))
+    return tuple(dict.fromkeys(lines))
+
+
+def _last_change(failure: FailureContext, tensor: Tensor) -> LineRef | None:
+    """Return the line of this block that wrote to a tensor last, if no write went unseen."""
+    if failure.recorder is None:
+        return None
+    snapshot = failure.recorder.snapshot()
+    writes = snapshot.writes_to(ref(tensor))
+    # A write through .data has versions of its own.
+    if not writes or tensor._version > max(write.after for _, write in writes):
+        return None
+    call = writes[-1][0]
+    return snapshot.reader.line(call.site) if call.seq > 0 else None
 
 
 def _writes_nan(step: ProvenanceStep) -> bool:
@@ -126,21 +144,20 @@ def bound_of(
 
 def marks_of_finding(failure: FailureContext, way: Provenance, trial: Any) -> Marks:
     """Return what all the bad values have in common."""
-    violation, site = failure.violation, failure.site
+    violation = failure.violation
     assert violation is not None
     if violation.is_nonfinite:
         statement = None if trial is None else trial.line.running.statement
         if (node := failure.call.node) is not None:  # it computed forward in another line
             place = failure.forward_call(node.sequence_nr)[0]
             statement = None if place is None else statement_of(place.text)
-        return Marks(vanished=vanished(statement, violation.dtype))
+        of_nan = failure.limits.attempt("NaN", partial(_of_nan, failure, way), Marks)
+        return replace(of_nan, vanished=vanished(statement, violation.dtype))
     tensor = failure.values.get(bad_key(violation))
     bad = None if tensor is None else bad_places(violation, tensor)
     if tensor is None or bad is None:
-        return Marks()
-    named = [(str(it.expression), failure.values[it.key]) for it in site.names]
-    named += [(str(it.expression), it.value) for it in site.others if isinstance(it.value, Tensor)]
-    plain = [(name, it) for name, it in named if _torch.is_plain(it)]
+        return _of_nan(failure, way)
+    plain = _named(failure)
     with _torch.no_dispatch_modes(), _torch.plain_torch():
         marks = marks_of(
             violation, tensor, bad, others=plain, steps=way.steps, frames=failure.frames
@@ -148,6 +165,27 @@ def marks_of_finding(failure: FailureContext, way: Provenance, trial: Any) -> Ma
     lines = computed_lines(way.entry, way.origin, failure.frames)
     length = failure.limits.attempt("length", partial(_length, failure))
     return replace(marks, computed=lines, aliases=_aliases(way), length=length)
+
+
+def _of_nan(failure: FailureContext, way: Provenance) -> Marks:
+    """Return where the NaN is in a tensor that had it already, and the lines that computed it."""
+    assert failure.violation is not None
+    tensor = failure.values.get(bad_key(failure.violation))
+    if tensor is None or not tensor.is_floating_point() or not _torch.is_plain(tensor):
+        return Marks()
+    with _torch.no_dispatch_modes(), _torch.plain_torch():
+        if not bool(tensor.detach().isnan().any()):
+            return Marks()
+        found = nan_slice(tensor, _named(failure))
+    return Marks(in_slice=found, computed=computed_lines(way.entry, way.origin, failure.frames))
+
+
+def _named(failure: FailureContext) -> list[tuple[str, Tensor]]:
+    """Return the tensors on the user's line, by their expressions."""
+    site = failure.site
+    named = [(str(it.expression), failure.values[it.key]) for it in site.names]
+    named += [(str(it.expression), it.value) for it in site.others if isinstance(it.value, Tensor)]
+    return [(name, it) for name, it in named if _torch.is_plain(it)]
 
 
 def _length(failure: FailureContext) -> BoundOrigin | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cudalens.core.evidence_types import BoundOrigin, DatasetColumn, Marks, NamedConstant
+from cudalens.core.evidence_types import BadSlice, BoundOrigin, DatasetColumn, Marks, NamedConstant
 from cudalens.core.graph_types import FIRST_BAD, WRITES, ProvenanceStep
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence
@@ -310,6 +310,14 @@ def test_a_bound_of_the_failing_line_is_not_repeated() -> None:
     [
         (Marks(value=-7, constants=(NamedConstant(name="HOLE", value=-7),)), "-7 is HOLE"),
         (Marks(zero_at="weight"), "weight is 0 at the bad values, and nowhere else"),
+        (
+            Marks(in_slice=BadSlice(None, 1, 4, 16, is_full=False)),
+            "all 16 bad values of ids are in [:, 4]",
+        ),
+        (
+            Marks(in_slice=BadSlice("x", 0, 4, 16, is_full=True)),
+            "x[4] is nan throughout (16 values), the rest nowhere",
+        ),
         (Marks(is_size=True), "5 is the number of rows, one past the last (0 … 4)"),
         (
             Marks(maker=step("torch.argmax", "y = z.argmax(1)", 4)),

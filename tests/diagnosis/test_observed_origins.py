@@ -113,6 +113,23 @@ def test_a_parameter_that_is_nan_was_made_by_no_later_line() -> None:
         assert len(texts(came_from, evidence)) == count
 
 
+def test_every_line_that_wrote_nan_to_a_parameter_is_named() -> None:
+    nan, lines = Offenders(count=2, total=4), (line(4, "w[1] = nan"), line(3, "w[0] = nan"))
+    holder = NanHolder(name="w", nan=nan, is_read=False, written=lines)
+    evidence = labels([9], 3, nan_holder=holder)
+    assert texts(came_from, evidence) == ["line 4: w[1] = nan", "line 3: w[0] = nan"]
+    assert marks(came_from, evidence) == ["nan is written to w here"] * 2
+    assert texts(came_from, labels([9], 3, nan_holder=replace(holder, written=()))) == []
+
+
+def test_the_last_change_of_a_parameter_that_is_nan() -> None:
+    nan = Offenders(count=1, total=4)
+    holder = NanHolder(name="w", nan=nan, is_read=False, changed=line(3, "opt.step()"))
+    assert marks(came_from, labels([9], 3, nan_holder=holder)) == ["w is last changed here"]
+    at_failure = replace(holder, changed=line(1, "here"))
+    assert marks(came_from, labels([9], 3, nan_holder=at_failure)) == []
+
+
 # --- Python and NumPy -----------------------------------------------------------------------------
 
 

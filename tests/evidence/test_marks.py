@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from cudalens.core.evidence_types import Marks
+from cudalens.core.evidence_types import BadSlice, Marks
 from cudalens.core.graph_types import FIRST_BAD, ProvenanceStep
 from cudalens.core.report_types import Violation
 from cudalens.evidence import value_facts
-from cudalens.evidence.marks import marks_of, vanished
+from cudalens.evidence.marks import marks_of, nan_slice, slice_of, vanished
 from tests.hostcells import SETUP, run_cell
 
 
@@ -122,3 +122,31 @@ def test_a_constant_of_the_forward_line_that_vanishes(dtype: str, *, is_said: bo
     )
     texts = [it.text for it in outcome.report.observations] if outcome.report else []
     assert ("1.0 - 1e-06 is 1 in float16" in texts) is is_said
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "wanted"),
+    [
+        (slice(None), 4, BadSlice("x", 1, 4, 16, is_full=True)),
+        (slice(4), 4, BadSlice("x", 1, 4, 4, is_full=False)),
+        (3, slice(None), BadSlice("x", 0, 3, 6, is_full=True)),
+        # Three of them may be in one of six columns by chance, and two columns are not one.
+        (slice(3), 4, None),
+        (slice(None), slice(4, None), None),
+    ],
+)
+def test_one_column_or_row_has_all_bad_values(
+    rows: Any, columns: Any, wanted: BadSlice | None
+) -> None:
+    bad = torch.zeros(16, 6, dtype=torch.bool)
+    bad[rows, columns] = True
+    assert slice_of("x", bad) == wanted
+    assert slice_of("x", bad.reshape(-1)) is None
+
+
+def test_nan_in_a_column_of_another_tensor() -> None:
+    x, out = torch.zeros(16, 6), torch.full((16, 6), torch.nan)
+    assert nan_slice(out, [("out", out), ("x", x)]) is None
+    x[:, 4] = torch.nan
+    assert nan_slice(out, [("out", out), ("x", x)]) == BadSlice("x", 1, 4, 16, is_full=True)
+    assert nan_slice(x, []) == BadSlice(None, 1, 4, 16, is_full=True)

@@ -26,6 +26,11 @@ LINES: dict[str, tuple[str, str | None]] = {
     "a change in place": ("a = b\na += 1\ntorch.tensor(a)", "a += 1"),
     "an item written since": ("a = b * 2\na[0] = 7\ntorch.tensor(a)", None),
     "sorted in place since": ("a = b * 2\na.sort()\ntorch.tensor(a)", None),
+    "the array of a data frame": (
+        "a = (b / b.max()).values.astype('f4')\ntorch.from_numpy(a[:2])",
+        "a = (b / b.max()).values.astype('f4')",
+    ),
+    "another attribute": ("a = (b / b.max()).shape\ntorch.tensor(a)", None),
     "what a method is called on": (
         "a = b.resize((2, 2))\ntorch.as_tensor(a)",
         "a = b.resize((2, 2))",

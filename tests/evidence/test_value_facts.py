@@ -14,6 +14,7 @@ from cudalens.core.report_types import LineRef, Offender, Offenders, Violation
 from cudalens.evidence import value_facts
 from cudalens.evidence.value_facts import nan_cause, nan_holder
 from cudalens.recorder.provenance import Provenance
+from tests.hostcells import SETUP, run_cell
 from tests.probes import asked
 
 INF, NAN = math.inf, math.nan
@@ -90,27 +91,46 @@ def test_the_parameter_that_holds_a_nan_whose_way_is_not_known(
     assert holder("here(net)", nan_finding(), net=net) is None
 
 
-def test_the_one_line_that_wrote_nan_to_a_parameter() -> None:
+def test_every_line_that_wrote_nan_to_a_parameter() -> None:
     net = torch.nn.Linear(2, 2)
     with torch.no_grad():
         net.bias[0] = NAN
 
-    def written(*steps: tuple[int, str, str]) -> int | None:
+    def written(*steps: tuple[int, str, str]) -> list[int | None]:
         found = [
             ProvenanceStep(op=op, source=LineRef(line=at), note=note) for at, op, note in steps
         ]
-        recorder = SimpleNamespace(provenance=lambda *_: Provenance(steps=found))
-        line = holder("here(net)", nan_finding(), recorder=recorder, net=net).written
-        return None if line is None else line.line
+        recorder = SimpleNamespace(
+            provenance=lambda *_: Provenance(steps=found),
+            snapshot=lambda: SimpleNamespace(writes_to=lambda _: []),
+        )
+        lines = holder("here(net)", nan_finding(), recorder=recorder, net=net).written
+        return [line.line for line in lines]
 
-    assert written((4, "aten::fill_", f"{WRITES} nan")) == 4
-    assert written((4, "aten::fill_", f"{WRITES} 9")) is None
-    assert written((4, "aten::div_", FIRST_BAD)) == 4
-    assert written((4, "aten::div", FIRST_BAD)) is None
-    both = (4, "aten::fill_", f"{WRITES} nan"), (5, "aten::fill_", f"{WRITES} nan")
-    assert written(*both) is None
-    assert written(both[0], both[0]) == 4
-    assert holder("here(net)", nan_finding(), net=net).written is None
+    assert written((4, "aten::fill_", f"{WRITES} nan")) == [4]
+    assert written((4, "aten::fill_", f"{WRITES} 9")) == []
+    assert written((4, "aten::div_", FIRST_BAD)) == [4]
+    assert written((4, "aten::div", FIRST_BAD)) == []
+    both = (5, "aten::fill_", f"{WRITES} nan"), (4, "aten::fill_", f"{WRITES} nan")
+    assert written(*both) == [5, 4]
+    assert written(both[0], both[0]) == [5]
+    assert holder("here(net)", nan_finding(), net=net).written == ()
+
+
+@pytest.mark.usefixtures("sim")
+def test_the_last_change_of_a_parameter_that_is_nan() -> None:
+    """By an optimizer, or through ``.data``; not one of an earlier block."""
+    fails = "p = net(torch.ones(2, 2).cuda()).softmax(-1)\ntorch.multinomial(p, 1)"
+    step = "opt = torch.optim.SGD(net.parameters(), lr=NAN)\n"
+    step += "net(torch.ones(2, 2).cuda()).sum().backward()\nopt.step()\n"
+    data = "net.weight.data.add_(NAN)\n"
+    made = f"{SETUP}NAN = float('nan')\nnet = nn.Linear(2, 3).cuda()\n"
+    for changes, line in ((step, "opt.step()"), (data, data.strip()), (step + data, data.strip())):
+        report = run_cell(made + changes + fails, fast=False).shown
+        marks = [(it.text, it.mark) for one in report.observations for it in one.sources]
+        assert (line, "net.weight is last changed here") in marks
+        assert len([mark for _, mark in marks if "last changed" in mark]) == 1
+        assert report.limits == ()
 
 
 def test_the_keys_of_a_batch_under_which_one_tensor_is() -> None:

@@ -148,7 +148,7 @@ made = model.generate(inputs_embeds=features.cuda(), max_new_tokens=2, do_sample
 """,
         "made = model.generate(inputs_embeds=features.cuda(), max_new_tokens=2, do_sample=True, pad_token_id=0)",
         "input[0, 0] = nan is not a number",
-        "features contains 1 of them",
+        "features contains NaN too (1 of ",
     ),
     Mistake(
         "llama_cache",

@@ -188,7 +188,8 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
     low, high, distinct, kinds, count = values
     column, earlier = evidence.dataset_column, evidence.seen_before
     ends = () if earlier is None else (earlier.min, earlier.max)
-    is_whole = column is not None and bool(column.count)
+    whole_vector = _vector_of(evidence, fact)
+    is_whole = whole_vector is not None or (column is not None and bool(column.count))
     # Beside a mark nobody knows which other values earlier calls had.
     is_open = bool({*ends} & {*violation.bounds.also_allowed})
     whole = [*_cut_from(evidence, fact)]
@@ -215,11 +216,13 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
         is_computed=_is_computed_here(evidence) or is_numbered(evidence),
         is_whole=is_whole,
         violation=violation,
-        looked_at=_looked_at(evidence, count),
+        looked_at=_looked_at(evidence, count, whole_vector),
     )
 
 
-def _looked_at(evidence: Evidence, count: int | None) -> tuple[str, str]:
+def _looked_at(
+    evidence: Evidence, count: int | None, whole: TensorFact | None
+) -> tuple[str, str]:
     """Return how many values were seen, and of what.  Another batch may have others.
 
     Of earlier calls only the ends are known, and not how many values they had.
@@ -227,6 +230,8 @@ def _looked_at(evidence: Evidence, count: int | None) -> tuple[str, str]:
     column, earlier = evidence.dataset_column, evidence.seen_before
     if column is not None and column.count:
         return "", f" of {column.name}"
+    if whole is not None:
+        return str(count or ""), f" of {whole.expression}"
     if earlier is not None and earlier.min is not None:
         calls = "an earlier call" if earlier.calls == 1 else f"{earlier.calls} earlier calls"
         return "", f" of this and {calls}"
@@ -244,6 +249,8 @@ def _all_values(evidence: Evidence, violation: Violation, fact: TensorFact) -> _
     if column is not None and column.count:
         return column.low, column.high, column.distinct, column.kinds, column.count
     allowed = {*violation.bounds.also_allowed}
+    if (whole := _vector_of(evidence, fact)) is not None:
+        fact, earlier = whole, None
     unique, low, high = fact.summary.unique, fact.summary.min, fact.summary.max
     ends = [] if earlier is None else [earlier.min, earlier.max]
     seen = {end for end in ends if isinstance(end, int) and end not in allowed}
@@ -365,6 +372,16 @@ def _cut_from(evidence: Evidence, fact: TensorFact) -> Iterable[TensorFact]:
             node = node.value if isinstance(node, ast.Subscript | ast.Attribute) else None
         whole += [] if node is None else [node]
     return _on_line(evidence, whole)
+
+
+def _vector_of(evidence: Evidence, fact: TensorFact) -> TensorFact | None:
+    """Return the vector on the line that ``fact`` was cut out of: all of ``y`` for ``y[batch]``.
+
+    Of a tensor with columns, those that were not cut out may be of other numbers.
+    """
+    longer = (it for it in _cut_from(evidence, fact) if numel(it) > numel(fact))
+    whole = next((it for it in longer if len(it.shape) == 1), None)
+    return whole if whole is not None and whole.summary.unique is not None else None
 
 
 def _on_line(evidence: Evidence, nodes: Iterable[ast.AST]) -> list[TensorFact]:

@@ -14,6 +14,7 @@ from cudalens.diagnosis.hints._reading import (
     fills_row_ends,
     ids_rule,
     is_written,
+    runs_from_one,
     shifting_step,
 )
 from cudalens.diagnosis.user_code import in_library, list_of, rewritten, with_keyword
@@ -77,6 +78,12 @@ def relabel(evidence: Evidence, ids: Ids) -> Hint | None:
             text=f"{every} run from {seen[0]} to {seen[-1]}, as many as there are {of}: "
             f"number them 0 … {places - 1}",
             fix=rewritten(evidence, ids.named, f"{{x}} {sign} {abs(seen[0])}"),
+        )
+    if seen[0] == 1 and what == "labels" and runs_from_one(seen, ids.high, ids.count):
+        # Whether they are to be shifted, or the outputs are too few, is not known here.
+        return Hint(
+            text=f"{every} are {len(seen)} different numbers, 1 … {ids.high}, and none is 0; the "
+            f"{places} {of} are numbered 0 … {places - 1}"
         )
     is_all = len(seen) == places and (seen[0] >= places or (seen[0] >= 0 and ids.has_gaps))
     is_part = seen[0] == 0 and ids.has_gaps and ids.high < 2 * places <= 4 * len(seen)

@@ -13,7 +13,7 @@ from cudalens.core.report_types import Hint, LineRef, TensorFact, format_count
 from cudalens.core.torch_functions import Trait, functions, stems
 from cudalens.diagnosis.hints._makers import way_of
 from cudalens.diagnosis.hints._roles import fault, name_of
-from cudalens.diagnosis.user_code import renamed, rewritten
+from cudalens.diagnosis.user_code import list_of, renamed, rewritten
 
 _BCE = "aten::binary_cross_entropy"
 _DRAWS = ("aten::bernoulli", "aten::bernoulli_")
@@ -240,13 +240,16 @@ def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
         elif "softmax" in (first.text or ""):
             text += "; softmax gives nan for a row with inf, and for one of -inf alone"
         return text, False
+    held = evidence.nan_holder
+    if held is not None and len(held.written) > 1:
+        lines = list_of(sorted(it.line or 0 for it in held.written))
+        return f"; lines {lines} wrote NaN to {held.name}", False
     if write := _written_nan(evidence):
         return f"; line {write.line} wrote NaN: {write.text}", False
     steps = [step for step in evidence.provenance if step.op and step.source is not None]
     names = [stem_of(step.op or "") for step in steps]
     if steps and names[-1] == "tensor" and set(names) <= {"tensor", "to", "cuda", "float", "clone"}:
         return f"; line {steps[-1].source.line} made it from numbers that contained them", False  # type: ignore[union-attr]
-    held = evidence.nan_holder
     at = ""
     if held is not None and held.nan.total > 1:
         at = f", the first at {list(held.nan.first[0].position)}"
@@ -258,7 +261,8 @@ def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
     others = (item for item in evidence.tensors if item is not fact and item.expression)
     holder = next((item for item in others if item.summary.nan), None)
     if holder is not None:
-        return f"; {holder.expression} contains {holder.summary.nan} of them", True
+        own = f"{holder.summary.nan} of {math.prod(holder.shape)} values"
+        return f"; {holder.expression} contains NaN too ({own})", True
     return "", True
 
 

@@ -37,6 +37,17 @@ CAUSES: dict[str, Cause] = {
         rule="relabel",
         says=("labels are 4 different numbers: 0, 1, 4, 7;",),
     ),
+    "four_labels_from_one": Cause(
+        labels([1, 2, 3, 4] * 9, 3),
+        rule="relabel",
+        says=(
+            "the 36 labels are 4 different numbers, 1 … 4, and none is 0;",
+            "the 3 outputs are numbered 0 … 2",
+        ),
+    ),
+    "four_labels_where_0_may_be_missing_by_chance": Cause(
+        labels([1, 2, 3, 4], 3), rule="observations"
+    ),
     "binary_labels_one_output": Cause(
         labels([0, 1, 1, 0], 1), rule="binary_labels_one_output", says=("0 and 1",)
     ),

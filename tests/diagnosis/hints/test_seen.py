@@ -89,6 +89,22 @@ def test_numbers_that_were_right_before_are_no_other_scale(
         assert "logits" not in first.text
 
 
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("F.cross_entropy(z, y[b])", "the 99 labels of y are 3 different numbers: 0, 3, 7; the 3 "
+         "outputs are numbered 0 … 2"),
+        # The other column may count something else.
+        ("F.cross_entropy(z, t[b, 0])", "2 of 4 labels are 3, 7, all others 0"),
+    ],
+)  # fmt: skip
+def test_all_of_a_vector_is_looked_at_that_the_labels_were_cut_out_of(call: str, says: str) -> None:
+    """Its four labels alone prove nothing."""
+    made = "z = torch.zeros(4, 3).cuda()\ny = torch.tensor([0, 3, 0, 7] + [0, 3, 7, 3, 7] * 19)"
+    made += ".cuda()\nt = torch.stack([y, y], 1)"
+    assert spoken(loop(call, ids(0, 1, 2, 3), before=made).shown).text.startswith(says)
+
+
 TABLE = "table = nn.Embedding(4, 2).cuda()"
 
 
