@@ -1,0 +1,61 @@
+"""The names that a line reads or detaches, and the code that detaches what they hold."""
+
+from __future__ import annotations
+
+import ast
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+
+from cudalens.evidence import freed_graph
+
+X, Y = torch.ones(1), torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("h = h.detach()", ["h"]), ("  h.detach_()  ", ["h"]), ("a.h = a.h.detach()", ["a.h"]),
+        ("h, c = h.detach(), c.detach()", ["h", "c"]), ("f(h.detach())", []), ("for x in", []),
+        ("", []),
+    ],
+)  # fmt: skip
+def test_names_that_a_line_detaches(line: str, names: list[str]) -> None:
+    assert sorted(freed_graph._given(line)) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        (X, "h.detach()"), ((X, Y), "tuple(item.detach() for item in h)"),
+        ([X], "[item.detach() for item in h]"), ((X, 3), None), (deque([X]), None), (3, None),
+    ],
+)  # fmt: skip
+def test_the_code_that_detaches_a_value(value: Any, code: str | None) -> None:
+    assert freed_graph._detached("h", value) == code
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (X, [X]), ([X, 3, (Y, X)], [X, Y, X]), ((X,), [X]), (deque([Y]), [Y]), ([[X]], []),
+        ({"a": X}, []), (3, []), ([X] * 65, [X] * 64),
+    ],
+)  # fmt: skip
+def test_tensors_in_a_variable(value: Any, found: list[Any]) -> None:
+    assert [id(it) for it in freed_graph._tensors_in(value)] == [id(it) for it in found]
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("z = x + y.w", ["x", "y", "y.w"]), ("h += x", ["h", "x"]), ("a[i] = b", ["a", "b", "i"]),
+        ("z = [q for q in items]", ["items", "q"]),
+    ],
+)  # fmt: skip
+def test_names_whose_values_a_line_uses(line: str, names: list[str]) -> None:
+    (statement,) = ast.parse(line).body
+    assert sorted(map(ast.unparse, freed_graph._names_read(statement))) == names
+    assert list(freed_graph._names_read(None)) == []
