@@ -94,7 +94,8 @@ class _Code:
             else:
                 continue
             for name, inside in fits:
-                text = _short(node, name)
+                text = ast.unparse(node)
+                text = text if len(text) <= _MAX_TEXT and "\n" not in text else name
                 text = f"{inside} inside {text}" if inside else text
                 yield FittingCall(op=self._ops[name], api=name, line=node.lineno, text=text)
 
@@ -164,12 +165,6 @@ def _executed(tree: ast.AST) -> Iterator[ast.AST]:
             if isinstance(node, ast.AST):
                 yield node
                 yield from _executed(node)
-
-
-def _short(node: ast.expr, name: str) -> str:
-    """Return the source of a call, the function's name where that is long."""
-    text = ast.unparse(node)
-    return text if len(text) <= _MAX_TEXT and "\n" not in text else name
 
 
 def _text(node: ast.expr) -> str:

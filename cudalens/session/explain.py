@@ -67,7 +67,10 @@ def explain(
         report = report_of_another(error)
     else:
         with _torch.Unseen():  # modes and subclasses of the user's must not see our calls
-            lines = _assertions(facts.message, printed) if is_lost else ""
+            # A process that prints assertions has met one fault: its context ends with the first.
+            rehearsed = getattr(rehearsed_fault(), "text", "")
+            asserts = (fold(rehearsed) or fold(facts.message) or fold(printed)) if is_lost else ()
+            lines = "\n".join(line.text() for line in asserts)
             report = _report_of(error, namespace, lines)
         lost_context.remember(report)
     PROCESS.last = report
@@ -119,16 +122,6 @@ def _first_user_place(error: BaseException) -> Place | None:
     """Return the outermost place in the user's code that an exception left."""
     places = places_of(entries_from_traceback(error.__traceback__))
     return next((place for place in places if place.is_user), None)
-
-
-def _assertions(message: str, printed: str) -> str:
-    """Return the assertions behind a failure: the rehearsal's own, the message's, or the printed.
-
-    A process that prints some has met one fault: its context ends with the first.
-    """
-    rehearsed = getattr(rehearsed_fault(), "text", "")
-    lines = fold(rehearsed) or fold(message) or fold(printed)
-    return "\n".join(line.text() for line in lines)
 
 
 def _tree_of_cell(error: BaseException) -> ast.Module:

@@ -75,7 +75,12 @@ def lower(runtime: Runtime, facts: OpSchema, values: Sequence[Any]) -> list[Any]
     if facts.written:
         _share_memory(facts, values, host)
     if facts.generator is not None:
-        host[facts.generator] = _generator(runtime, host[facts.generator])
+        generator = host[facts.generator]
+        if generator is None:
+            host[facts.generator] = runtime.generator
+        elif not is_device_generator(generator):
+            kind = generator.device.type
+            raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{kind}'")
     return host
 
 
@@ -101,16 +106,6 @@ def _share_memory(facts: OpSchema, values: Sequence[Any], host: list[Any]) -> No
             shared = to_host_sharing([value for value, _, _ in group])
             for alias, (_, aliases, i) in zip(shared, group, strict=True):
                 aliases[i] = alias
-
-
-def _generator(runtime: Runtime, generator: Any) -> Any:
-    if generator is None:
-        return runtime.generator
-    if not is_device_generator(generator):
-        raise RuntimeError(
-            f"Expected a 'cuda' device type for generator but found '{generator.device.type}'"
-        )
-    return generator
 
 
 def _assert_line(facts: OpSchema, host: list[Any]) -> str | None:
