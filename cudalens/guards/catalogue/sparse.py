@@ -41,32 +41,6 @@ def _falls(compressed: Tensor, plain: Tensor, nnz: int) -> Tensor:
     return falls
 
 
-def _breaches(
-    compressed: Tensor, plain: Tensor, lines: tuple[str, str], dim: int, nnz: int
-) -> list[_Breach]:
-    """Mark the elements that break each invariant, in the order in which they are reported."""
-    major, minor = lines
-    first, last, steps = (torch.zeros_like(compressed, dtype=torch.bool) for _ in range(3))
-    torch.ne(compressed[..., :1], 0, out=first[..., :1])
-    torch.ne(compressed[..., -1:], nnz, out=last[..., -1:])
-    widths = compressed.diff(dim=-1)
-    torch.logical_or(widths < 0, widths > dim, out=steps[..., 1:])
-    outside = (plain < 0) | (plain >= dim)
-    falls = _falls(compressed, plain, nnz)
-    starts, places = ("compressed_idx", compressed), ("plain_idx", plain)
-    is_last = f"must be {nnz}: the number of stored values"
-    is_near = f"must be 0 … {dim} above the one before it: a {major} has {dim} places"
-    is_outside = f"is outside the {format_count(dim, minor)} of the tensor"
-    rises = f"must be larger than the one before it in the same {major}"
-    return [
-        _Breach(*starts, first, "must be 0", "0"),
-        _Breach(*starts, last, is_last, str(nnz)),
-        _Breach(*starts, steps, is_near, f"0 … {dim} more than the one before"),
-        _Breach(*places, outside, is_outside, format_interval(0, dim - 1)),
-        _Breach(*places, falls, rises, f"rising within a {major}"),
-    ]
-
-
 @guard(
     "aten::_validate_compressed_sparse_indices",
     records=("sparse_compressed_invariants",),
@@ -101,7 +75,27 @@ def compressed_sparse_indices_hold(
 def _breach(
     compressed: Tensor, plain: Tensor, lines: tuple[str, str], dim: int, nnz: int
 ) -> Violation | None:
-    breaches = _breaches(compressed, plain, lines, dim, nnz)
+    major, minor = lines
+    first, last, steps = (torch.zeros_like(compressed, dtype=torch.bool) for _ in range(3))
+    torch.ne(compressed[..., :1], 0, out=first[..., :1])
+    torch.ne(compressed[..., -1:], nnz, out=last[..., -1:])
+    widths = compressed.diff(dim=-1)
+    torch.logical_or(widths < 0, widths > dim, out=steps[..., 1:])
+    outside = (plain < 0) | (plain >= dim)
+    falls = _falls(compressed, plain, nnz)
+    starts, places = ("compressed_idx", compressed), ("plain_idx", plain)
+    is_last = f"must be {nnz}: the number of stored values"
+    is_near = f"must be 0 … {dim} above the one before it: a {major} has {dim} places"
+    is_outside = f"is outside the {format_count(dim, minor)} of the tensor"
+    rises = f"must be larger than the one before it in the same {major}"
+    # The first one that is broken is reported.
+    breaches = (
+        _Breach(*starts, first, "must be 0", "0"),
+        _Breach(*starts, last, is_last, str(nnz)),
+        _Breach(*starts, steps, is_near, f"0 … {dim} more than the one before"),
+        _Breach(*places, outside, is_outside, format_interval(0, dim - 1)),
+        _Breach(*places, falls, rises, f"rising within a {major}"),
+    )
     if not bool(torch.cat([item.bad.reshape(-1) for item in breaches]).any()):
         return None
     item = next(one for one in breaches if bool(one.bad.any()))
