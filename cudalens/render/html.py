@@ -29,7 +29,7 @@ from cudalens.render.words import clip, visible
 MAX_BYTES = 200_000
 WIDE, LEAST = 112, 48
 """Columns after which the failing line is folded: alone, and beside a wide picture."""
-_NAME = 26
+_NAME = 22
 """Characters of a name below its line, where labels do not hang: the line has the whole."""
 _FAR = 78
 """Columns beyond which a label is out of sight in a narrow pane."""
@@ -196,6 +196,7 @@ def _facts_of(report: Report, drawn: strip.Strip | None, limits: _Limits) -> dic
     fold = _fold(figure)
     # What passes the fold is cut off by a picture.
     parts = screen.build(report, fold=fold, label_room=0 if figure else screen.LABEL_ROOM)
+    parts = _with_place_beside_code(report, parts)
     gutter = max(map(_gutter, parts.blocks), default=0)
     return {
         "report": report,
@@ -226,6 +227,16 @@ def _facts_of(report: Report, drawn: strip.Strip | None, limits: _Limits) -> dic
         ),
         "bad_table": _bad_table(report),
     }
+
+
+def _with_place_beside_code(report: Report, parts: screen.Screen) -> screen.Screen:
+    """Put a place that is all there is to say beside the code, where it takes no line."""
+    said = [screen.plain(fact) for fact in parts.facts]
+    is_alone = said == [words.format_place(report.source)] and words.page_link(report) is None
+    if not is_alone or len(parts.blocks) != 1 or report.source is None:
+        return parts
+    title = words.place_name(report.source.cell, report.source.file)
+    return replace(parts, facts=(), blocks=(replace(parts.blocks[0], title=title),))
 
 
 def _fold(figure: figures.Figure | None) -> int:

@@ -37,7 +37,7 @@ NOTHING = ("", "")
 """Choice of neither a tensor nor a node."""
 MAX_NEIGHBOURS = 12
 _SUFFIXES = {"Markdown": ".md", "HTML": ".html", "JSON": ".json"}
-_LAYOUT = {"width": "auto", "height": "26px"}
+_LAYOUT = {"width": "auto"}
 _FIELD = {"flex": "1 1 170px", "width": "auto", "max_width": "250px"}
 """A list and a search field share what room a pane has: the row takes one line of it."""
 

@@ -36,7 +36,7 @@ from cudalens.render.html import (
 )
 from cudalens.render.inline import SAFE_COLOURS
 from cudalens.render.words import page_link, visible
-from tests.builders import CELL, REPRESENTATIVE, in_a_row, make_report, source
+from tests.builders import CELL, REPRESENTATIVE, in_a_row, make_report, mismatch, source
 from tests.render.test_colours import contrast
 from tests.rendering import Page, check_golden, hostile_texts, sanitised, selectors, with_texts
 
@@ -373,3 +373,16 @@ def test_a_name_below_its_line_is_brief() -> None:
     html = render_fragment(make_report(tensors=(replace(first, expression=long), *others)))
     below = re.findall(r'cl-narrow[^>]*>[^<]*<span class="[^"]*"[^>]*>([^<]*)', html)
     assert any("…" in name for name in below) and not any(long in name for name in below)
+
+
+@pytest.mark.parametrize("said", ["", "rank 3 failed"])
+def test_a_place_alone_stands_beside_the_code(said: str) -> None:
+    """It takes a line of its own only where there is more to say in it."""
+    more = (Observation(kind="values", text=said),) if said else ()
+    report = replace(mismatch(), observations=more)
+    html = render_fragment(report)
+    place = f"In [{mismatch().source.cell}]"  # type: ignore[union-attr]
+    beside = re.findall(r'class="cl-n"[^>]*>(In \[\d+\])', html)
+    assert beside == ([] if said else [place])
+    line = re.findall(r'<p class="cl-sub"[^>]*>(.*?)</p>', html[: html.index("<pre")])
+    assert [place in text for text in line] == ([True] if said else [])
