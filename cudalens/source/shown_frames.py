@@ -6,6 +6,7 @@ IPython know.  Where a traceback leaves us or is shown by a shell, it goes throu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import dropwhile, groupby
@@ -14,6 +15,14 @@ from types import TracebackType
 from cudalens.core._python import entries_from_traceback, is_own_note, linked, set_on
 from cudalens.source.files import is_machinery, is_own_file, is_top, torch_path
 
+_SENT = re.compile(
+    r'^(?P<indent> *)File "(?P<file>[^"\n]+)", line \d+, in .*\n(?:(?P=indent)  .*\n)*',
+    re.MULTILINE,
+)
+"""A frame of a traceback that another process has sent as text, with its lines of code."""
+_OWN_LINES = re.compile(
+    r"^(?:cudalens: .*|  (?:op|where|from|CUDA|try|hint) {2,}.*)\n?", re.MULTILINE
+)
 _DISPATCH = ("_ops.py", "overrides.py")
 """Files of the wrappers through which torch calls an op, and asks a function mode."""
 
@@ -100,6 +109,9 @@ def _cut_repeats(error: BaseException, report: object, action: str, stack: ExitS
             stack.callback(setattr, item, "args", args)
             lines = [str(args[0]).split("\n", 1)[0], *filter(None, [last])]
             item.args, last = ("\n".join(lines), *args[1:]), ""
+        elif args and type(args[0]) is str and _SENT.search(args[0]):
+            stack.callback(setattr, item, "args", args)
+            item.args = (_without_frames(args[0]), *args[1:])
         if item is not error:
             stack.callback(BaseException.with_traceback, item, item.__traceback__)
             BaseException.with_traceback(item, without_torch(item.__traceback__))
@@ -107,6 +119,19 @@ def _cut_repeats(error: BaseException, report: object, action: str, stack: ExitS
             stack.callback(set_on, item, "__notes__", notes)
             others = [note for note in notes if not is_own_note(note)]
             set_on(item, "__notes__", others + [f"cudalens: {line}" for line in [last] if line])
+
+
+def _without_frames(text: str) -> str:
+    """Return what a launcher of processes says of one without the frames of torch and of ours.
+
+    And without the lines of ours behind the error's own: the report beside it has them.
+    """
+
+    def kept(frame: re.Match[str]) -> str:
+        file = frame["file"]
+        return "" if torch_path(file) or is_own_file(file) else frame[0]
+
+    return _OWN_LINES.sub("", _SENT.sub(kept, text)).rstrip()
 
 
 def hide_own_frames(error: BaseException) -> None:

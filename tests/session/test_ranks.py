@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,6 +23,7 @@ import cudalens
 from cudalens.core.report import RankResult, Report
 from cudalens.core.reported import report_beside
 from cudalens.session.ranks import combined, reason
+from cudalens.source.shown_frames import without_repeats
 from tests.processes import python
 
 pytestmark = [
@@ -71,6 +73,23 @@ def test_one_report_says_which_processes_met_what() -> None:
     # Another process's device says nothing about this one's.
     assert cudalens.last_report() is report
     assert Report.from_dict(json.loads(report.to_json())) == report
+
+
+def test_beside_the_report_a_process_is_quoted_without_frames_of_torch() -> None:
+    """It sends its traceback as text, whose frames would take a screen; afterwards it is whole."""
+    session, error = failed(0)
+    whole = str(error)
+    assert "torch/multiprocessing/spawn.py" in whole and "\n  where  " in whole
+    with without_repeats(error, session.report):
+        shown = str(error)
+    assert str(error) == whole
+    assert re.findall(r"in (\w+)\n", shown) == ["lookup"]
+    assert "torch.zeros(MAX, 2)[rows]" in shown and "Process 0 terminated" in shown
+    assert shown.splitlines()[-1].startswith(
+        "cudalens.core.errors.DeviceIndexError: rows[1] = 9 is "
+    )
+    with without_repeats(error, None):
+        assert str(error) == whole
 
 
 def test_good_processes_make_no_report() -> None:
