@@ -264,29 +264,31 @@ def unequal_samples(evidence: Evidence, match: re.Match[str]) -> Answer:
 def cat_sizes(evidence: Evidence, match: re.Match[str]) -> Answer:
     """Parts of one tensor differ in another dimension; which of them is right is not known."""
     parts = [fact for fact in evidence.tensors if (fact.argument or "").startswith("tensors[")]
-    pair = [evidence.tensor("tensors[0]"), evidence.tensor(f"tensors[{match['at']}]")]
-    known = sorted((fact.shape, user_name(evidence, fact)) for fact in pair if fact is not None)
+    at, joined = f"tensors[{match['at']}]", int(match["dim"])
+    pair = [evidence.tensor("tensors[0]"), evidence.tensor(at)]
+    known = [(fact.shape, user_name(evidence, fact)) for fact in pair if fact is not None]
     if len(known) != len(pair) or len({len(part.shape) for part in parts}) != 1:
         return
-    joined = int(match["dim"])
+    said = " and ".join(f"{name} is {format_shape(shape)}" for shape, name in known)
+    yield host(f"{said}: only dimension {joined} may differ", argument=at)
     sizes = [sorted(set(of_dim)) for of_dim in zip(*(part.shape for part in parts), strict=True)]
     dims = [dim for dim, found in enumerate(sizes) if len(found) > 1 and dim != joined]
-    (small, smaller), (large, larger) = sorted(known, key=lambda it: [it[0][dim] for dim in dims])
-    said = []
+    (small, _), (large, larger) = sorted(known, key=lambda it: [it[0][dim] for dim in dims])
+    ways = []
     if all(len(sizes[dim]) == len(pair) and small[dim] < large[dim] for dim in dims):
         low, high = (
             str(shape[dims[0]]) if len(dims) == 1 else format_shape([shape[dim] for dim in dims])
             for shape in (small, large)
         )
-        said.append(
-            f"the sizes of {_dimensions(dims)} must be equal: crop {larger} to {low}, or pad or "
-            f"resize {smaller} to {high}"
-        )
+        is_pair = len(parts) == len(pair)
+        which, others = (larger, "the other") if is_pair else ("the larger", "the smaller")
+        ways += [f"crop {which} to {low} in {_dimensions(dims)}"]
+        ways += [f"pad or resize {others} to {high}"]
     if len(dims) == 1 and len(sizes[joined]) == 1:
-        the = "They" if said else "they"
-        said.append(f"{the} can be joined along dimension {dims[0]} as they are")
-    if said:
-        yield Hint(rule="cat_sizes", text=". ".join(said))
+        ways.append(f"join {'them ' * (not ways)}along dimension {dims[0]}")
+    if ways:
+        *first, last = ways
+        yield Hint(rule="cat_sizes", text=", or ".join(filter(None, (", ".join(first), last))))
 
 
 def _dimensions(dims: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from cudalens.core.evidence_types import PositionTable, RefusedCall
 from cudalens.core.report import ErrorFacts, Evidence
-from cudalens.core.report_types import Frame, OpName, TensorSummary
+from cudalens.core.report_types import Frame, OpName, TensorSummary, format_shape
 from cudalens.diagnosis.host_errors import explain_host_error
 from cudalens.diagnosis.host_errors._base import Verdict
 from tests.builders import fact
@@ -245,26 +245,25 @@ def test_tensors_of_different_sizes_elsewhere() -> None:
         (
             ("1,2,5", "1,2,4"),
             (5, 4, 1),
-            "the sizes of dimension 2 must be equal: crop a to 4, or pad or resize b to 5. "
-            "They can be joined along dimension 2 as they are",
+            "crop a to 4 in dimension 2, pad or resize the other to 5, or join along dimension 2",
         ),
-        # Of two parts that differ in the joined dimension too, only the first is true.
+        # Of two parts that differ in the joined dimension too, the last is no way.
         (
             ("1,2,4", "1,3,5"),
             (4, 5, 1),
-            "the sizes of dimension 2 must be equal: crop b to 4, or pad or resize a to 5",
+            "crop b to 4 in dimension 2, or pad or resize the other to 5",
+        ),
+        (
+            ("1,2,4", "1,3,5", "1,2,5"),
+            (4, 5, 1),
+            "crop the larger to 4 in dimension 2, or pad or resize the smaller to 5",
         ),
         # Of three sizes no two are the ones that are meant.
-        (
-            ("1,2,4", "1,2,5", "1,2,6"),
-            (4, 5, 1),
-            "they can be joined along dimension 2 as they are",
-        ),
+        (("1,2,4", "1,2,5", "1,2,6"), (4, 5, 1), "join them along dimension 2"),
         (
             ("2,2,4", "1,2,3"),
             (2, 1, 1),
-            "the sizes of dimensions 0 and 2 must be equal: crop a to [1, 3], or pad or resize "
-            "b to [2, 4]",
+            "crop a to [1, 3] in dimensions 0 and 2, or pad or resize the other to [2, 4]",
         ),
         (("1,2,4", "1,3,5", "1,2,6"), (4, 5, 1), None),
         (("2,2,4", "1,2,5"), (2, 1, 1), None),  # each is larger in one
@@ -283,6 +282,9 @@ def test_parts_of_different_sizes(
     )
     told = hints(message, *parts)
     assert told == ([] if text is None else [("cat_sizes", text)])
+    first = parts[0].shape, parts[at[2]].shape
+    headline = "a is {} and b is {}: only dimension 1 may differ".format(*map(format_shape, first))
+    assert explained(message, *parts).headline == headline
 
 
 def test_samples_that_no_advice_is_known_for() -> None:
