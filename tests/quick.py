@@ -118,8 +118,10 @@ OTHERS: Final[dict[str, str]] = {
     "evidence/collect.py": "evidence/test_finding.py",
     "evidence/context.py": "diagnosis/host_errors/test_host_errors.py",
     "evidence/dataset_column.py": "evidence/test_finding.py",
+    "evidence/error_causes.py": "evidence/test_modified_tensor.py evidence/test_recorded_way.py",
     "evidence/exception.py": "evidence/test_user_objects.py diagnosis/test_misread_cells.py",
     "evidence/failing_call.py": "diagnosis/host_errors/test_host_errors.py",
+    "evidence/failure.py": "evidence/test_collect.py evidence/test_finding.py",
     "evidence/finding.py": (
         "diagnosis/hints/test_nan_origin.py recorder/test_nan_unseen.py "
         "diagnosis/test_misread_cells.py"

@@ -1,4 +1,4 @@
-"""Build the evidence of a failure from its call: stack, tensors, graph, recorder.
+"""Build the evidence of a failure: one table of collectors, and the loop that asks them.
 
 Each collector is on its own: one that fails leaves one line in ``limits`` and the others go on.
 """
@@ -6,188 +6,133 @@ Each collector is on its own: one that fails leaves one line in ``limits`` and t
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from types import FrameType
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import BuiltinFunctionType
+from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from cudalens.core import _torch
-from cudalens.core.call import Call
-from cudalens.core.evidence_types import CallContext, OwnerModule
-from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN, AutogradNeighbourhood, ProvenanceStep
-from cudalens.core.limits import Limits
-from cudalens.core.report import ErrorFacts, Evidence, is_of_cell
-from cudalens.core.report_types import (
-    Environment,
-    HistoryEntry,
-    OpName,
-    Phase,
-    SourceSpan,
-    TensorFact,
-    Timing,
-    Violation,
-)
-from cudalens.core.tensor_values import outside
+from cudalens.core.call import function_name
+from cudalens.core.evidence_types import DatasetColumn, OwnerModule
+from cudalens.core.graph_types import CHANGED, AutogradNeighbourhood, ProvenanceStep
+from cudalens.core.report import Evidence, is_of_cell
+from cudalens.core.report_types import Replay, SeenBefore, SourceSpan, TensorFact, Timing
 from cudalens.core.user_objects import is_tensor
-from cudalens.evidence import autograd_graph, context
-from cudalens.evidence.call_stack import locate, parameter_names
-from cudalens.evidence.module_names import module_names, owner_modules
-from cudalens.evidence.tensors import bad_key
-from cudalens.guards._ranges import breaks
+from cudalens.evidence import autograd_graph, context, memory
+from cudalens.evidence.call_stack import worker_line
+from cudalens.evidence.dataset_column import column_of
+from cudalens.evidence.error_causes import (
+    change_or_freed,
+    cut_of_graph,
+    frozen,
+    lost_batch,
+    other_rows,
+    with_marked_write,
+)
+from cudalens.evidence.failing_call import refused_call
+from cudalens.evidence.failure import FailureContext, current_recorder
+from cudalens.evidence.module_names import module_names, other_modules, owner_modules
+from cudalens.evidence.recorded_way import flattened
+from cudalens.evidence.replay import replay
+from cudalens.evidence.tensors import bad_key, facts_of, scalars_of, tensor_facts
+from cudalens.evidence.value_facts import bound_of, marks_of_finding, nan_cause, nan_holder
 from cudalens.guards.process import PROCESS
-from cudalens.recorder.provenance import Provenance
-from cudalens.recorder.sites import entries_of
 from cudalens.source.files import running_shell
-from cudalens.source.locate import CallSite, locate_entries
-from cudalens.source.module_path import running_modules
-from cudalens.source.running_call import RunningCall
-from cudalens.source.stack import Entry, StackEntry, frame_of, place_of
+from cudalens.source.locate import CallSite
 
-FORWARD_CALL = "the forward call of the op that failed"
+MAX_TENSORS = 40
 
 
-@dataclass(kw_only=True)
-class FailureContext:
-    """A failed call with the live objects around it; it exists while its report is made."""
+class Collector(NamedTuple):
+    """A row of the table."""
 
-    call: Call
-    values: Mapping[str, Tensor]
-    """The tensors that it was given, by argument."""
-    entries: Sequence[Entry]
-    """The stack, outermost first: frames, links of a traceback, lines of a call that is over."""
-    violation: Violation | None = None
-    error: ErrorFacts | None = None
-    op: OpName = field(default_factory=OpName)
-    recorder: Any = None
-    reader: RunningCall | None = None
-    """The user's line, where more of it is known than its source and variables tell."""
-    started: float
-    """When the work on the report began, on the performance counter."""
-    limits: Limits
-
-    @cached_property
-    def site(self) -> CallSite:
-        """The user's line, and what is proven to be each tensor on it."""
-        find = partial(locate, self.entries, self.values, self.reader)
-        return self.limits.attempt("source", find, CallSite)
-
-    @cached_property
-    def frames(self) -> list[FrameType]:
-        """The frames of the stack; none of a call that is over."""
-        return [frame_of(item) for item in self.entries if not isinstance(item, StackEntry)]
-
-    @cached_property
-    def modules(self) -> list[object]:
-        """The modules whose methods are on the stack, outermost first."""
-        return running_modules([place_of(item) for item in self.frames])
-
-    @cached_property
-    def names(self) -> dict[int, str]:
-        """Parameters, and other leaves, by ``id``."""
-        return parameter_names(self.frames)
-
-    def forward(self) -> tuple[SourceSpan | None, str | None]:
-        """Return the place and the module of the forward call behind the node that ran."""
-        node, recorder = self.call.node, self.recorder
-        if node is None or recorder is None:
-            return None, None
-        place, module_path, name = self.forward_call(node.sequence_nr)
-        if name is None:
-            self.limits.add(recorder.beyond_ring(FORWARD_CALL))
-        return place, module_path
-
-    def forward_call(self, number: int) -> tuple[SourceSpan | None, str | None, str | None]:
-        """Return place, module and name of the forward call behind an autograd node."""
-        snapshot = None if self.recorder is None else self.recorder.snapshot()
-        call = None if snapshot is None else snapshot.forward_call(number)
-        if snapshot is None or call is None:
-            return None, None, None
-        module_path = snapshot.reader.module(call.site).path
-        return locate_entries(entries_of(call.site)), module_path, call.name
+    what: str
+    """What is missing where it fails, to begin the line in ``limits`` with."""
+    fields: str
+    """The fields of the evidence that it fills: one, or those of a tuple."""
+    collect: Callable[[FailureContext], object]
+    """Returns the field, ``None`` where nothing is known."""
+    needs: str = ""
+    """Attributes of the failure without which there is nothing to collect."""
 
 
-def evidence_of(
-    failure: FailureContext,
-    *,
-    phase: Phase,
-    graph: AutogradNeighbourhood | None = None,
-    forward_source: SourceSpan | None = None,
-    **parts: Any,
-) -> Evidence:
+def evidence_of(failure: FailureContext, **given: Any) -> Evidence:
     """Return all that is known of a failure.
 
     Args:
-        phase: of training, in which the call ran.
-        graph: the autograd graph around it.
-        forward_source: where the recorder does not know the forward call.
-        parts: the other parts of the evidence, which differ by the kind of failure.
+        given: the parts of the evidence that only its maker knows: phase, what became of the call.
     """
-    attempt, site, recorder = failure.limits.attempt, failure.site, failure.recorder
-    frames = failure.frames
-    forward, module_path = attempt(
-        "forward source", failure.forward, lambda: (None, None), kind=tuple
-    )
-    history: tuple[HistoryEntry, ...] = ()
-    if recorder is not None:
-        history = attempt("history", recorder.history, tuple)
-    graph = graph or AutogradNeighbourhood()
-    module_path = site.module_path or module_path
-    paths = [item.module_path for item in history] + [item.module_path for item in graph.nodes]
-    running = site.module_path
-
-    def names() -> tuple[tuple[str, str], ...]:
-        stack = failure.modules
-        return module_names(module_path, paths, recorder, frames, stack, running=running)
-
-    def owners() -> tuple[OwnerModule, ...]:
-        return owner_modules(failure.values, frames, failure.modules, site, failure.reader)
-
+    site, violation = failure.site, failure.violation
     api = failure.op.api or site.api
-    if not frames and not (api or "").startswith("torch.nn.functional."):
+    if not failure.frames and not (api or "").startswith("torch.nn.functional."):
         api = None  # without variables the line does not tell torch.take from a tensor's method
-    return Evidence(
-        violation=failure.violation,
-        error=failure.error,
-        op=replace(failure.op, api=api),
-        phase=phase,
-        node_saved=() if failure.call.node is None else failure.call.node.saved,
-        source=site.source,
-        forward_source=forward or forward_source,
-        call=site.call,
-        module_path=module_path,
-        module_type=site.module_type,
-        module_names=attempt("module names", names, tuple),
-        frames=site.frames,
-        graph=graph,
-        history=history,
-        owners=attempt("modules", owners, tuple),
-        call_context=attempt("observations", lambda: context.observe(frames, site), CallContext),
-        environment=attempt("environment", context.describe, Environment),
+    known = {
+        "violation": violation,
+        "error": failure.error,
+        "op": replace(failure.op, api=api),
+        "source": site.source,
+        "call": site.call,
+        "module_path": site.module_path,
+        "module_type": site.module_type,
+        "frames": site.frames,
+        "device_text": None if violation is None else violation.device_text,
+        "node_saved": () if failure.call.node is None else failure.call.node.saved,
+        "has_nan_watch": bool(failure.guarded and getattr(failure.recorder, "watch", None)),
         # No notebook and no IPython runs here.
-        is_script=running_shell() is None and not is_of_cell(site.source, site.frames),
-        timing=attempt("timing", lambda: timing_since(failure.started), Timing),
-        limits=(*site.limits, *failure.limits.lines),
-        **parts,
+        "is_script": running_shell() is None and not is_of_cell(site.source, site.frames),
+    }
+    vars(failure.found).update(known | given)
+    for collector in COLLECTORS:
+        if all(getattr(failure, need) for need in collector.needs.split()):
+            _fill(failure, collector)
+    failure.found.limits = (*site.limits, *failure.limits.lines)
+    return Evidence(**vars(failure.found))
+
+
+def _fill(failure: FailureContext, collector: Collector) -> None:
+    """Fill the fields of a collector with what it finds."""
+    names = collector.fields.split()
+    kind = tuple if len(names) > 1 else type(getattr(failure.found, names[0]))
+    found: Any = failure.limits.attempt(
+        collector.what,
+        partial(collector.collect, failure),
+        lambda: None,
+        kind=None if kind is type(None) else kind,
     )
+    if found is not None:
+        values = found if len(names) > 1 else (found,)
+        vars(failure.found).update(zip(names, values, strict=True))
 
 
-def graph_of(
-    failure: FailureContext, tensors: Sequence[TensorFact] = (), node: Any = None
-) -> AutogradNeighbourhood:
+# --- the collectors -------------------------------------------------------------------------------
+
+
+def tensors_of(failure: FailureContext) -> tuple[TensorFact, ...]:
+    """Describe the tensors of the call and of the line; parameters of a module without values."""
+    values, site = failure.values, failure.site
+    if failure.violation is not None:
+        return facts_of(failure.violation, values, site, failure.named)
+    seen = {item.key for item in site.names}
+    hidden = {key: value for key, value in values.items() if key not in seen}
+    shown = {key: value for key, value in values.items() if key in seen}
+    facts = tensor_facts(shown, site, None, read=not failure.is_lost)
+    facts = (*facts, *tensor_facts(hidden, CallSite(), None, read=False))
+    if not failure.is_lost:
+        return facts
+    texts = {item.expression for item in facts}
+    beside = failure.limits.attempt("cell", failure.beside, tuple)
+    return (*facts, *(item for item in beside if item.expression not in texts))[:MAX_TENSORS]
+
+
+def graph_of(failure: FailureContext) -> AutogradNeighbourhood:
     """Return the autograd graph around a call, its inputs by the user's names.
 
-    Without a finding it is the graph behind the tensors on the failing line.
-
-    Args:
-        tensors: what is known of the call's.
-        node: the autograd node that was running.
+    Of an exception it is the graph behind the tensors on the failing line, which have no others.
     """
     violation, site = failure.violation, failure.site
-    values = dict(failure.values)
+    values, tensors = dict(failure.values), failure.found.tensors
     if failure.error is not None:
+        tensors = ()
         values = {item.expression: values[item.key] for item in site.names}
         # Where arguments of the call are named, the other tensors of the line are not its inputs.
         for item in site.others if not values else ():
@@ -201,7 +146,7 @@ def graph_of(
         op_name=failure.op.name or site.api or "the failing call",
         bad=None if failure.error is not None or violation is None else bad_key(violation),
         site=failure.forward_call,
-        node=node,
+        node=failure.node,
         names=failure.names,
         inputs=dict(offenders[0].inputs) if offenders else None,
         expressions={
@@ -220,58 +165,130 @@ def timing_since(started: float) -> Timing:
     )
 
 
-def current_recorder() -> Any:
-    """Return the recorder of the running check, ``None`` without one."""
-    listener = PROCESS.listener
-    return listener.recorder if listener is not None else None
+def provenance_steps(failure: FailureContext) -> tuple[ProvenanceStep, ...]:
+    """Return the way of the bad values, of a tensor that backward misses its last write."""
+    modified = failure.found.modified
+    if modified is not None and modified.modified is not None:
+        return (replace(modified.modified, note=CHANGED),)
+    return tuple(failure.way.steps)
 
 
-def error_facts(error: BaseException) -> ErrorFacts:
-    """Describe an exception without keeping it."""
-    code = getattr(error, "error_code", None)
-    return ErrorFacts(
-        type_name=type(error).__name__,
-        bases=tuple(item.__name__ for item in type(error).__mro__[1:-1]),
-        message=str(error),
-        error_code=code if isinstance(code, int) else None,
+def forward_of(failure: FailureContext) -> tuple[SourceSpan | None, str | None]:
+    """Return the place and the module of the forward call behind the node that ran."""
+    known, node, recorder = failure.found, failure.call.node, failure.recorder
+    if node is None or recorder is None:
+        return known.forward_source, known.module_path
+    source, module_path, name = failure.forward_call(node.sequence_nr)
+    if name is None:
+        failure.limits.add(recorder.beyond_ring("the forward call of the op that failed"))
+    return source or known.forward_source, known.module_path or module_path
+
+
+def _names_of_modules(failure: FailureContext) -> tuple[tuple[str, str], ...]:
+    found = failure.found
+    paths = [item.module_path for item in found.history]
+    return module_names(
+        found.module_path,
+        [*paths, *(item.module_path for item in found.graph.nodes)],
+        failure.recorder,
+        failure.frames,
+        failure.modules,
+        running=failure.site.module_path,
     )
 
 
-def provenance_of(failure: FailureContext, bad: Any) -> Provenance:
-    """Return where the bad values came from, as far as the recorder knows."""
-    violation, recorder = failure.violation, failure.recorder
-    assert violation is not None
-    positions = [item.position for item in violation.offenders.first]
-    is_bad = breaks(violation)
-    if violation.is_nonfinite and not violation.argument:
-        is_bad, positions = has_infinity, []
-    mask = failure.limits.attempt("bad values", partial(bad_places, violation, bad))
-    look = partial(recorder.provenance, bad, is_bad, positions, mask)
-    provenance = failure.limits.attempt("provenance", look, Provenance)
-    if positions and violation.offenders.first[0].value == "nan":
-        provenance.steps = [_of_nan(item) for item in provenance.steps]
-    if provenance.is_open:
-        failure.limits.add(recorder.beyond_ring("the op that made the bad values, or wrote them,"))
-    return provenance
+def replay_of(failure: FailureContext) -> Replay:
+    """Return what the CPU says of the same call.
+
+    A function of C++ may make its op by itself, and then has words of its own on the CPU: one_hot
+    checks its classes before it scatters.
+    """
+    violation, op, api = failure.violation, failure.guarded, failure.call.api
+    if violation is None or op is None or op.op is None:
+        return Replay()
+    func, is_safe = None if api is None else api.func, violation.is_replay_safe
+    own = violation.op.partition("::")[2].strip("_")
+    is_builtin = isinstance(func, BuiltinFunctionType)
+    if api is not None and is_builtin and function_name(func).strip("_") != own:
+        return replay(func, api.args, api.kwargs, is_safe=is_safe)
+    return replay(op.op, op.args, op.kwargs, is_safe=is_safe)
 
 
-def bad_places(violation: Violation, tensor: Tensor) -> Tensor | None:
-    """Return which elements are outside the bound, as bool[shape of the tensor]."""
-    low, high = violation.bounds.min, violation.bounds.max
-    if violation.is_nonfinite or low is None or high is None or not _torch.is_plain(tensor):
+def seen_before(failure: FailureContext) -> SeenBefore | None:
+    """Return what earlier calls of the line gave the argument at fault."""
+    violation, read = failure.violation, getattr(failure.recorder, "seen_before", None)
+    earlier = None if read is None or violation is None else read(bad_key(violation))
+    if earlier is None or violation is None:
         return None
-    with _torch.plain_torch(), _torch.no_dispatch_modes():
-        bad = outside(tensor.detach(), float(low), float(high))
-        for value in violation.bounds.also_allowed:
-            bad &= tensor != value
-        # A bound on sums or rows says nothing of single elements.
-        return bad if int(bad.count_nonzero()) == violation.offenders.count else None
+    modules = earlier.pop("modules", ())
+    related = failure.values.get(violation.related or "self")
+    others = other_modules(
+        modules, failure.modules, related, violation.size, violation.dim or 0, failure.frames
+    )
+    return SeenBefore(**earlier, other_modules=others)
 
 
-def has_infinity(tensor: Tensor) -> bool:
-    """Return whether a tensor contains an infinity above 0."""
-    return tensor.is_floating_point() and bool(tensor.isposinf().any())
+def _line_of_bound(failure: FailureContext) -> SourceSpan | None:
+    bound = failure.found.bound
+    return bound.at if bound is not None and bound.is_set else None
 
 
-def _of_nan(step: ProvenanceStep) -> ProvenanceStep:
-    return replace(step, note=FIRST_NAN) if step.note == FIRST_BAD else step
+def _column(failure: FailureContext) -> DatasetColumn | None:
+    batch, violation = failure.way.batch, failure.violation
+    return None if batch is None or violation is None else column_of(batch, violation)
+
+
+def _owners(failure: FailureContext) -> tuple[OwnerModule, ...]:
+    return owner_modules(
+        failure.values, failure.frames, failure.modules, failure.site, failure.reader
+    )
+
+
+def _memory(failure: FailureContext) -> tuple[str, ...]:
+    is_full = memory.is_full(failure.message) and not failure.found.worker_line
+    return memory.largest(failure.frames) if is_full else ()
+
+
+COLLECTORS: tuple[Collector, ...] = (
+    # What a collector reads from the evidence is collected above it.
+    Collector("forward source", "forward_source module_path", forward_of),
+    Collector("history", "history", lambda it: it.recorder.history(), "recorder"),
+    Collector("tensors", "tensors", tensors_of, "is_running"),
+    Collector("scalars", "scalars", lambda it: scalars_of(it.arguments)),
+    # What autograd complains of.
+    Collector(
+        "argument",
+        "refused_call",
+        lambda it: refused_call(it.trace, it.arguments, it.call.operands),
+        "error",
+    ),
+    Collector("saved tensor", "modified freed", change_or_freed, "error recorder"),
+    Collector("graph's end", "graph_cut", cut_of_graph, "error recorder"),
+    Collector("parameters", "frozen frozen_at", frozen, "error recorder"),
+    Collector("graph", "graph", graph_of, "is_running"),
+    Collector("graph", "graph", with_marked_write, "error"),
+    # Where the bad value, or the shape, comes from.
+    Collector("provenance", "provenance", provenance_steps),
+    Collector("bound", "bound", bound_of),
+    Collector("bound", "bound_source", _line_of_bound, "violation"),
+    Collector("marks", "marks", marks_of_finding, "violation"),
+    Collector("variables", "nan_holder", lambda it: nan_holder(it, it.way.origin), "violation"),
+    Collector("values", "nan_cause", lambda it: nan_cause(it.way), "guarded"),
+    Collector("dataset", "dataset_column", _column, "guarded"),
+    Collector("earlier calls", "seen_before", seen_before, "guarded"),
+    Collector("lost dimension", "lost_dimension", lost_batch, "error recorder"),
+    Collector(
+        "features", "flattened", lambda it: flattened(it.recorder.snapshot()), "error recorder"
+    ),
+    Collector("rows", "regrouped", other_rows, "error recorder"),
+    Collector("replay", "replay", replay_of, "guarded"),
+    # The process and the program.
+    Collector("module names", "module_names", _names_of_modules),
+    Collector("modules", "owners", _owners),
+    Collector("observations", "call_context", lambda it: context.observe(it.frames, it.site)),
+    Collector("worker", "worker_line", lambda it: worker_line(it.message) or None, "error"),
+    Collector("live tensors", "memory_holders", _memory, "error"),
+    Collector("environment", "environment", lambda _: context.describe()),
+    Collector("timing", "timing", lambda it: timing_since(it.started)),
+)
+"""All that is collected, in this order, of findings, exceptions and calls that are over."""

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from types import BuiltinFunctionType, CodeType, FrameType
+from types import CodeType, FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from cudalens.core import _python, _torch
 from cudalens.core.api_names import api_names, stem_of
-from cudalens.core.call import ApiCall, Call, NodeMark, OpCall
+from cudalens.core.call import Call, NodeMark, OpCall
 from cudalens.core.errors import (
     DeviceAssertError,
     DeviceIndexError,
@@ -29,11 +29,9 @@ from cudalens.core.errors import (
     NonFiniteError,
     SilentFindingWarning,
 )
-from cudalens.core.evidence_types import Marks
-from cudalens.core.graph_types import AutogradNeighbourhood
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence, Report
-from cudalens.core.report_types import OpName, Replay, SeenBefore, Violation
+from cudalens.core.report_types import OpName, Violation
 from cudalens.diagnosis.diagnose import (
     bare_report_of_violation,
     diagnose,
@@ -46,22 +44,12 @@ from cudalens.evidence.call_stack import (
     entries_of,
     phase_of,
 )
-from cudalens.evidence.collect import (
-    FailureContext,
-    current_recorder,
-    evidence_of,
-    graph_of,
-    has_infinity,
-    provenance_of,
-)
-from cudalens.evidence.dataset_column import column_of
+from cudalens.evidence.collect import evidence_of
 from cudalens.evidence.failing_call import arguments_of
+from cudalens.evidence.failure import FailureContext, current_recorder
 from cudalens.evidence.finite_trial import FiniteTrial, RunningNode
-from cudalens.evidence.module_names import other_modules
-from cudalens.evidence.replay import replay
-from cudalens.evidence.tensors import bad_key, facts_of, scalars_of, with_own_planes
+from cudalens.evidence.tensors import bad_key, with_own_planes
 from cudalens.evidence.trial import ApiTrial, call_of_finding
-from cudalens.evidence.value_facts import bound_of, marks_of_finding, nan_cause, nan_holder
 from cudalens.guards.past_calls import PastCall, StackLine
 from cudalens.guards.process import PROCESS
 from cudalens.recorder.provenance import Provenance
@@ -190,7 +178,7 @@ def evidence_of_call(
     Args:
         condition: of the ``where`` that the result went into, of a function whose node runs.
     """
-    limits, node, recorder = Limits(), _torch.current_node(), current_recorder()
+    limits, node = Limits(), _torch.current_node()
     attempt = limits.attempt
     frames = attempt("frames", partial(calling_frames, in_backward=node is not None), list)
     trial = attempt("trial", partial(_trial, violation, op, frames, node, condition))
@@ -200,55 +188,31 @@ def evidence_of_call(
             Call(op=op) if trial is None else trial.call,
             node=None if number is None else NodeMark(type(node).__name__, number),
         ),
-        values=tensor_values(op.arguments),
         entries=frames,
         violation=violation,
         op=OpName(name=violation.op, overload=violation.overload),
-        recorder=recorder,
-        reader=None if trial is None else trial.line.call,
+        arguments=op.arguments,
+        node=node,
+        recorder=current_recorder(),
+        trial=trial,
         started=started,
         limits=limits,
     )
-    api: tuple[tuple[str, object], ...] = ()
     called = failure.call.api
     if getattr(called and called.func, "__module__", None) == functional.__name__:
-        api = attempt("arguments", lambda: tuple(arguments_of(called).items()), tuple)
-    tensors = attempt(
-        "tensors", lambda: facts_of(violation, failure.values, failure.site, api), tuple
-    )
-    as_said = violation
-    in_own_shape = partial(with_own_planes, as_said, failure.values, failure.site)
-    failure.violation = violation = attempt("planes", in_own_shape, lambda: as_said)
-    graph = attempt("graph", partial(graph_of, failure, tensors, node), AutogradNeighbourhood)
-    bad = failure.values.get(bad_key(violation))
-    if violation.is_nonfinite and not violation.argument:
-        bad = next(filter(has_infinity, failure.values.values()), None)
-    way = Provenance() if bad is None or recorder is None else provenance_of(failure, bad)
-    if way.samples:
-        with_samples, before = partial(_with_samples, violation, way), violation
-        failure.violation = violation = attempt("dataset", with_samples, lambda: before)
-    origin = attempt("bound", partial(bound_of, failure, api, trial))
+        failure.named = attempt("arguments", lambda: tuple(arguments_of(called).items()), tuple)
+    # The finding in the user's own shape, with rows of the dataset: the collectors read it.
+    in_own_shape = partial(with_own_planes, violation, failure.values, failure.site)
+    own = attempt("planes", in_own_shape, lambda: violation)
+    failure.violation = own
+    if failure.way.samples:
+        with_samples = partial(_with_samples, own, failure.way)
+        failure.violation = attempt("dataset", with_samples, lambda: own)
     evidence = evidence_of(
         failure,
-        bound=origin,
-        marks=attempt("marks", partial(marks_of_finding, failure, way, trial), Marks),
-        bound_source=origin.at if origin is not None and origin.is_set else None,
         phase=phase_of(frames, in_backward=node is not None),
-        tensors=tensors,
-        graph=graph,
         prevented=not (violation.is_silent or violation.is_nonfinite),
         context_usable=True,
-        scalars=attempt("scalars", lambda: scalars_of(op.arguments), tuple),
-        replay=attempt("replay", partial(_replay, violation, op, failure.call.api), Replay),
-        device_text=violation.device_text,
-        provenance=tuple(way.steps),
-        seen_before=attempt("earlier calls", partial(_seen_before, failure)),
-        dataset_column=attempt("dataset", partial(column_of, way.batch, violation))
-        if way.batch is not None
-        else None,
-        nan_holder=attempt("variables", partial(nan_holder, failure, way.origin)),
-        nan_cause=attempt("values", partial(nan_cause, way)),
-        has_nan_watch=getattr(recorder, "watch", None) is not None,
     )
     return evidence, trial
 
@@ -275,8 +239,6 @@ def _report_of_past(violation: Violation, past: PastCall, started: float) -> Rep
     limits = Limits()
     entries = limits.attempt("frames", lambda: entries_of(past.lines), list)
     failure = FailureContext(
-        call=Call(),
-        values={},
         entries=entries,
         violation=violation,
         op=OpName(
@@ -294,7 +256,6 @@ def _report_of_past(violation: Violation, past: PastCall, started: float) -> Rep
         prevented=not violation.is_silent,
         deferred=True,
         context_usable=True,
-        device_text=violation.device_text,
     )
     return diagnose(evidence, None)
 
@@ -310,39 +271,6 @@ def _compiled_function(op: str, entries: Sequence[Entry]) -> str | None:
     name = stem_of(ast.unparse(node.func)) if isinstance(node, ast.Call) else ""
     is_known = f"F.{name}" in api_names(op) and not is_tensor_method(name)
     return f"torch.nn.functional.{name}" if is_known else None
-
-
-def _replay(violation: Violation, op: OpCall, api: ApiCall | None) -> Replay:
-    """Return what the CPU says of the same call.
-
-    A function of C++ may make its op by itself, and then has words of its own on the CPU: one_hot
-    checks its classes before it scatters.
-    """
-    if op.op is None:
-        return Replay()
-    func = None if api is None else api.func
-    own = violation.op.partition("::")[2].strip("_")
-    if (
-        api is not None
-        and isinstance(func, BuiltinFunctionType)
-        and func.__name__.strip("_") != own
-    ):
-        return replay(func, api.args, api.kwargs, is_safe=violation.is_replay_safe)
-    return replay(op.op, op.args, op.kwargs, is_safe=violation.is_replay_safe)
-
-
-def _seen_before(failure: FailureContext) -> SeenBefore | None:
-    """Return what earlier calls of the line gave the argument at fault."""
-    violation, read = failure.violation, getattr(failure.recorder, "seen_before", None)
-    earlier = None if read is None or violation is None else read(bad_key(violation))
-    if earlier is None or violation is None:
-        return None
-    modules = earlier.pop("modules", ())
-    related = failure.values.get(violation.related or "self")
-    others = other_modules(
-        modules, failure.modules, related, violation.size, violation.dim or 0, failure.frames
-    )
-    return SeenBefore(**earlier, other_modules=others)
 
 
 def _with_samples(violation: Violation, way: Provenance) -> Violation:

@@ -17,7 +17,7 @@ from cudalens.core.report import ErrorFacts, Report, is_of_cell
 from cudalens.diagnosis.diagnose import format_place, is_device_assert
 from cudalens.diagnosis.host_errors import is_sticky
 from cudalens.evidence import context
-from cudalens.evidence.collect import error_facts
+from cudalens.evidence.failure import error_facts
 from cudalens.guards.process import PROCESS
 from cudalens.source.files import running_shell, torch_path
 

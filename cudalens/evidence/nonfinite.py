@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from cudalens.core import _python
-from cudalens.core.call import Call, OpCall
+from cudalens.core.call import OpCall
 from cudalens.core.graph_types import FIRST_NAN, ProvenanceStep
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence, Report
@@ -29,7 +29,8 @@ from cudalens.core.report_types import (
 )
 from cudalens.diagnosis.diagnose import diagnose
 from cudalens.evidence.call_stack import calling_frames, held_name, parameter_names
-from cudalens.evidence.collect import FailureContext, current_recorder, evidence_of
+from cudalens.evidence.collect import evidence_of
+from cudalens.evidence.failure import FailureContext, current_recorder
 from cudalens.evidence.finding import evidence_of_call, nonfinite_error
 from cudalens.guards.process import PROCESS
 from cudalens.recorder.nonfinite_marks import Arrival, Maker, Step
@@ -180,14 +181,11 @@ def _evidence_of_site(
     maker = arrival.maker
     site = arrival.step.site if maker is None or not maker.step.name else maker.step.site
     failure = FailureContext(
-        call=Call(),
-        values={},
         entries=entries_of(site),
         violation=violation,
         op=OpName(name=violation.op),
         recorder=recorder,
         started=started,
-        limits=Limits(),
     )
     return evidence_of(failure, phase=phase_of(site), prevented=False, context_usable=True)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 from weakref import ref
 
 from torch import Tensor
@@ -20,13 +18,14 @@ from cudalens.core.torch_functions import is_in_place
 from cudalens.diagnosis.user_code import statement_of
 from cudalens.evidence.bound import bound_origin
 from cudalens.evidence.call_stack import held_name, visible_parameters
-from cudalens.evidence.collect import FailureContext, bad_places
+from cudalens.evidence.failure import FailureContext, bad_places
 from cudalens.evidence.marks import marks_of, nan_slice, vanished
 from cudalens.evidence.python_values import computed_lines
 from cudalens.evidence.tensors import bad_key
 from cudalens.guards._ranges import breaks
 from cudalens.recorder.provenance import Provenance
 
+_OUT_OF_RANGE = "selected index k out of range"
 _MAX_READ = 1 << 26
 """Values of parameters that are looked at for a NaN whose way is not known."""
 
@@ -115,24 +114,30 @@ def _holding(name: str, tensor: Tensor) -> NanHolder | None:
     return NanHolder(name=name, nan=nan) if nan.count else None
 
 
-def bound_of(
-    failure: FailureContext, api: Sequence[tuple[str, object]], trial: Any
-) -> BoundOrigin | None:
-    """Return where the size behind the bound was chosen."""
+def bound_of(failure: FailureContext) -> BoundOrigin | None:
+    """Return where the size behind the bound was chosen, or the ``k`` that is out of range."""
     violation, recorder = failure.violation, failure.recorder
-    if violation is None or not violation.size or violation.is_nonfinite:
+    running = None if failure.trial is None else failure.trial.line.running
+    if violation is None:
+        number = failure.arguments.get("k") if _OUT_OF_RANGE in failure.message else None
+        if type(number) is not int or running is None:
+            return None
+        return bound_origin(
+            None, size=number, dim=None, snapshot=None, frames=failure.frames, line=running
+        )
+    if not violation.size or violation.is_nonfinite:
         return None
     own = failure.values.get(violation.related or "self")
     bad = failure.values.get(bad_key(violation))
     # A function of torch's may hand its op another tensor than it was given, or a number.
-    given = [it for it in (own, *(value for _, value in api)) if isinstance(it, Tensor)]
+    given = [it for it in (own, *(value for _, value in failure.named)) if isinstance(it, Tensor)]
     fitting = [it for it in given if it is not bad and violation.size in it.shape]
     find = partial(
         bound_origin,
         size=violation.size,
         snapshot=None if recorder is None else recorder.snapshot(),
         frames=failure.frames,
-        line=None if trial is None else trial.line.running,
+        line=running,
     )
     with _torch.no_dispatch_modes(), _torch.plain_torch():
         for tensor in (*fitting, None):
@@ -142,21 +147,21 @@ def bound_of(
     return None
 
 
-def marks_of_finding(failure: FailureContext, way: Provenance, trial: Any) -> Marks:
+def marks_of_finding(failure: FailureContext) -> Marks:
     """Return what all the bad values have in common."""
-    violation = failure.violation
+    violation, way, trial = failure.violation, failure.way, failure.trial
     assert violation is not None
     if violation.is_nonfinite:
         statement = None if trial is None else trial.line.running.statement
         if (node := failure.call.node) is not None:  # it computed forward in another line
             place = failure.forward_call(node.sequence_nr)[0]
             statement = None if place is None else statement_of(place.text)
-        of_nan = failure.limits.attempt("NaN", partial(_of_nan, failure, way), Marks)
+        of_nan = failure.limits.attempt("NaN", partial(_of_nan, failure), Marks)
         return replace(of_nan, vanished=vanished(statement, violation.dtype))
     tensor = failure.values.get(bad_key(violation))
     bad = None if tensor is None else bad_places(violation, tensor)
     if tensor is None or bad is None:
-        return _of_nan(failure, way)
+        return _of_nan(failure)
     plain = _named(failure)
     with _torch.no_dispatch_modes(), _torch.plain_torch():
         marks = marks_of(
@@ -167,7 +172,7 @@ def marks_of_finding(failure: FailureContext, way: Provenance, trial: Any) -> Ma
     return replace(marks, computed=lines, aliases=_aliases(way), length=length)
 
 
-def _of_nan(failure: FailureContext, way: Provenance) -> Marks:
+def _of_nan(failure: FailureContext) -> Marks:
     """Return where the NaN is in a tensor that had it already, and the lines that computed it."""
     assert failure.violation is not None
     tensor = failure.values.get(bad_key(failure.violation))
@@ -176,7 +181,7 @@ def _of_nan(failure: FailureContext, way: Provenance) -> Marks:
     with _torch.no_dispatch_modes(), _torch.plain_torch():
         if not bool(tensor.detach().isnan().any()):
             return Marks()
-        found = nan_slice(tensor, _named(failure))
+        found, way = nan_slice(tensor, _named(failure)), failure.way
     return Marks(in_slice=found, computed=computed_lines(way.entry, way.origin, failure.frames))
 
 

@@ -22,7 +22,7 @@ from cudalens.core.text_files import expanded
 from cudalens.diagnosis.diagnose import bare_report_of_error, diagnose, format_message, format_note
 from cudalens.evidence import exception, lost_context
 from cudalens.evidence.call_stack import locate, trim, with_callers
-from cudalens.evidence.collect import error_facts
+from cudalens.evidence.failure import error_facts
 from cudalens.evidence.torch_errors import is_of_torchscript, is_torch_error
 from cudalens.source.files import is_own_file
 from cudalens.source.locate import CallSite

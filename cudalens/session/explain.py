@@ -29,9 +29,9 @@ from cudalens.core.reported import report_beside
 from cudalens.diagnosis.assert_meanings import meaning_of
 from cudalens.diagnosis.diagnose import diagnose
 from cudalens.evidence import lost_context
-from cudalens.evidence.collect import error_facts
 from cudalens.evidence.context import rehearsed_fault
 from cudalens.evidence.exception import evidence_of_error, report_of_another
+from cudalens.evidence.failure import error_facts
 from cudalens.evidence.tensors import of_meta
 from cudalens.evidence.torch_errors import is_torch_error
 from cudalens.guards.process import PROCESS

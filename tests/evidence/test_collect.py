@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,26 +12,29 @@ import torch
 from torch import Tensor
 
 from cudalens.core.call import Call, NodeMark
-from cudalens.core.limits import Limits
+from cudalens.core.report import Evidence
 from cudalens.core.report_types import Bounds, Offender, Offenders, OpName, Violation
 from cudalens.evidence import collect
 from cudalens.evidence.collect import (
+    COLLECTORS,
+    Collector,
+    evidence_of,
+    forward_of,
+    graph_of,
+    timing_since,
+)
+from cudalens.evidence.failure import (
     FailureContext,
     bad_places,
     error_facts,
-    evidence_of,
-    graph_of,
     has_infinity,
-    provenance_of,
-    timing_since,
 )
 from cudalens.recorder.provenance import Provenance
 from tests.probes import asked
 
 
 def failure(frames: Any = (), **more: Any) -> FailureContext:
-    given = {"call": Call(), "values": {}, "started": 0.0, "limits": Limits(), **more}
-    return FailureContext(entries=frames, **given)
+    return FailureContext(entries=frames, started=0.0, **more)
 
 
 def evidence(text: str, **more: Any) -> Any:
@@ -76,6 +80,32 @@ def test_a_part_that_fails_leaves_a_line_and_the_others_stay(
     assert (found.history, found.owners, found.source.text) == ((), (), "here(1)")
 
 
+def test_each_row_of_the_table_fills_fields_of_the_evidence() -> None:
+    """Of a failure that has what the row needs."""
+    names = {item.name for item in fields(Evidence)}
+    filled = [name for row in COLLECTORS for name in row.fields.split()]
+    assert {*filled} <= names
+    assert {name for name in filled if filled.count(name) > 1} == {"graph"}
+    assert all(hasattr(failure(), need) for row in COLLECTORS for need in row.needs.split())
+
+
+def test_a_collector_reads_what_those_before_it_have_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is asked only where the failure has what it needs."""
+    rows = (
+        Collector("worker", "worker_line", lambda it: "line 3"),
+        Collector("limits", "device_text", lambda it: it.found.worker_line + "!"),
+        Collector("parameters", "frozen frozen_at", lambda it: (("w",), None)),
+        Collector("modules", "module_type", lambda it: "Linear", "recorder"),
+    )
+    monkeypatch.setattr(collect, "COLLECTORS", rows)
+    found = evidence_of(failure(), phase="backward")
+    assert (found.worker_line, found.device_text, found.frozen) == ("line 3", "line 3!", ("w",))
+    assert (found.module_type, found.phase) == (None, "backward")
+    assert evidence_of(failure(recorder=object())).module_type == "Linear"
+
+
 def test_the_forward_call_behind_a_node() -> None:
     mark = NodeMark(name="MulBackward0", sequence_nr=7)
     recorded = SimpleNamespace(site=None, name="torch.mul")
@@ -87,7 +117,7 @@ def test_the_forward_call_behind_a_node() -> None:
         )
         recorder = SimpleNamespace(snapshot=lambda: snapshot, beyond_ring=lambda what: f"{what} …")
         made = failure(call=Call(node=node), recorder=recorder)
-        return made.forward(), made.limits.lines
+        return forward_of(made), made.limits.lines
 
     assert of(recorded)[0][1] == "net.0"
     assert of(None) == ((None, None), ["the forward call of the op that failed …"])
@@ -126,8 +156,10 @@ def test_a_way_that_the_ring_has_forgotten_is_said(is_open: bool) -> None:
         provenance=lambda *_: Provenance(is_open=is_open),
         beyond_ring=lambda what: f"{what} is not among the last 9 calls",
     )
-    given = failure(violation=violation(0, 4, 2), recorder=recorder)
-    assert provenance_of(given, IDS).is_open is is_open
+    given = failure(
+        violation=violation(0, 4, 2, argument="ids"), arguments={"ids": IDS}, recorder=recorder
+    )
+    assert given.way.is_open is is_open
     said = "the op that made the bad values, or wrote them, is not among the last 9 calls"
     assert given.limits.lines == ([said] if is_open else [])
 

@@ -8,17 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from cudalens.core.call import ApiCall, Call, NodeMark
-from cudalens.core.graph_types import AutogradNeighbourhood, ProvenanceStep
-from cudalens.core.limits import Limits
-from cudalens.core.report import ErrorFacts
-from cudalens.core.report_types import LineRef
+from cudalens.core.call import ApiCall, NodeMark
 from cudalens.evidence import exception
-from cudalens.evidence.collect import FailureContext
 from cudalens.evidence.exception import failed_call
-from cudalens.recorder import Recorder
 from cudalens.recorder.sites import Site
-from tests.builders import node
 
 MARK = NodeMark("MulBackward0", 7)
 RAISED, FATAL = ApiCall(func=torch.mm), ApiCall(func=torch.exp)
@@ -106,86 +99,3 @@ def test_whether_the_device_lives_on(
     monkeypatch.setattr(exception.lost_context, "is_of_device", lambda error: of_device)
     monkeypatch.setattr(exception.lost_context, "is_unanswered", lambda: unanswered)
     assert exception._lives_on(ValueError()) is lives
-
-
-LINE = LineRef(line=3, text="x += 1", cell=1)
-STEP = ProvenanceStep(op="torch.add", source=LINE)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "step", "marked"),
-    [
-        ([("torch.add", LINE), ("torch.mul", LINE)], STEP, [True, False]),
-        ([("torch.add", LINE), ("torch.add", LINE)], STEP, [False, False]),
-        ([("torch.mul", LINE)], STEP, [False]),
-        ([("torch.add", None)], STEP, [False]),
-        ([("torch.add", LINE)], None, [False]),
-        ([("torch.add", LINE)], ProvenanceStep(op="torch.add"), [False]),
-        ([("torch.add", LINE)], ProvenanceStep(source=LINE), [False]),
-    ],
-)
-def test_the_node_of_a_write_is_marked_where_it_is_the_only_one(
-    nodes: Any, step: Any, marked: list[bool]
-) -> None:
-    made = tuple(node(str(at), op, source=line) for at, (op, line) in enumerate(nodes))
-    graph = AutogradNeighbourhood(nodes=made, edges=())
-    found = exception._with_marked_write(graph, step)
-    assert [item.role == "bad_input" for item in found.nodes] == marked
-    assert [item.name for item, is_it in zip(found.nodes, marked, strict=True) if is_it] == (
-        ["x += 1"] * sum(marked)
-    )
-
-
-def failure(message: str, values: dict[str, Any], recorder: Any = None) -> FailureContext:
-    return FailureContext(
-        call=Call(), values=values, entries=(), started=0.0, limits=Limits(), recorder=recorder,
-        error=ErrorFacts(type_name="RuntimeError", message=message),
-    )  # fmt: skip
-
-
-WITHOUT = "element 1 of tensors does not require grad and does not have a grad_fn"
-
-
-def test_the_tensor_without_a_graph_is_that_of_the_number() -> None:
-    one, other = torch.ones(1), torch.ones(2)
-    values = {"tensors[0]": one, "tensors[1]": other}
-    assert exception._without_graph(failure(WITHOUT, values)) is other
-    assert exception._without_graph(failure(WITHOUT, {"outputs[1]": other})) is other
-    assert exception._without_graph(failure(WITHOUT, {**values, "self": one})) is one
-    assert exception._without_graph(failure(WITHOUT, {"tensors[0]": one})) is None
-    assert exception._without_graph(failure("another error", {"self": one})) is None
-
-
-def test_frozen_parameters_are_named_with_the_line_that_froze_all() -> None:
-    weight = torch.nn.Parameter(torch.ones(2))
-    with Recorder() as recorder:
-        weight.requires_grad_(False)
-        loss = (weight * 2).sum()
-        names, line = exception._frozen(failure(WITHOUT, {"self": loss}, recorder))
-    assert names == ("a parameter",)
-    assert line is not None
-    assert line.text == "weight.requires_grad_(False)"
-    assert exception._frozen(failure(WITHOUT, {"self": loss})) == ((), None)
-    assert exception._frozen(failure("another error", {"self": loss}, recorder)) == ((), None)
-
-
-ROWS = "Expected input batch_size (4) to match target batch_size (2)."
-
-
-def test_the_line_that_made_other_rows_is_looked_for_by_their_numbers() -> None:
-    with Recorder() as recorder:
-        made = torch.ones(2, 6).reshape(4, 3)
-        values = {"input": made, "target": torch.ones(2), "number": torch.tensor(4)}
-        found = exception._regrouped(failure(ROWS, values, recorder))
-        assert found is not None
-        assert exception._regrouped(failure("another error", values, recorder)) is None
-        assert exception._regrouped(failure(ROWS, {"target": torch.ones(2)}, recorder)) is None
-    assert exception._regrouped(failure(ROWS, values)) is None
-
-
-@pytest.mark.parametrize(
-    ("root", "path", "text"),
-    [("D", "2.weight", "D[2].weight"), ("net", "a.b", "net.a.b"), ("net", "0", "net[0]")],
-)
-def test_a_parameter_is_spelled_as_code_names_it(root: str, path: str, text: str) -> None:
-    assert exception._spelled(root, path) == text

@@ -220,9 +220,7 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
     )
 
 
-def _looked_at(
-    evidence: Evidence, count: int | None, whole: TensorFact | None
-) -> tuple[str, str]:
+def _looked_at(evidence: Evidence, count: int | None, whole: TensorFact | None) -> tuple[str, str]:
     """Return how many values were seen, and of what.  Another batch may have others.
 
     Of earlier calls only the ends are known, and not how many values they had.

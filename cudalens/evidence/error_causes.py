@@ -1,0 +1,178 @@
+"""What led to an exception of torch's, by the recorded calls that its message sends one to.
+
+A write to a saved tensor, a freed graph, a graph that was cut, a batch dimension that is lost.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+
+from cudalens.core.evidence_types import (
+    FreedGraph,
+    GraphCut,
+    InPlaceChange,
+    LostDimension,
+    Regrouped,
+)
+from cudalens.core.graph_types import AutogradNeighbourhood
+from cudalens.core.report_types import LineRef
+from cudalens.core.user_objects import is_module, is_tensor
+from cudalens.evidence.call_stack import held_name, tensors_and_modules
+from cudalens.evidence.failure import FailureContext
+from cudalens.evidence.freed_graph import FREED, MODIFIED, freed_graph, is_shared, stale_lines
+from cudalens.evidence.recorded_way import (
+    frozen_parameters,
+    graph_cut,
+    lost_dimension,
+    number_cut,
+    regrouped,
+)
+from cudalens.evidence.variables import parameters_of
+from cudalens.recorder.calls import Recorded
+from cudalens.recorder.saved_tensor import find_modified
+from cudalens.source.stack import namespaces
+
+_NAMED = 4
+"""Number of frozen parameters that are looked for in the user's variables."""
+_SHAPE = re.compile(r"modified by an inplace operation: \[[\w.]+ \[([\d, ]*)\]\]")
+_OF_NUMBER = re.compile(r"^'(?:float|int)' object has no attribute 'backward'")
+_WITHOUT_GRAPH = re.compile(r"^element (\d+) of tensors does not require grad")
+_OF_SHAPES = re.compile(r"\bsizes?\b|\bshapes?\b|[Dd]imension|\b\dD\b|must match|batch_size")
+_ROWS = re.compile(r"^Expected input batch_size \((\d+)\) to match target batch_size \((\d+)\)")
+
+
+def change_or_freed(
+    failure: FailureContext,
+) -> tuple[InPlaceChange | None, FreedGraph | None]:
+    """Return who changed a saved tensor, or who freed it."""
+    message, recorder, limits = failure.message, failure.recorder, failure.limits
+    values, node, trace = failure.values, failure.call.node, failure.trace
+    here = failure.site.source
+    find = partial(freed_graph, values, recorder, trace, here)
+    if MODIFIED in message:
+        write = limits.attempt("writer", lambda: find_modified(recorder.snapshot(), message, node))
+        if write is None:
+            limits.add(recorder.beyond_ring("the op that modified the tensor in place"))
+            return None, None
+        step, call = write
+        lines = partial(stale_lines, values, recorder.snapshot(), trace, here, call)
+        way = partial(find, node, call)
+        changed = replace(
+            step,
+            name=_parameter_name(call, failure),
+            is_shared=limits.attempt("other names", partial(is_shared, call), bool),
+            stale=limits.attempt("lines to run again", lines, tuple),
+        )
+        return changed, None if node is None else limits.attempt("way to the change", way)
+    if FREED not in message:
+        return None, None
+    freed = None if node is None else limits.attempt("freed graph", partial(find, node))
+    if freed is None:
+        limits.add(recorder.beyond_ring("the op whose saved tensors were freed"))
+    return None, freed
+
+
+def _parameter_name(write: Recorded, failure: FailureContext) -> str | None:
+    """Return the user's name of the one parameter that a call wrote to and that backward misses."""
+    match = _SHAPE.search(failure.message)
+    if match is None:
+        return None
+    shape = tuple(int(size) for size in re.findall(r"\d+", match[1]))
+    # Autograd saves the weight of a linear layer as a view with its dimensions exchanged.
+    shapes = (shape, shape[::-1])
+    living = [item.tensor() for item in write.written]
+    ids = {
+        id(item)
+        for item in living
+        if is_tensor(item) and item.is_leaf and tuple(item.shape) in shapes
+    }
+    names: dict[int, str] = {}
+    for name, value in tensors_and_modules(namespaces(failure.frames)):
+        if is_module(value) and not name.startswith("_"):
+            for path, item in parameters_of(value):
+                if id(item) in ids:
+                    names.setdefault(id(item), _spelled(name, path))
+    return next(iter(names.values())) if len(ids) == len(names) == 1 else None
+
+
+def _spelled(root: str, path: str) -> str:
+    """Return a parameter as code names it: ``D[2].weight``."""
+    return root + "".join(f"[{key}]" if key.isdecimal() else f".{key}" for key in path.split("."))
+
+
+def cut_of_graph(failure: FailureContext) -> GraphCut | None:
+    """Return what cut the tensor, or the number, off its graph that backward was asked of."""
+    if _OF_NUMBER.search(failure.message):
+        names = [item.name for item in failure.found.refused_call.odd_arguments]
+        return number_cut(names[0], failure.recorder.snapshot()) if names else None
+    tensor = _without_graph(failure)
+    return None if tensor is None else graph_cut(tensor, failure.recorder.snapshot())
+
+
+def _without_graph(failure: FailureContext) -> Tensor | None:
+    """Return the tensor without a graph that backward was asked of."""
+    match = _WITHOUT_GRAPH.search(failure.message)
+    keys = ("self", *(f"{name}[{match[1]}]" for name in ("tensors", "outputs"))) if match else ()
+    return next((failure.values[key] for key in keys if key in failure.values), None)
+
+
+def frozen(failure: FailureContext) -> tuple[tuple[str, ...], LineRef | None]:
+    """Name the parameters behind the tensor that backward was asked of, if all are frozen.
+
+    With the line that froze all of them.
+    """
+    tensor, recorder = _without_graph(failure), failure.recorder
+    if tensor is None:
+        return (), None
+    found = frozen_parameters(tensor, recorder.snapshot())
+    # The others are counted: to look for each in a large model takes long.
+    held = [held_name(item, failure.frames) for item in found[:_NAMED]]
+    held += [failure.names.get(id(item)) for item in found[_NAMED:]]
+    names = tuple(name or "a parameter" for name in held)
+    reader = recorder.snapshot().reader
+    lines = {reader.line(site) for site in recorder.frozen_at(found)}
+    return names, lines.pop() if len(lines) == 1 else None
+
+
+def lost_batch(failure: FailureContext) -> LostDimension | None:
+    """Return the line that took a batch of one away from a tensor of the call."""
+    if not _OF_SHAPES.search(failure.message.partition("\n")[0]):
+        return None
+    snapshot, node = failure.recorder.snapshot(), failure.call.node
+    forward = None if node is None else snapshot.forward_call(node.sequence_nr)
+    living = () if forward is None else (item() for item in forward.inputs)
+    tensors = [*failure.values.values(), *(item for item in living if item is not None)]
+    return lost_dimension(tensors, snapshot)
+
+
+def other_rows(failure: FailureContext) -> Regrouped | None:
+    """Return the line that made other rows of those that the target still has."""
+    match = _ROWS.search(failure.message)
+    if match is None:
+        return None
+    found, wanted = int(match[1]), int(match[2])
+    snapshot = failure.recorder.snapshot()
+    inputs = (it for it in failure.values.values() if it.dim() and it.shape[0] == found)
+    return next(filter(None, (regrouped(it, wanted, snapshot) for it in inputs)), None)
+
+
+def with_marked_write(failure: FailureContext) -> AutogradNeighbourhood:
+    """Mark the graph's node of the write, where only one node is of its op and its line."""
+    graph: AutogradNeighbourhood = failure.found.graph
+    modified: InPlaceChange | None = failure.found.modified
+    step = None if modified is None else modified.modified
+    if step is None or step.op is None or step.source is None:
+        return graph
+    op, line = step.op, step.source
+    writers = [item.id for item in graph.nodes if (item.op, item.source) == (op, line)]
+    if len(writers) != 1:
+        return graph
+    marked = tuple(
+        replace(item, role="bad_input", name=line.text or op) if item.id in writers else item
+        for item in graph.nodes
+    )
+    return replace(graph, nodes=marked)

@@ -1,0 +1,104 @@
+"""What led to an exception of torch's: the write, the frozen parameters, the rows made before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from cudalens.core.evidence_types import InPlaceChange
+from cudalens.core.graph_types import AutogradNeighbourhood, ProvenanceStep
+from cudalens.core.report import ErrorFacts
+from cudalens.core.report_types import LineRef
+from cudalens.evidence import error_causes
+from cudalens.evidence.collect import evidence_of
+from cudalens.evidence.error_causes import frozen, other_rows, with_marked_write
+from cudalens.evidence.failure import FailureContext
+from cudalens.recorder import Recorder
+from tests.builders import node
+
+
+def failure(message: str, arguments: dict[str, Any], recorder: Any = None) -> FailureContext:
+    error = ErrorFacts(type_name="RuntimeError", message=message)
+    return FailureContext(
+        entries=(), arguments=arguments, started=0.0, recorder=recorder, error=error
+    )
+
+
+LINE = LineRef(line=3, text="x += 1", cell=1)
+STEP = ProvenanceStep(op="torch.add", source=LINE)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "step", "marked"),
+    [
+        ([("torch.add", LINE), ("torch.mul", LINE)], STEP, [True, False]),
+        ([("torch.add", LINE), ("torch.add", LINE)], STEP, [False, False]),
+        ([("torch.mul", LINE)], STEP, [False]),
+        ([("torch.add", None)], STEP, [False]),
+        ([("torch.add", LINE)], None, [False]),
+        ([("torch.add", LINE)], ProvenanceStep(op="torch.add"), [False]),
+        ([("torch.add", LINE)], ProvenanceStep(source=LINE), [False]),
+    ],
+)
+def test_the_node_of_a_write_is_marked_where_it_is_the_only_one(
+    nodes: Any, step: Any, marked: list[bool]
+) -> None:
+    made = tuple(node(str(at), op, source=line) for at, (op, line) in enumerate(nodes))
+    given = failure("", {})
+    given.found.graph = AutogradNeighbourhood(nodes=made, edges=())
+    given.found.modified = InPlaceChange(modified=step)
+    found = with_marked_write(given)
+    assert [item.role == "bad_input" for item in found.nodes] == marked
+    assert [item.name for item, is_it in zip(found.nodes, marked, strict=True) if is_it] == (
+        ["x += 1"] * sum(marked)
+    )
+
+
+WITHOUT = "element 1 of tensors does not require grad and does not have a grad_fn"
+
+
+def test_the_tensor_without_a_graph_is_that_of_the_number() -> None:
+    one, other = torch.ones(1), torch.ones(2)
+    values = {"tensors[0]": one, "tensors[1]": other}
+    assert error_causes._without_graph(failure(WITHOUT, values)) is other
+    assert error_causes._without_graph(failure(WITHOUT, {"outputs[1]": other})) is other
+    assert error_causes._without_graph(failure(WITHOUT, {**values, "self": one})) is one
+    assert error_causes._without_graph(failure(WITHOUT, {"tensors[0]": one})) is None
+    assert error_causes._without_graph(failure("another error", {"self": one})) is None
+
+
+def test_frozen_parameters_are_named_with_the_line_that_froze_all() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    with Recorder() as recorder:
+        weight.requires_grad_(False)
+        loss = (weight * 2).sum()
+        names, line = frozen(failure(WITHOUT, {"self": loss}, recorder))
+    assert names == ("a parameter",)
+    assert line is not None
+    assert line.text == "weight.requires_grad_(False)"
+    assert evidence_of(failure(WITHOUT, {"self": loss})).frozen == ()
+    assert frozen(failure("another error", {"self": loss}, recorder)) == ((), None)
+
+
+ROWS = "Expected input batch_size (4) to match target batch_size (2)."
+
+
+def test_the_line_that_made_other_rows_is_looked_for_by_their_numbers() -> None:
+    with Recorder() as recorder:
+        made = torch.ones(2, 6).reshape(4, 3)
+        values = {"input": made, "target": torch.ones(2), "number": torch.tensor(4)}
+        found = other_rows(failure(ROWS, values, recorder))
+        assert found is not None
+        assert other_rows(failure("another error", values, recorder)) is None
+        assert other_rows(failure(ROWS, {"target": torch.ones(2)}, recorder)) is None
+    assert evidence_of(failure(ROWS, values)).regrouped is None
+
+
+@pytest.mark.parametrize(
+    ("root", "path", "text"),
+    [("D", "2.weight", "D[2].weight"), ("net", "a.b", "net.a.b"), ("net", "0", "net[0]")],
+)
+def test_a_parameter_is_spelled_as_code_names_it(root: str, path: str, text: str) -> None:
+    assert error_causes._spelled(root, path) == text
