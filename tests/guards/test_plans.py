@@ -1,0 +1,118 @@
+"""Plans of guarded ops: where a guard finds its arguments, and what a call of a form requires."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from cudalens import guards
+from cudalens.core.report_types import Bounds
+from cudalens.guards import GUARDS, plans
+from cudalens.guards.engine import Between, Within
+from cudalens.guards.plans import Forms, guarded_op, guarded_ops, is_deferred, required_of
+
+EMBEDDING = torch.ops.aten.embedding.default
+TABLE, GOOD, BAD = torch.zeros(3, 2), torch.tensor([0, 2]), torch.tensor([0, 3])
+
+
+def within(**more: Any) -> Within:
+    return Within("index", **{"low": 0, "high": 2, "why": "Why.", **more})
+
+
+BETWEEN = Between("x", 0, 1, bounds=Bounds(min=0, max=1), why="Why.", asserts="a")
+
+
+def test_every_guarded_op_is_planned_once_until_its_guards_change() -> None:
+    found = guarded_op(EMBEDDING)
+    assert found is guarded_op(EMBEDDING)
+    assert (found.name, found.entries) == ("aten::embedding", GUARDS[EMBEDDING])
+    assert {item.op for item in guarded_ops()} == set(GUARDS)
+    mine = guards.add(EMBEDDING, lambda weight: None, "mine")
+    try:
+        again = guarded_op(EMBEDDING)
+        assert again is not found
+        assert again.entries is GUARDS[EMBEDDING]
+        assert next(it for it in guarded_ops() if it.op is EMBEDDING) is again
+    finally:
+        guards.remove(mine)
+    assert len(guarded_op(EMBEDDING).entries) == len(found.entries)
+
+
+def test_arguments_of_a_guard_by_place_and_by_name() -> None:
+    (plan,) = guarded_op(EMBEDDING).plans
+    names = [item.name for item in plan.parameters]
+    assert plan.places == {name: at for at, name in enumerate(names)}
+    picked = dict(zip(names, plan.pick((TABLE, GOOD, -1, False, False)), strict=True))
+    named = dict(zip(names, plan.find((TABLE,), {"indices": GOOD}), strict=True))
+    assert picked["weight"] is named["weight"] is TABLE
+    assert picked["indices"] is named["indices"] is GOOD
+    assert plan.last == max(item.position for item in plan.parameters)
+
+
+@pytest.mark.parametrize(("index", "good"), [(GOOD, True), (BAD, False)])
+def test_calls_of_one_form_require_the_same(index: torch.Tensor, good: bool) -> None:
+    forms = Forms(guarded_op(EMBEDDING).plans)
+    required = forms.of(1, (TABLE, index, -1, False, False))
+    assert required is not None
+    assert required.are_good((TABLE, index)) is good
+    assert forms.of(1, (TABLE, GOOD.flip(0), -1, False, False)) is required
+    others = [
+        (2, (TABLE, GOOD, -1, False, False)), (1, (TABLE[:2], GOOD, -1, False, False)),
+        (1, (TABLE, GOOD.int(), -1, False, False)), (1, (TABLE, GOOD, 0, False, False)),
+    ]  # fmt: skip
+    assert all(forms.of(*other) is not required for other in others)
+    assert [(item.low, item.high) for item in required.deferred] == [(0, 2)]
+    assert required.at_once == []
+
+
+def test_an_unusual_call_has_no_form() -> None:
+    class Sub(torch.Tensor):
+        """A subclass of a user's."""
+
+    forms = Forms(guarded_op(EMBEDDING).plans)
+    for odd in (GOOD.as_subclass(Sub), object(), [GOOD, object()], (1, 2)):
+        assert forms.of(1, (TABLE, odd, -1, False, False)) is None
+    assert forms.of(1, (TABLE, [GOOD, 3, None], -1, False, False)) is not None
+
+
+def test_forms_are_forgotten_before_they_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "_MOST_FORMS", 2)
+    forms = Forms(guarded_op(EMBEDDING).plans)
+    first = forms.of(1, (TABLE, GOOD, -1, False, False))
+    forms.of(2, (TABLE, GOOD, -1, False, False))
+    assert forms.of(1, (TABLE, GOOD, -1, False, False)) is first
+    forms.of(3, (TABLE, GOOD, -1, False, False))
+    assert len(forms._by_form) == 1
+    assert forms.of(1, (TABLE, GOOD, -1, False, False)) is not first
+
+
+def test_values_that_cannot_be_read_have_the_guard_asked() -> None:
+    required = required_of(guarded_op(EMBEDDING).plans, (TABLE, GOOD, -1), {})
+    assert required.are_good((TABLE, GOOD))
+    assert not required.are_good((TABLE, "no tensor"))
+    required.intervals = None
+    assert not required.are_good((TABLE, GOOD))
+
+
+def test_a_guard_that_fails_is_asked_at_each_call() -> None:
+    required = required_of(guarded_op(EMBEDDING).plans, ("no table", GOOD, -1), {})
+    assert (required.intervals, required.deferred) == (None, [])
+    assert len(required.at_once) == 1
+
+
+@pytest.mark.parametrize(
+    ("need", "tensor", "later"),
+    [
+        (within(), None, True), (within(), GOOD, True), (within(), GOOD.byte(), True),
+        (within(), GOOD.float(), False), (within(), GOOD.to_sparse(), False),
+        (within(high=-1), None, False), (within(high=0), None, True),
+        (within(mask=GOOD), None, False), (BETWEEN, None, True),
+        (BETWEEN, torch.ones(2), True),
+        (BETWEEN, GOOD, False), (object(), None, False),
+        (object(), GOOD, False),
+    ],
+)  # fmt: skip
+def test_what_is_looked_at_without_a_wait(need: Any, tensor: Any, later: bool) -> None:
+    assert is_deferred(need, tensor) is later
