@@ -308,6 +308,21 @@ class NamedConstant:
     """The line that sets it, where one line does."""
 
 
+class ShortInput(NamedTuple):
+    """An item of a batch that ``ctc_loss`` has too few steps for."""
+
+    item: int
+    steps: int
+    """Its input length."""
+    labels: int
+    repeats: int
+    """Labels that are equal to the one before, which a blank has to divide."""
+    items: int
+    """Number of such items ..."""
+    total: int
+    """... and of all."""
+
+
 class BadSlice(NamedTuple):
     """The one index along one dimension of a tensor at which all its bad values are."""
 
@@ -332,6 +347,8 @@ class Marks:
     """The tensor on the line (a weight, a mask) that is 0 or False at the bad values alone."""
     in_slice: BadSlice | None = None
     """Where all bad values are, or all NaN of another tensor on the line, if that is no chance."""
+    short_input: ShortInput | None = None
+    """Of an infinite ``ctc_loss``, the first item that has more labels than steps for them."""
     is_size: bool = False
     """True if each bad value is the size itself: one past the last place."""
     length: BoundOrigin | None = None

@@ -32,7 +32,7 @@ from cudalens.diagnosis.hints._reading import filled_side, ids_of
 from cudalens.diagnosis.hints._roles import Role, bad_values, fault, role_of
 from cudalens.diagnosis.hints.labels import head_of
 from cudalens.diagnosis.observed_errors import marked, observe_error
-from cudalens.diagnosis.observed_nonfinite import discarded
+from cudalens.diagnosis.observed_nonfinite import discarded, short_input
 from cudalens.diagnosis.observed_origins import came_from, computed, format_number, item, length
 from cudalens.diagnosis.origins import bounding
 from cudalens.diagnosis.user_code import code_of, is_failing_line, list_of, parsed, place, shortened
@@ -505,6 +505,7 @@ OF_FINDING: tuple[Observer, ...] = (
     bound,
     pattern,
     discarded,
+    short_input,
     other_dimension,
     shifted,
 )

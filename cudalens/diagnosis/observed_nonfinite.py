@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Observation
+from cudalens.core.report_types import Observation, format_count
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.hints.nonfinite import made
 
@@ -18,3 +18,16 @@ def discarded(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     name = made(evidence).partition("Backward")[0].lower()
     text = f"where() discards the result of {name} there, but 0 times its infinite slope is nan"
     yield Observation(kind="pattern", text=text, facts={"op": name})
+
+
+def short_input(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
+    """Yield which item has more labels than ``ctc_loss`` can place in its steps."""
+    short = evidence.marks.short_input
+    if short is None:
+        return
+    labels, needed = format_count(short.labels, "label"), short.labels + short.repeats
+    alike = f", {short.repeats} of them equal to the one before" if short.repeats else ""
+    text = f"too few steps for {short.items} of {short.total} items: item {short.item} has "
+    text += f"{labels}{alike}, which takes {needed} steps, and its input length is {short.steps}"
+    facts = {"item": short.item, "needed": needed, "steps": short.steps}
+    yield Observation(kind="pattern", text=text, facts=facts)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cudalens.core import _torch
 from cudalens.core.api_names import stem_of
-from cudalens.core.evidence_types import BoundOrigin, Marks, NanCause, NanHolder
+from cudalens.core.evidence_types import BoundOrigin, Marks, NanCause, NanHolder, ShortInput
 from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN, WRITES, ProvenanceStep
 from cudalens.core.report_types import LineRef
 from cudalens.core.tensor_values import find_offenders
@@ -18,6 +18,7 @@ from cudalens.core.torch_functions import is_in_place
 from cudalens.diagnosis.user_code import statement_of
 from cudalens.evidence.bound import bound_origin
 from cudalens.evidence.call_stack import held_name, visible_parameters
+from cudalens.evidence.ctc import short_input
 from cudalens.evidence.failure import FailureContext, bad_places
 from cudalens.evidence.marks import marks_of, nan_slice, vanished
 from cudalens.evidence.python_values import computed_lines
@@ -157,7 +158,9 @@ def marks_of_finding(failure: FailureContext) -> Marks:
             place = failure.forward_call(node.sequence_nr)[0]
             statement = None if place is None else statement_of(place.text)
         of_nan = failure.limits.attempt("NaN", partial(_of_nan, failure), Marks)
-        return replace(of_nan, vanished=vanished(statement, violation.dtype))
+        return replace(
+            of_nan, vanished=vanished(statement, violation.dtype), short_input=_of_ctc(failure)
+        )
     tensor = failure.values.get(bad_key(violation))
     bad = None if tensor is None else bad_places(violation, tensor)
     if tensor is None or bad is None:
@@ -183,6 +186,16 @@ def _of_nan(failure: FailureContext) -> Marks:
             return Marks()
         found, way = nan_slice(tensor, _named(failure)), failure.way
     return Marks(in_slice=found, computed=computed_lines(way.entry, way.origin, failure.frames))
+
+
+def _of_ctc(failure: FailureContext) -> ShortInput | None:
+    """Return which item has too few steps, where ``ctc_loss`` made an infinity."""
+    violation, op = failure.violation, failure.call.op
+    is_ctc = violation is not None and "ctc_loss" in stem_of(violation.op)
+    first = violation.offenders.first[:1] if violation is not None else ()
+    if not is_ctc or op is None or not first or first[0].value != "inf":
+        return None
+    return failure.limits.attempt("CTC", partial(short_input, op.arguments))
 
 
 def _named(failure: FailureContext) -> list[tuple[str, Tensor]]:
