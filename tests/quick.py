@@ -180,7 +180,7 @@ OTHERS: Final[dict[str, str]] = {
     "guards/catalogue/sparse.py": (
         "guards/test_catalogue.py guards/test_ranges.py guards/test_device_text.py"
     ),
-    "guards/deferred.py": "guards/test_captured.py",
+    "guards/deferred.py": "guards/test_captured.py guards/test_interceptor.py",
     "guards/engine.py": "guards/test_ranges.py guards/test_device_text.py",
     "guards/host_waits.py": "session/test_sync_debug.py guards/test_deferred.py",
     "guards/interceptor.py": "guards/test_ranges.py",
