@@ -24,7 +24,7 @@ _WIDTH = 6.4
 _VALUES_HEIGHT = 2.4
 _HEAD = 0.8
 _LANE = 0.8
-_COLUMN = 1.35
+_COLUMN = 1.6
 """Inches of a lane and of a column of the strip."""
 
 
@@ -150,8 +150,8 @@ def _strip(axes: Any, drawn: Strip) -> None:
         axes.add_patch(box)
         colour = LIGHT["bad" if is_red else "text"]
         middle: dict[str, Any] = {"ha": "center", "va": "center", "color": colour, "zorder": 3}
-        title = words.elide(node.title, 18)
-        axes.text(node.column, node.lane - 0.09, _plain(title), fontsize=8, **middle)
+        title = words.elide(node.title, 17)
+        axes.text(node.column, node.lane - 0.09, _plain(title), fontsize=7.5, **middle)
         small = node.small or node.shape
         axes.text(node.column, node.lane + 0.13, _plain(small), fontsize=7, **middle)
         if node.small and node.shape:

@@ -9,10 +9,11 @@ import pytest
 from IPython.core.formatters import DisplayFormatter
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
+from matplotlib.patches import FancyBboxPatch
 
 from cudalens.core.report import Plane
 from cudalens.render.colours import LIGHT
-from tests.builders import make_report
+from tests.builders import REPRESENTATIVE, make_report
 from tests.processes import python
 
 
@@ -33,6 +34,20 @@ def test_the_figure_marks_the_bad_values_the_bound_and_the_graph() -> None:
     named = {text.get_text() for text in graph.texts}
     assert {"F.cross_entropy", "not launched", "y", "bad input"} <= named
     assert "y[17] = 10 is outside" in figure.texts[0].get_text().replace("\n", " ")
+
+
+@pytest.mark.parametrize("name", ["labels", "mismatch", "bert_backward"])
+def test_the_name_of_a_node_fits_into_its_box(name: str) -> None:
+    figure = REPRESENTATIVE[name]().figure()
+    figure.draw_without_rendering()
+    graph = figure.axes[-1]
+    boxes = [box.get_window_extent() for box in graph.patches if isinstance(box, FancyBboxPatch)]
+    names = [text.get_window_extent() for text in graph.texts]
+    for box in boxes:
+        inside = [name for name in names if box.y0 < (name.y0 + name.y1) / 2 < box.y1]
+        inside = [name for name in inside if box.x0 < (name.x0 + name.x1) / 2 < box.x1]
+        assert inside
+        assert all(box.x0 <= name.x0 and name.x1 <= box.x1 for name in inside)
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
