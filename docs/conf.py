@@ -33,7 +33,7 @@ suppress_warnings = ["mystnb.unknown_mime_type"]
 
 html_theme = "furo"
 html_title = f"cudalens {release}"
-html_static_path = ["_static"]
+html_static_path = ["_static", "lens_dark.png", "lens_small_dark.png"]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
 html_extra_path = ["_extra", "llms.txt"]

@@ -1,7 +1,11 @@
 // Code that breaks only between words, tables as lists on a phone, a filter for the catalogue of guards.
 document.addEventListener("DOMContentLoaded", () => {
   for (const word of document.querySelectorAll("code.literal .pre")) {
-    word.classList.toggle("is-whole", word.textContent.length <= 24);
+    const text = word.textContent;
+    word.classList.toggle("is-whole", text.length <= 20);
+    if (text.length <= 20) continue;
+    const parts = text.split(/(?<=\w[.(=_\/:])(?=\w)/);
+    word.replaceChildren(...parts.flatMap((part, at) => (at ? [document.createElement("wbr"), part] : [part])));
   }
   for (const table of document.querySelectorAll("article table.docutils")) {
     const heads = [...(table.tHead?.rows[0]?.cells ?? [])].map((cell) => cell.textContent.trim());
