@@ -57,11 +57,11 @@ def run_here(
 ) -> Run:
     """Run the command line in this process: for what needs neither its start nor its end."""
 
-    def run_it(*words: str) -> subprocess.CompletedProcess[str]:
+    def run_it(*words: str, columns: int = 100) -> subprocess.CompletedProcess[str]:
         capsys.readouterr()
         with monkeypatch.context() as patch:
             patch.chdir(tmp_path)
-            patch.setenv("COLUMNS", "100")
+            patch.setenv("COLUMNS", str(columns))
             patch.setattr(sys, "argv", ["cudalens", *words])
             patch.setattr(sys, "path", [str(tmp_path), *sys.path])
             try:
@@ -470,7 +470,8 @@ def test_the_page_on_the_command_line_shows_what_explain_says(
     page = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
     blocks = dict(re.findall(r"```(\w+)\n(.*?)\n```", page, re.DOTALL))
     (tmp_path / "train.log").write_text(blocks["console"], encoding="utf-8")
-    assert run_here("explain", "train.log").stdout.rstrip() == blocks["text"]
+    said = run_here("explain", "train.log", columns=80).stdout
+    assert said.rstrip() == blocks["text"]
     for command in COMMANDS:
         assert f"`cudalens {command}" in page
 

@@ -174,7 +174,7 @@ def _without_op(
         f"CUDA asserted `{line.expression}`" if line else "CUDA reported a device-side assert"
     )
     if not evidence.is_checked:
-        return "unknown", f"{sentence}; this {evidence.steps.block} was not checked"
+        return "unknown", f"{sentence}, and this {evidence.steps.block} was not checked"
     return "unknown", f"{sentence}, and no recorded op can be blamed for it"
 
 

@@ -58,7 +58,7 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     if not isinstance(fix, Fix) or not fix.changes:
         return hint
     if _is_chosen_in_loop(fix, trial):
-        text += "; each turn of the loop has another tensor here: check them all"
+        text += ". Each turn of the loop has another tensor here: check them all"
         return replace(hint, text=text, fix=None, tried=None, at=None)
     every: list[int] = []
     counting: list[int] = []
@@ -66,19 +66,19 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
         every, counting = trial.other_readers(name := fix.changes[0].text)
         if hint.rule == "image_not_divided" and (made := _argument(name, trial)) is not None:
             # The caller may read the bytes as well, as a model does that learns to repeat them.
-            text += f"; it is {made.name}, made in {place(made.at, evidence)}: divide it there"
+            text += f". It is {made.name}, made in {place(made.at, evidence)}: divide it there"
             return replace(hint, text=text, fix=None, tried=None, at=None)
     if hint.rule in OF_KIND:
         # What else reads it may need the dtype and the device as they are.
         reads = _elsewhere(every, name, evidence) if every else ""
         alike = _alike(evidence)
-        more = (reads, f"the line has {alike} too" if alike else "")
-        return replace(hint, text="; ".join(filter(None, (text, *more))))
+        more = (reads, f"The line has {alike} too" if alike else "")
+        return replace(hint, text=". ".join(filter(None, (text, *more))))
     elif trial.is_of_loop and hint.at is None:
-        text += "; the loop calls other functions here too: change what is given to it"
+        text += ". The loop calls other functions here too: change what is given to it"
     elif hint.at is None and every:
-        reads = _elsewhere(every, name, evidence) or f"{name} is read again here"
-        text += f"; {reads}: change it where it is made"
+        reads = _elsewhere(every, name, evidence) or f"This line reads {name} again"
+        text += f". {reads}: change it where it is made"
     elif hint.at is not None and counting:
         text += f", and adapt line {list_of(counting)}, which needs its numbers as they are"
     else:
@@ -110,9 +110,9 @@ def _elsewhere(lines: Iterable[int], name: str, evidence: Evidence) -> str:
     if not others:
         return ""
     return (
-        f"line {others[0]} reads {name} too"
+        f"Line {others[0]} reads {name} too"
         if len(others) == 1
-        else (f"lines {list_of(others)} read {name} too")
+        else (f"Lines {list_of(others)} read {name} too")
     )
 
 
@@ -156,7 +156,7 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
         what = f"{what}a plain attribute" if kind == "attribute" else f"in {what}a plain {kind}"
         if place_of is not None and place_of.value:
             what += f" made in {place(place_of.at, evidence)}: {code_of(place_of)}"
-        text = f"{hint.text}; it is {what}; .to() of the module moves what is registered: make it "
+        text = f"{hint.text}. It is {what}. The module's .to() moves what is registered: make it "
         registered = "a buffer with register_buffer"
         assert isinstance(hint.fix, Fix)
         stray = hint.fix.changes[0].text
@@ -176,7 +176,7 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     fix = Fix(f"{own} = {value}", [change._replace(span=None)])
     if not binding.is_read_again or not trial(fix).succeeds:
         return hint
-    text = f"{hint.text}; {own} is used more than once: change it behind line {binding.at.line}"
+    text = f"{hint.text}. {own} is used more than once: change it after line {binding.at.line}"
     return replace(hint, text=text, fix=fix, at=binding.at)
 
 
@@ -200,7 +200,7 @@ def _keep_result(
         fix = Fix(f"{name} = {written}", [Change(name, template)])
         if trial(fix).succeeds:
             advice = (
-                f"{hint.text}; line {at.line}: {text} gives a new tensor, its result is not kept"
+                f"{hint.text}. Line {at.line}: {text} gives a new tensor, its result is not kept"
             )
             return replace(hint, text=advice, fix=fix, at=at)
     return hint
@@ -313,7 +313,7 @@ def true_division(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
             value = _root(syntax((made and made.value) or ""))
         if made is not None and isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
             text = f"{name} is made in {place(made.at, evidence)}: {code_of(made)}"
-            text += "; / gives floats, // whole numbers"
+            text += ". The operator / gives floats, // gives whole numbers"
             yield Hint(rule="true_division", text=text)
             return
 
@@ -346,7 +346,7 @@ def batch_second(evidence: Evidence, trial: Trial) -> Hint | None:
             line = f", made in {place(made.at, evidence)}: {code_of(made)}" if made else ""
             return Hint(
                 rule="batch_second",
-                text=f"{name} has batch_first=False{line}; it takes dimension 1 for the batch, and "
+                text=f"{name} has batch_first=False{line}. It takes dimension 1 for the batch, and "
                 f"{x.expression} {format_shape(x.shape)} fits "
                 f"{item.expression} {format_shape(sizes)} with a batch of "
                 f"{batch} in dimension 0, as with batch_first=True",
@@ -358,7 +358,7 @@ def lost_dimension(evidence: Evidence, lost: LostDimension) -> Hint:
     """Say which ``squeeze`` took the batch dimension away, and the dimensions it is meant for."""
     old, new = lost.earlier
     dropped = [at for at, size in enumerate(old) if size == 1]
-    text = f"{place(lost.line, evidence)} took the batch dimension away: {lost.line.text}; it made "
+    text = f"{place(lost.line, evidence)} took the batch dimension away: {lost.line.text}. It made "
     text += f"{lost.after} of {lost.before}, and {new} of {old} before"
     if dropped:
         which = f"dimension {dropped[0]}" if len(dropped) == 1 else f"dimensions {(*dropped,)}"

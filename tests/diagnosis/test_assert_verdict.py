@@ -80,10 +80,10 @@ CASES = {
     "nothing": (evidence(), "unknown",
         "CUDA reported a device-side assert, and no recorded op can be blamed for it"),
     "nothing, in a cell without a check": (evidence(is_checked=False), "unknown",
-        "CUDA reported a device-side assert; this cell was not checked"),
+        "CUDA reported a device-side assert, and this cell was not checked"),
     "an unknown text, in a cell without a check": (
         evidence(is_checked=False, device_text=OWN), "unknown",
-        "CUDA asserted `mine < yours`; this cell was not checked"),
+        "CUDA asserted `mine < yours`, and this cell was not checked"),
     "nothing, before this cell": (
         evidence(device_fault=DeviceFault(was_before=True)), "unknown",
         "CUDA reported a device-side assert that came before this cell"),

@@ -75,7 +75,7 @@ def test_values_that_are_read_again_are_changed_behind_the_line_that_made_them()
     trial = Said(bindings={"y": made("load()", is_read_again=True)})
     hint = placed("relabel", "{x} - 1", trial)
     assert (hint.fix, hint.at and hint.at.line) == ("y = y - 1", 2)
-    assert hint.text == "words; y is used more than once: change it behind line 2"
+    assert hint.text == "words. y is used more than once: change it after line 2"
     hint = placed("relabel", "{x} - 1", Said(bindings={"y": made("load()")}))
     assert (hint.fix, hint.at) == ("f(y - 1)", None)
     trial.refused = ("y = y - 1",)
@@ -92,21 +92,21 @@ def test_readers_that_need_the_numbers_as_they_are_are_named() -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ([12], "line 12 reads y too: change it where it is made"),
-        ([12, 13], "lines 12, 13 read y too: change it where it is made"),
-        ([9], "y is read again here: change it where it is made"),
+        ([12], "Line 12 reads y too: change it where it is made"),
+        ([12, 13], "Lines 12, 13 read y too: change it where it is made"),
+        ([9], "This line reads y again: change it where it is made"),
     ],
 )
 def test_without_its_origin_no_code_for_what_is_read_elsewhere(
     lines: list[int], words: str
 ) -> None:
     hint = placed("relabel", "{x} - 1", Said(readers=(lines, [])))
-    assert (hint.text, hint.fix, hint.tried) == (f"words; {words}", None, None)
+    assert (hint.text, hint.fix, hint.tried) == (f"words. {words}", None, None)
 
 
 def test_a_cast_acts_at_the_call_and_names_other_readers() -> None:
     hint = placed("cast_needed", "{x}.long()", Said(readers=([12], [])))
-    assert (hint.text, hint.fix) == ("words; line 12 reads y too", "f(y.long())")
+    assert (hint.text, hint.fix) == ("words. Line 12 reads y too", "f(y.long())")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_cast_names_a_call_of_the_same_form_in_the_line(line: str, words: str)
     fix = Fix("x.clamp_(0, (g[3] - 1).long())", [Change("g[3] - 1", "({x}).long()")])
     hint = Hint(rule="cast_needed", text="words", fix=fix, tried=True)
     (found,) = at_origin([hint], Evidence(source=source, call=call), Said())
-    assert found.text == f"words; the line has {words}".removesuffix("; the line has ")
+    assert found.text == f"words. The line has {words}".removesuffix(". The line has ")
 
 
 def test_what_a_loop_chooses_is_not_changed_at_one_turn() -> None:
@@ -133,7 +133,7 @@ def test_what_a_loop_chooses_is_not_changed_at_one_turn() -> None:
     assert placed("relabel", "{x} - 1", trial, "y[n]").fix is None
     assert placed("relabel", "{x} - 1", trial, "n[0]").fix == "f(n[0] - 1)"
     assert placed("relabel", "{x} - 1", Said(is_of_loop=True)).text.endswith(
-        "the loop calls other functions here too: change what is given to it"
+        "The loop calls other functions here too: change what is given to it"
     )
 
 
@@ -141,8 +141,8 @@ def test_what_a_loop_chooses_is_not_changed_at_one_turn() -> None:
     ("held", "words"),
     [
         (("Net", "module"), "words: .to() of the Net that registers it does that"),
-        (("y", "attribute"), "it is a plain attribute; .to() of the module moves what is"),
-        (("self.parts", "list"), "it is in self.parts, a plain list; .to() of the module"),
+        (("y", "attribute"), "It is a plain attribute. The module's .to() moves what is"),
+        (("self.parts", "list"), "It is in self.parts, a plain list. The module's .to() moves"),
     ],
 )
 def test_what_a_module_holds_is_registered(held: tuple[str, str], words: str) -> None:
@@ -171,7 +171,7 @@ def test_a_result_that_was_thrown_away_is_kept() -> None:
     trial = Said(bindings={"y": made("load()", dropped=dropped)})
     hint = placed("move_tensor", "{x}.cuda()", trial)
     assert (hint.fix, hint.at and hint.at.line) == ("y = y.cuda()", 5)
-    assert "line 5: y.cuda() gives a new tensor, its result is not kept" in hint.text
+    assert "Line 5: y.cuda() gives a new tensor, its result is not kept" in hint.text
 
 
 # --- what set the bound ---------------------------------------------------------------------------
@@ -254,7 +254,8 @@ def test_a_division_that_made_a_float_of_a_size() -> None:
         evidence = Evidence(error=message, call=syntax_of("torch.zeros(n)"), source=HERE)
         return [item.text for item in true_division(evidence, trial)]
 
-    assert texts() == ["m is made in line 3: a / 2; / gives floats, // whole numbers"]
+    rule = "The operator / gives floats, // gives whole numbers"
+    assert texts() == [f"m is made in line 3: a / 2. {rule}"]
     assert texts(ErrorFacts(type_name="TypeError", message="bad shape")) == []
     assert texts(m=made("a // 2", 3)) == []
 
@@ -281,7 +282,7 @@ def test_a_squeeze_that_took_the_batch_away() -> None:
     line = LineRef(line=3, text="z = x.squeeze()", cell=1)
     lost = LostDimension(line=line, before=(1, 5, 1), after=(5,), earlier=((4, 5, 1), (4, 5)))
     text = lost_dimension(Evidence(source=HERE), lost).text
-    assert text.startswith("line 3 took the batch dimension away: z = x.squeeze(); it made (5,)")
+    assert text.startswith("line 3 took the batch dimension away: z = x.squeeze(). It made (5,)")
     assert text.endswith("give squeeze the dimension 2")
     two = replace(lost, earlier=((4, 1, 1), (4,)))
     assert lost_dimension(Evidence(source=HERE), two).text.endswith("the dimensions (1, 2)")

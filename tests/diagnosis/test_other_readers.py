@@ -40,8 +40,8 @@ for loss_fn, out in ({first}(F.cross_entropy, scores),):
 @pytest.mark.parametrize(
     ("code", "other", "harmless", "says"),
     [
-        (STEP, "hits = out.argmax(1) == y", "n = y.shape[0]", "line 8 reads y too"),
-        (COMPREHENSION, "n = [y.tolist() for y in ys]", "n = len(outs)", "line 8 reads y too"),
+        (STEP, "hits = out.argmax(1) == y", "n = y.shape[0]", "Line 8 reads y too"),
+        (COMPREHENSION, "n = [y.tolist() for y in ys]", "n = len(outs)", "Line 8 reads y too"),
         (ENTRY, "hits = out.argmax(1) == batch['y']", "n = batch['y'].size(0)", "reads batch['y']"),
         (ORIGIN, "hits = out[0, y - 1]", "hits = out.argmax(1) == y", "adapt line 9"),
     ],
@@ -70,7 +70,7 @@ y = first(x)
 """
     hint = run_cell(SETUP + code, fast=False).shown.hints[0]
     assert hint.fix == "first(x.float())"
-    assert ("; line 8 reads x too" in hint.text) == says
+    assert (". Line 8 reads x too" in hint.text) == says
 
 
 def test_the_failing_line_is_not_pointed_at() -> None:
@@ -79,7 +79,7 @@ def test_the_failing_line_is_not_pointed_at() -> None:
     outcome = run_cell(SETUP + code.format(rest="n = y.shape[0]"), fast=False)
     assert not any(outcome.fixes)
     text = outcome.shown.hints[0].text
-    assert text.endswith("; y is read again here: change it where it is made")
+    assert text.endswith(". This line reads y again: change it where it is made")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,8 @@ def test_a_call_that_was_another_function_before(first: str, is_code: bool) -> N
     """The same line took the tensor as it is, and the change would break that turn."""
     outcome = run_cell(SETUP + LOSSES.format(first=first), fast=False)
     assert any(outcome.fixes) is is_code
-    assert ("binary_cross_entropy_with_logits before" in outcome.shown.hints[0].text) is not is_code
+    before = "Before, this call was binary_cross_entropy_with_logits"
+    assert (before in outcome.shown.hints[0].text) is not is_code
 
 
 def test_bytes_that_a_caller_passes_are_divided_where_they_are_made() -> None:
@@ -102,7 +103,7 @@ def test_bytes_that_a_caller_passes_are_divided_where_they_are_made() -> None:
     passed = "def loss(p, t):\n    return F.binary_cross_entropy(p, t.view(2, 8))\nloss(p, x)"
     outcome = run_cell(f"{SETUP}{code}{passed}", fast=False)
     assert outcome.fixes == [None]
-    assert "; it is x, made in line 5: divide it there" in outcome.shown.hints[0].text
+    assert ". It is x, made in line 5: divide it there" in outcome.shown.hints[0].text
 
 
 HELD = """
@@ -121,8 +122,8 @@ M().cuda()(torch.ones(2, 4).cuda())
 @pytest.mark.parametrize(
     ("stored", "read", "says"),
     [
-        ("self.shift = torch.ones(4)", "self.shift", "it is self.shift, a plain attribute"),
-        ("self.shifts = [torch.ones(4)]", "self.shifts[0]", "it is in self.shifts, a plain list"),
+        ("self.shift = torch.ones(4)", "self.shift", "It is self.shift, a plain attribute"),
+        ("self.shifts = [torch.ones(4)]", "self.shifts[0]", "It is in self.shifts, a plain list"),
         ("self.shift = torch.ones(4)", "torch.ones(4)", None),
     ],
     ids=["attribute", "list", "made in forward"],
@@ -147,7 +148,7 @@ def test_elements_of_a_tensor_that_a_module_does_not_register(code: str, is_name
     cell = HELD.format(stored=stored, read="x[:, None]")
     outcome = run_cell(SETUP + cell.replace("self.fc(x) + y", f"y + {code}"), fast=False)
     (hint,) = outcome.shown.hints
-    assert ("it is self.shift, a plain attribute made in line" in hint.text) is is_named
+    assert ("It is self.shift, a plain attribute made in line" in hint.text) is is_named
     assert any(outcome.fixes) is not is_named
 
 

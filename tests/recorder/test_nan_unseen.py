@@ -329,7 +329,7 @@ def test_a_parameter_with_nan_is_named_where_no_call_of_it_is_known() -> None:
     with pytest.raises(cudalens.DeviceValueError) as caught, cudalens.check():
         torch.multinomial(held[0], 1)
     (hint,) = caught.value.report.hints
-    assert "; net.1.bias contains NaN (1 of 2 values, the first at [1])" in hint.text
+    assert ". net.1.bias contains NaN (1 of 2 values, the first at [1])" in hint.text
 
 
 SEVERAL = """

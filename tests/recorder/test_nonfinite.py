@@ -188,7 +188,7 @@ def test_the_weight_that_held_nan_before_is_named(inside: str) -> None:
 def test_a_variable_that_held_nan_before_is_named() -> None:
     data = torch.tensor([0.5, NAN], device="cuda")
     ((_, text),) = told(lambda: torch.bernoulli(data * 1))
-    assert "; mul in line" in text
+    assert ". mul in line" in text
     assert "read them from data (1 of 2 values, the first at [1])" in text
 
 
@@ -208,7 +208,7 @@ def test_a_literal_nan_is_traced_to_its_line(way: str) -> None:
     assert report.provenance[-1].source.line == line
     ((rule, text),) = told(code, nan=True)
     assert rule == ("nan_before" if way == "typed" else "nan_cast_to_integer")
-    assert (f"; line {line} made " in text) is (way == "typed")
+    assert (f". Line {line} made " in text) is (way == "typed")
     assert "--nan" not in text
 
 

@@ -79,20 +79,20 @@ def not_probabilities(evidence: Evidence) -> Hint | None:
     text = f"{name_of(fact)} runs from {low:.4g} to {high:.4g}, "
     made, line = next(way_of(evidence), ("", ""))
     if _is_difference(fact, made):
-        return Hint(text=f"{text}as {made or 'a difference'}{line} gives it; it has to be 0 … 1")
+        return Hint(text=f"{text}as {made or 'a difference'}{line} gives it. It has to be 0 … 1")
     if made in _ACTIVATIONS:
         return Hint(text=f"{text}made by {made}{line}: probabilities end with a sigmoid")
     if made not in _SCORES and low >= 0:
-        percent = "; percentages are to be divided by 100" if 2 < high <= _PERCENT else ""
+        percent = ". Divide percentages by 100" if 2 < high <= _PERCENT else ""
         return Hint(text=f"{text}and a probability is at most 1{percent}")
     if made not in _SCORES and low >= -1 and high <= 1:
         return Hint(text=f"{text}and a probability is at least 0")
-    fix, cure = None, "a sigmoid makes probabilities of them"
+    fix, cure = None, "torch.sigmoid makes probabilities of them"
     if evidence.op.name == _BCE:
         cure = "binary_cross_entropy_with_logits takes them as they are"
     if made not in _SCORES:
         # Nobody knows what they are; the call would run in either way.
-        return Hint(text=f"{text}which no sigmoid gives; if they are scores, {cure}")
+        return Hint(text=f"{text}which no sigmoid gives. If they are scores, {cure}")
     if evidence.op.name == _BCE:
         fix = renamed(evidence, "binary_cross_entropy", "binary_cross_entropy_with_logits")
         fix = fix or renamed(
@@ -101,7 +101,7 @@ def not_probabilities(evidence: Evidence) -> Hint | None:
         if fix is None and evidence.module_type == "BCELoss":
             cure = "BCEWithLogitsLoss instead of BCELoss takes them as they are"
     return Hint(
-        text=f"{text}which no sigmoid gives: the scores of a layer{line}; {cure}",
+        text=f"{text}which no sigmoid gives: the scores of a layer{line}. {cure}",
         fix=fix or rewritten(evidence, fact, "torch.sigmoid({x})"),
     )
 
@@ -147,7 +147,7 @@ def image_not_divided(evidence: Evidence) -> Hint | None:
     whole, what = scale
     text = f"{name_of(fact)} runs from {low:g} to {high:g}"
     if whole == _PERCENT:  # counts may end there as well
-        return Hint(text=f"{text}; if these are {what}, divide by {whole}")
+        return Hint(text=f"{text}. If these are {what}, divide by {whole}")
     return Hint(
         text=f"{text}, like {what}: divide by {whole}",
         fix=rewritten(evidence, fact, f"{{x}} / {whole}"),
@@ -216,14 +216,14 @@ def nan_before(evidence: Evidence) -> Hint | None:
     where, is_open = _where_from(evidence, fact)
     more = ""
     if is_open and not evidence.has_nan_watch:
-        more = f"; {evidence.steps.nan} at the first one"
+        more = f". {evidence.steps.nan} at the first one"
     verb = "is" if fact.summary.nan == 1 else "are"
     return Hint(text=f"{count} {verb} NaN already in the input of this op{where}{more}")
 
 
 _CAUSES: dict[NanCause, str] = {
-    "masked row": "a row that softmax was given is -inf everywhere: all its places are masked",
-    "infinity": "softmax was given a row with inf",
+    "masked row": "A row that softmax was given is -inf everywhere: all its places are masked",
+    "infinity": "Softmax was given a row with inf",
 }
 
 
@@ -231,38 +231,38 @@ def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
     """Say how far back the NaN is known, and whether it may come from further back."""
     divisions = (step.source for step in evidence.provenance if step.note == DIVIDES)
     if division := next(divisions, None):
-        return f"; line {division.line} divides by 0: {division.text}", False
+        return f". Line {division.line} divides by 0: {division.text}", False
     proven = (step.source for step in evidence.provenance if step.note == FIRST_NAN)
     if first := next(proven, None):
-        text = f"; line {first.line} made them: {first.text}"
+        text = f". Line {first.line} made them: {first.text}"
         if evidence.nan_cause is not None:
-            text += f"; {_CAUSES[evidence.nan_cause]}"
+            text += f". {_CAUSES[evidence.nan_cause]}"
         elif "softmax" in (first.text or ""):
-            text += "; softmax gives nan for a row with inf, and for one of -inf alone"
+            text += ". Softmax gives NaN for a row with inf, and for one of -inf alone"
         return text, False
     held = evidence.nan_holder
     if held is not None and len(held.written) > 1:
         lines = list_of(sorted(it.line or 0 for it in held.written))
-        return f"; lines {lines} wrote NaN to {held.name}", False
+        return f". Lines {lines} wrote NaN to {held.name}", False
     if write := _written_nan(evidence):
-        return f"; line {write.line} wrote NaN: {write.text}", False
+        return f". Line {write.line} wrote NaN: {write.text}", False
     steps = [step for step in evidence.provenance if step.op and step.source is not None]
     names = [stem_of(step.op or "") for step in steps]
     if steps and names[-1] == "tensor" and set(names) <= {"tensor", "to", "cuda", "float", "clone"}:
-        return f"; line {steps[-1].source.line} made it from numbers that contained them", False  # type: ignore[union-attr]
+        return f". Line {steps[-1].source.line} made it from numbers that contained them", False  # type: ignore[union-attr]
     at = ""
     if held is not None and held.nan.total > 1:
         at = f", the first at {list(held.nan.first[0].position)}"
     if held is not None and not held.is_read:
-        return f"; {held.name} contains NaN ({held.nan.count} of {held.nan.total} values{at})", True
+        return f". {held.name} contains NaN ({held.nan.count} of {held.nan.total} values{at})", True
     if held is not None and steps:
         text = f"{names[-1]} in line {steps[-1].source.line} read them from {held.name}"  # type: ignore[union-attr]
-        return f"; {text} ({held.nan.count} of {held.nan.total} values{at})", False
+        return f". {text} ({held.nan.count} of {held.nan.total} values{at})", False
     others = (item for item in evidence.tensors if item is not fact and item.expression)
     holder = next((item for item in others if item.summary.nan), None)
     if holder is not None:
         own = f"{holder.summary.nan} of {math.prod(holder.shape)} values"
-        return f"; {holder.expression} contains NaN too ({own})", True
+        return f". {holder.expression} contains NaN too ({own})", True
     return "", True
 
 
@@ -296,7 +296,7 @@ def scores_as_probabilities(evidence: Evidence) -> Hint | None:
     text = f"{name_of(fact)} runs from {low:.4g} to {high:.4g}"
     if made not in _SCORES:
         # Probabilities with noise, or errors, are drawn from as well, and mean something else.
-        return Hint(text=f"{text}; if these are scores, {kind} takes them as logits")
+        return Hint(text=f"{text}. If these are scores, {kind} takes them as logits")
     name = fact.expression or "them"
     return Hint(
         text=f"{text}: the scores of a layer{line}, which {kind} takes as logits: pass "
@@ -357,11 +357,11 @@ def _nothing_to_draw(evidence: Evidence, weights: TensorFact) -> Hint | None:
     if rows is None or not rows.first or any(item.value not in (0, 0.0) for item in rows.first):
         return None
     mask = _masking_op(evidence)
-    why = f"{mask} may have left no candidate; " if mask else ""
+    why = f"{mask} may have left no candidate. " if mask else ""
     if weights.dtype in _HALVES:
-        why += f"the weights may be too small for {weights.dtype}; "
+        why += f"The weights may be too small for {weights.dtype}. "
     return Hint(
-        text=f"{rows.count} of {rows.total} rows sum to 0: {why}keep at least one weight above 0 "
+        text=f"{rows.count} of {rows.total} rows sum to 0. {why}Keep at least one weight above 0 "
         "in each row"
     )
 

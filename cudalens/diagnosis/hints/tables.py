@@ -37,9 +37,9 @@ def mark_as_id(evidence: Evidence, ids: Ids) -> Hint | None:
     """The sequences are padded with -100, which losses ignore, or -1: no row of the table."""
     if ids.bad == {_IGNORED}:
         place = f"{evidence.module_path or ''} {ids.fact.expression or ''}"
-        made = "these decoder ids were made from labels; " if "decoder" in place else ""
+        made = ". These decoder ids were made from labels" if "decoder" in place else ""
         text = (
-            f"-100 is the value that losses ignore, not an id: {made}replace it with the padding "
+            f"-100 is the value that losses ignore, not an id{made}: replace it with the padding "
         )
         text += "id"
         if names := evidence.marks.aliases:
@@ -79,17 +79,17 @@ def unknown_tokens(evidence: Evidence, ids: Ids) -> Hint | None:
             f"is only at the {side} of rows: it is a padding id" if side else "is the padding id"
         )
         text = f"{ids.high} {is_it}, and the table of {ids.size} rows has no row for it"
-        cure = f"; {_more_rows(evidence, ids)}" if is_near and is_library else ""
+        cure = f": {_more_rows(evidence, ids)}" if is_near and is_library else ""
         return Hint(rule="padding_beyond_table", text=text + cure)
     if ids.is_computed:
         return None  # a line made these numbers, and no tokenizer
     has_all = tokens is not None and tokens > ids.high
     if not is_near or not (is_library or has_all):
         return None
-    text = f"the invalid ids ({list_of(ids.bad)}) are just beyond the {ids.size} rows{length}; "
+    text = f"the invalid ids ({list_of(ids.bad)}) are just beyond the {ids.size} rows{length}. "
     # A tokenizer's vocab_size leaves added tokens out; its length does not.
     cure = "len(tokenizer) rows are enough"
-    cure = f"if tokens were added, {_more_rows(evidence, ids)}" if is_library else cure
+    cure = f"If tokens were added, {_more_rows(evidence, ids)}" if is_library else cure
     return Hint(rule="added_tokens", text=text + cure)
 
 
@@ -100,7 +100,7 @@ def _more_rows(evidence: Evidence, ids: Ids) -> str:
     """
     tokens = evidence.call_context.tokenizer_length
     if tokens is not None and tokens > ids.high:
-        return "model.resize_token_embeddings(len(tokenizer))"
+        return "call model.resize_token_embeddings(len(tokenizer))"
     return f"give it at least {ids.high + 1} rows with model.resize_token_embeddings"
 
 
@@ -211,10 +211,10 @@ def segment_ids(evidence: Evidence, ids: Ids) -> Hint | None:
         )
     # Each text begins with segment 0: where it is missing, few values are enough.
     one_based = ids.may_count_from_one and ids.distinct == tuple(range(1, ids.size + 1))
-    base = "; they look 1-based" if one_based else ""
-    rest = "; left out, they are all 0" if in_library(evidence, "transformers") else ""
+    base = ". They look 1-based" if one_based else ""
+    rest = ". Left out, they are all 0" if in_library(evidence, "transformers") else ""
     return Hint(
-        text=f"the segment ids contain {bad}; the model has segments 0 … {ids.size - 1}"
+        text=f"the segment ids contain {bad}. The model has segments 0 … {ids.size - 1}"
         f"{base}{rest}",
         fix=rewritten(evidence, ids.named, "{x} - 1") if one_based else None,
     )

@@ -98,7 +98,7 @@ def test_positions_that_a_learned_prompt_takes_are_counted() -> None:
     [
         # The user's own model is the one to resize.
         ("Bert", {}, "net(input_ids=ids)", {"ids": [[1, 100, 3]]}, "added_tokens",
-         "if tokens were added, give it at least 101 rows with model.resize_token_embeddings"),
+         "If tokens were added, give it at least 101 rows with model.resize_token_embeddings"),
         # RoBERTa knows segment 0 only.
         ("Roberta", {"type_vocab_size": 1}, "net(input_ids=ids, token_type_ids=seg)",
          {"ids": [[5, 6]], "seg": [[0, 1]]}, "segment_ids", "leave token_type_ids out"),

@@ -13,8 +13,8 @@ SETUP = "import torch\nl = torch.randn(5, device='cuda')\nz = torch.zeros(5, dev
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("l[2] = float('nan')\np = l.softmax(-1)", "line 4 wrote NaN: l[2] = float('nan')"),
-        ("p = z / z", "line 4 made them: p = z / z"),
+        ("l[2] = float('nan')\np = l.softmax(-1)", "Line 4 wrote NaN: l[2] = float('nan')"),
+        ("p = z / z", "Line 4 made them: p = z / z"),
     ],
 )
 def test_the_line_that_made_the_nan_is_named_and_no_other_run_proposed(
@@ -37,9 +37,9 @@ def test_a_nan_that_nobody_saw_begin_is_looked_for() -> None:
     assert any("--nan" in hint.text for hint in report.hints)
 
 
-ROW = "a row that softmax was given is -inf everywhere"
-INFINITE = "softmax was given a row with inf"
-EITHER = "softmax gives nan for a row with inf, and for one of -inf alone"
+ROW = "A row that softmax was given is -inf everywhere"
+INFINITE = "Softmax was given a row with inf"
+EITHER = "Softmax gives NaN for a row with inf, and for one of -inf alone"
 MASK = "m = torch.zeros(2, 5, device='cuda')\n"
 
 
@@ -79,7 +79,7 @@ def test_a_division_by_0_before_a_softmax_is_named(text: str, line: int | None) 
     """The quotient is gone when its NaN is met; the number is in the record of the call."""
     report = run_cell(f"{SETUP}{text}\ntorch.multinomial(p, 1)", fast=False).shown
     said = " | ".join(hint.text for hint in report.hints)
-    assert (f"line {line} divides by 0" in said) == (line is not None)
+    assert (f"Line {line} divides by 0" in said) == (line is not None)
     marks = [item for it in report.observations for item in it.sources if "by 0" in item.mark]
     assert [item.line for item in marks] == ([] if line is None else [line])
     assert ("--nan" in said) == (line is None and "made them" not in said)

@@ -147,7 +147,7 @@ TOLD: list[tuple[Evidence, str, str | None, *tuple[dict[str, bool], ...]]] = [
     (made_by("aten::mul", [-0.5, 0.5]), "not_probabilities", None,
      {"a probability is at least 0": True, "logits": False}),
     (made_by("aten::sub", [-0.5, 1.5]), "not_probabilities", None, {"as sub in line 4": True}),
-    (made_by("aten::mul", [-0.5, 1.5]), "not_probabilities", None, {"if they are scores": True}),
+    (made_by("aten::mul", [-0.5, 1.5]), "not_probabilities", None, {"If they are scores": True}),
     (made_by("aten::mul", [0.0, 1.5]), "not_probabilities", None,
      {"a probability is at most 1": True}),
     (made_by("aten::relu", [0.0, 120.5]), "not_probabilities", None,
@@ -172,7 +172,7 @@ TOLD: list[tuple[Evidence, str, str | None, *tuple[dict[str, bool], ...]]] = [
     (labels([-1, 0, 1, 2], 4), "mark_not_ignored", None, {"-1 … 2": True}),
     # A step that merely passed the NaN on is not called the first one.
     (bce([0.5, math.nan], provenance=(step("aten::log", "h = x.log()", FIRST_NAN),)), "nan_before",
-     None, {"line 4": True}),
+     None, {"Line 4": True}),
     (bce([0.5, math.nan], provenance=(step("aten::log", "h = x.log()"),)), "nan_before", None,
      {"line": False}),
     # A gather takes no negative index, and what one means there nobody knows.

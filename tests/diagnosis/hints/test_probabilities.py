@@ -50,7 +50,7 @@ CAUSES: dict[str, Cause] = {
         rule="not_probabilities",
         says=(
             "-2.5 to 3",
-            "if they are scores",
+            "If they are scores",
         ),
     ),
     "bce_rounding": Cause(
@@ -107,7 +107,7 @@ CAUSES: dict[str, Cause] = {
             api="torch.distributions.Categorical",
         ),
         rule="scores_as_probabilities",
-        says=("if these are scores",),
+        says=("If these are scores",),
     ),
     "drawn_nan": Cause(
         drawn([math.nan, 0.5], provenance=(SOFTMAX, MASKED)),

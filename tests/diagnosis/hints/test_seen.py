@@ -62,7 +62,7 @@ BCE = "F.binary_cross_entropy(b, t)"
 @pytest.mark.parametrize(
     ("call", "before", "bad", "advice"),
     [
-        (BCE, None, floats(-2.5, 0.5, 3.0), "b runs from -2.5 to 3, which no sigmoid gives; if "
+        (BCE, None, floats(-2.5, 0.5, 3.0), "b runs from -2.5 to 3, which no sigmoid gives. If "
          "they are scores, binary_cross_entropy_with_logits takes them as they are"),
         (BCE, floats(0.1, 0.5, 0.9), floats(-2.5, 0.5, 3.0), None),
         ("torch.multinomial(b, 1)", None, floats(-2.5, 0.5, 3.0),

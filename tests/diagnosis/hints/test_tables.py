@@ -122,7 +122,7 @@ NEIGHBOURS: dict[str, Cause] = {
     "a tokenizer that has the id": Cause(
         bert([5, 100, 7], 100, WORDS, call_context=CallContext(tokenizer_length=101)),
         rule="added_tokens",
-        says=("if tokens were added, model.resize_token_embeddings(len(tokenizer))",),
+        says=("If tokens were added, call model.resize_token_embeddings(len(tokenizer))",),
     ),
     "a tokenizer without the id": Cause(
         bert([5, 100, 7], 100, WORDS, call_context=CallContext(tokenizer_length=100)),

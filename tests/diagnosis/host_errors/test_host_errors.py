@@ -312,7 +312,7 @@ def test_a_layer_that_takes_another_dimension_for_the_batch(
     if named:
         assert [item.fix for item in report.hints] == [None]
         text = hints[0].text
-        assert text.startswith(f"m has batch_first=False, made in line 5: nn.{layer}.cuda(); it ")
+        assert text.startswith(f"m has batch_first=False, made in line 5: nn.{layer}.cuda(). It ")
         assert f"a [4, 6, 8] fits {named} with a batch of 4 in dimension 0" in text
 
 
