@@ -81,6 +81,25 @@ import torch
 def train_one_epoch():
     torch.ones(2, device="cuda").sum()
 """,
+    ROOT / "docs" / "training.md": """
+import tempfile, torch
+from transformers import TrainingArguments
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, x, labels):
+        logits = self.layer(x)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+model = Model()
+data = [{"x": torch.randn(4), "labels": torch.tensor(label)} for label in (0, 1, 2)]
+args = TrainingArguments(
+    tempfile.mkdtemp(), save_strategy="no", report_to=[], num_train_epochs=1, disable_tqdm=True
+)
+""",
 }
 
 

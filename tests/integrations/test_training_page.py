@@ -10,7 +10,7 @@ import pytest
 from tests.processes import ROOT, python
 
 PAGE = (ROOT / "docs" / "training.md").read_text("utf-8")
-LOOP, STUDY = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+_, LOOP, STUDY = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.thorough
