@@ -26,7 +26,7 @@ INTO_EMPTY = $(BIN)/python -m pip --python build/package/bin/python install --qu
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
 setup: $(STAMP) ## create the virtual environment with the pinned packages
 
@@ -157,10 +157,10 @@ bench: $(VENV)/.bench ## measure the costs; writes benchmarks/results.json, docs
 test-cuda-host: $(STAMP) ## torch's CUDA build without a GPU, on the stand-in of tests/standin: 2.11.0 and 2.13.0, one of your own by TORCH=, or all, a gigabyte each
 	$(BIN)/python -m tests.cuda_host $(TORCH)
 
-# The environment of `make setup` where its torch finds a device, else the python at hand.
+# The python at hand, unless it has no torch or that of `make setup` finds a device.
 SEES_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null
 test-gpu: ## the tests that need a CUDA device
-	$$($(SEES_CUDA) && echo $(BIN)/python || echo $(PYTHON)) -m pytest tests/gpu -m gpu -p no:cacheprovider
+	$$($(SEES_CUDA) || ! $(PYTHON) -c 'import torch' 2>/dev/null && echo $(BIN)/python || echo $(PYTHON)) -m pytest tests/gpu -m gpu -p no:cacheprovider
 
 WHEELS = build/hardware/wheels
 FOR_GPU = --only-binary=:all: --python-version 3.12 --implementation cp $(addprefix --platform manylinux,_2_28_x86_64 _2_17_x86_64 2014_x86_64 1_x86_64)

@@ -222,12 +222,31 @@ def _named(line: str, head: str) -> str:
     return line if head == "Returns:" or not colon else f"`{name}`: {text}"
 
 
+class _Bare(str):
+    """A text that shows itself without quotes: an annotation is one, and is shown as code."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 def signature(name: str, value: Any) -> str:
+    """Return how a function is called: ``settle()``, ``guard(*, deferred: bool = False)``."""
     try:
-        found = str(inspect.signature(value)).replace("'", "")
+        found = inspect.signature(value)
     except (TypeError, ValueError):
         return name
-    return f"{name}{found.removesuffix(' -> None')}"
+    parameters = [
+        item.replace(annotation=_bare(item.annotation))
+        for key, item in found.parameters.items()
+        if key != "self"
+    ]
+    result = _bare(found.return_annotation)
+    found = found.replace(parameters=parameters, return_annotation=result)
+    return f"{name}{str(found).removesuffix(' -> None')}"
+
+
+def _bare(annotation: Any) -> Any:
+    return _Bare(annotation) if isinstance(annotation, str) else annotation
 
 
 def python_page() -> str:
@@ -255,17 +274,17 @@ def python_page() -> str:
 def _entry(name: str, value: Any) -> str:
     short = name.rpartition(".")[2]
     if inspect.isclass(value):
-        named = [base.__name__ for base in value.__bases__ if base is not object]
-        bases = [base for base in named if not base.startswith("_")]
-        said = f"Class{', a kind of ' + ' and '.join(bases) if bases else ''}."
+        kinds = [base for base in value.__bases__ if issubclass(base, Exception)]
+        bases = [base.__name__ for base in kinds if not base.__name__.startswith("_")]
+        said = f"A kind of {' and '.join(bases)}.\n\n" if bases else ""
     else:
-        said = f"`{signature(short, value)}`"
+        said = f"`{signature(short, value)}`\n\n"
     methods = [
         f"- `{signature(f'.{key}', method)}`: {plain(_first(method))}\n"
         for key, method in _methods(HOLDERS.get(short))
     ]
     lists = f"\n{''.join(methods)}" if methods else ""
-    return f"## `{name}`\n\n{said}\n\n{prose(value)}\n{lists}\n"
+    return f"## `{name}`\n\n{said}{prose(value)}\n{lists}\n"
 
 
 def _methods(cls: type | None) -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -254,9 +254,7 @@ class Report(Facts, Conclusion):
     """Each of several processes that ran under the check, and the report it made."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain dictionaries, lists, strings and numbers; every key is
-        there.
-        """
+        """Return the report as plain dictionaries, lists, strings and numbers."""
         return typing.cast("dict[str, Any]", to_plain(self))
 
     def to_json(self, *, indent: int | None = 2) -> str:
