@@ -446,7 +446,7 @@ x + {}
         ),
         ("torch.stack([torch.ones(2, n, 5).cuda() for n in (8, 3)])", "if they are images"),
         ("torch.stack([torch.ones(2, n, n + 1).cuda().mT[0] for n in (8, 3)])", ""),
-        ("a, b = 7, 2\nn = a / b\ntorch.arange(9).cuda()[:n]", "/ gives floats, // whole numbers"),
+        ("a, b = 7, 2\nn = a / b\ntorch.arange(9).cuda()[:n]", "/ gives floats, // gives whole"),
         ("a, b = 7, 2\nn = a / b\nF.relu(n)", ""),
         ("nn.InstanceNorm2d(3)(torch.ones(2, 3, 1, 1).cuda())", ""),
         ("m = torch.ones(3).cuda()\n(m > 0) and (m < 2)", "& | ~ are and, or and not"),
