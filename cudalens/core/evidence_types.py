@@ -323,6 +323,22 @@ class ShortInput(NamedTuple):
     """... and of all."""
 
 
+class AddedNumber(NamedTuple):
+    """A number that a recorded sum added to the values at fault, and what these were before."""
+
+    name: str
+    """The user's name of the tensor that it was added to."""
+    column: int | None
+    """The column of all bad values, where each has a number of its own."""
+    number: int
+    low: int
+    high: int
+    """The largest value before the sum, in the column."""
+    fits: int
+    """The largest that may have been there."""
+    line: LineRef
+
+
 class BadSlice(NamedTuple):
     """The one index along one dimension of a tensor at which all its bad values are."""
 
@@ -347,6 +363,7 @@ class Marks:
     """The tensor on the line (a weight, a mask) that is 0 or False at the bad values alone."""
     in_slice: BadSlice | None = None
     """Where all bad values are, or all NaN of another tensor on the line, if that is no chance."""
+    added: AddedNumber | None = None
     short_input: ShortInput | None = None
     """Of an infinite ``ctc_loss``, the first item that has more labels than steps for them."""
     is_size: bool = False

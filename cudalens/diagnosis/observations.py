@@ -396,7 +396,16 @@ def pattern(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
 
 
 def shifted(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
-    """Yield the range of what the line adds a number to, and the range that fits."""
+    """Yield the range of what a line adds a number to, and the range that fits."""
+    if (sums := evidence.marks.added) is not None and not is_failing_line(sums.line, evidence):
+        name = sums.name if sums.column is None else f"{sums.name}[:, {sums.column}]"
+        what = f"{sums.number} to {name}, which is {_interval(sums.low, sums.high)}: at most "
+        what += f"{sums.fits} fits"
+        text = f"{place(sums.line, evidence)} adds {what}"
+        facts = {"name": name, "max": sums.high, "fits": sums.fits, "added": sums.number}
+        mark = marked(sums.line, f"adds {what}")
+        yield Observation(kind="pattern", text=text, facts=facts, sources=(mark,))
+        return
     ids = ids_of(evidence, *_ALL)
     node = ids.fact.node if ids is not None else None
     if ids is None or ids.low is None or not isinstance(node, ast.BinOp):

@@ -10,12 +10,20 @@ from torch import Tensor
 
 from cudalens.core import _torch
 from cudalens.core.api_names import stem_of
-from cudalens.core.evidence_types import BoundOrigin, Marks, NanCause, NanHolder, ShortInput
+from cudalens.core.evidence_types import (
+    AddedNumber,
+    BoundOrigin,
+    Marks,
+    NanCause,
+    NanHolder,
+    ShortInput,
+)
 from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN, WRITES, ProvenanceStep
 from cudalens.core.report_types import LineRef
 from cudalens.core.tensor_values import find_offenders
 from cudalens.core.torch_functions import is_in_place
 from cudalens.diagnosis.user_code import statement_of
+from cudalens.evidence.added import added_number
 from cudalens.evidence.bound import bound_origin
 from cudalens.evidence.call_stack import held_name, visible_parameters
 from cudalens.evidence.ctc import short_input
@@ -172,7 +180,17 @@ def marks_of_finding(failure: FailureContext) -> Marks:
         )
     lines = computed_lines(way.entry, way.origin, failure.frames)
     length = failure.limits.attempt("length", partial(_length, failure))
-    return replace(marks, computed=lines, aliases=_aliases(way), length=length)
+    added = failure.limits.attempt("sum", partial(_added, failure, tensor, bad))
+    return replace(marks, computed=lines, aliases=_aliases(way), length=length, added=added)
+
+
+def _added(failure: FailureContext, tensor: Tensor, bad: Tensor) -> AddedNumber | None:
+    """Return what a line before this one added to the values at fault."""
+    violation, recorder = failure.violation, failure.recorder
+    if violation is None or recorder is None:
+        return None
+    with _torch.no_dispatch_modes(), _torch.plain_torch():
+        return added_number(violation, tensor, bad, recorder.snapshot(), failure.frames)
 
 
 def _of_nan(failure: FailureContext) -> Marks:
