@@ -38,6 +38,7 @@ _OF_DTYPES = re.compile(
     r"\bdtypes?\b|\btype\b|Float|Double|Half|Long|\bInt\b|not implemented for|\bbool\b"
 )
 _OF_WEIGHTS = re.compile(r"for all \d+ classes .* weight tensor of shape: \[(?P<given>\d+)\]")
+_INVALID = re.compile(r"^shape '\[(?P<sizes>-?\d+(?:, -?\d+)*)\]' is invalid for input of size \d+")
 _MAX_MISFITS = 3
 _FEW = 20
 """Items of a list that a line shows."""
@@ -61,6 +62,7 @@ def observe_error(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     message = error.message.partition("\n")[0]
     yield from _lists(evidence, trial, message)
     yield from _number(evidence)
+    yield from _given_sizes(evidence, trial, message)
     if (weights := _OF_WEIGHTS.search(message)) is not None:
         yield from _class_weights(evidence, trial, int(weights["given"]))
     kind: ObservationKind | None = None
@@ -93,6 +95,36 @@ def _number(evidence: Evidence) -> Iterator[Observation]:
         text = f"{origin.holder} is set in {place(origin.at, evidence)}: {origin.expression}"
         source = marked(origin.at, f"{origin.holder} is set here")
         yield Observation(kind="bound", text=text, sources=(source,))
+
+
+def _given_sizes(evidence: Evidence, trial: Trial, message: str) -> Iterator[Observation]:
+    """Yield how many elements are left for a last size, and the lines of the names given as sizes.
+
+    Of ``x.view(batch, steps, width)`` where the others are the first sizes of ``x``.
+    """
+    match, call = _INVALID.match(message), call_node(evidence)
+    if match is None or not isinstance(call, ast.Call) or len(trial.operands) != 1:
+        return
+    sizes, x = [*map(int, match["sizes"].split(", "))], trial.operands[0]
+    listed = call.args[-1] if call.args else None
+    given = listed.elts if isinstance(listed, ast.Tuple) else call.args[-len(sizes) :]
+    if len(given) != len(sizes):
+        return
+    first, rest = x.shape[: len(sizes) - 1], prod(x.shape[len(sizes) - 1 :])
+    if 1 < len(sizes) <= len(x.shape) and first == tuple(sizes[:-1]) and sizes[-1] > 0:
+        text = f"{x.expression} has {rest} elements for each of {format_shape(first)}, and "
+        text += f"{ast.unparse(given[-1])} is {sizes[-1]}"
+        yield Observation(kind="shape", text=text, facts={"left": rest, "given": sizes[-1]})
+    lines: dict[LineRef, list[str]] = {}
+    for node, size in zip(given, sizes, strict=True):
+        made = trial.binding(node.id) if isinstance(node, ast.Name) else None
+        is_shown = made is None or made.value == str(size) or is_failing_line(made.at, evidence)
+        if made is not None and not is_shown:
+            lines.setdefault(made.at.ref, []).append(f"{ast.unparse(node)} = {size}")
+    for line, names in lines.items():
+        text = f"{', '.join(names)}, set in {place(line, evidence)}: {line.text}"
+        source = marked(line, f"{', '.join(names)} here")
+        yield Observation(kind="bound", text=text, facts={"sizes": sizes}, sources=(source,))
 
 
 def _class_weights(evidence: Evidence, trial: Trial, count: int) -> Iterator[Observation]:

@@ -351,3 +351,43 @@ def test_a_line_with_its_mark(span: bool) -> None:
     found = marked(at, "1 is made here")
     assert (found.cell, found.line, found.text, found.mark) == (2, 3, "y = 1", "1 is made here")
     assert isinstance(ast.parse(found.text or ""), ast.Module)
+
+
+# --- sizes that were given by name ----------------------------------------------------------------
+
+
+INVALID = "shape '[3, 11, {}]' is invalid for input of size 2244"
+SIZES = {
+    "batch": made(4, None),
+    "steps": made(4, None),
+    "width": made(4, None),
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "shape", "wanted"),
+    [
+        ("v.reshape(batch, steps, width)", "3,11,4,17",
+         ["v has 68 elements for each of [3, 11], and width is 13",
+          "batch = 3, steps = 11, width = 13, set in line 4: None"]),
+        ("torch.reshape(v, (batch, 11, width))", "3,11,4,17",
+         ["v has 68 elements for each of [3, 11], and width is 13",
+          "batch = 3, width = 13, set in line 4: None"]),
+        # The sizes before the last are others than its own.
+        ("v.reshape(3, 11, width)", "11,3,4,17", ["width = 13, set in line 4: None"]),
+        ("v.reshape(*sizes)", "3,11,4,17", []),
+        ("v.reshape(3, 11, other)", "3,11,4,17",
+         ["v has 68 elements for each of [3, 11], and other is 13"]),
+    ],
+)  # fmt: skip
+def test_what_a_reshape_was_given(call: str, shape: str, wanted: list[str]) -> None:
+    trial = Known((fact("input", f"float32[{shape}]", "v"),), **SIZES)
+    found = observed(INVALID.format(13), trial, call=syntax_of(call))
+    own = [it.text for it in found if " elements for " in it.text or " set in " in it.text]
+    assert own == wanted
+
+
+def test_a_size_to_be_inferred_is_no_number_of_elements() -> None:
+    trial = Known((fact("input", "float32[3,11,4,17]", "v"),))
+    found = observed(INVALID.format(-1), trial, call=syntax_of("v.reshape(3, 11, -1)"))
+    assert not any(" elements for " in it.text for it in found)
