@@ -12,7 +12,6 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from cudalens.core.report import Offenders, Plane, Report, TensorFact
 from cudalens.render import words
@@ -30,10 +29,18 @@ _BAR_WIDTH, _BAR_GAP, _BAR_HEIGHT = 14, 3, 72
 _FIRST, _LAST = (196, 214, 240), (58, 104, 178)
 BAD, PARTLY, ALLOWED = (212, 56, 46), (240, 150, 140), (150, 156, 164)
 _LEVELS = 10
-_INDEX = {**{str(at): at + 1 for at in range(_LEVELS)}, "x": 11, "/": 12, "-": 13}
+INDEX = {**{str(at): at + 1 for at in range(_LEVELS)}, "x": 11, "/": 12, "-": 13}
+"""Place of the colour of each sign of a plane in the palette."""
+PALETTE: tuple[tuple[int, ...], ...] = (
+    (0, 0, 0),
+    *(
+        tuple(round(a + (b - a) * at / (_LEVELS - 1)) for a, b in zip(_FIRST, _LAST, strict=True))
+        for at in range(_LEVELS)
+    ),
+    *(BAD, PARTLY, ALLOWED),
+)
+"""Nothing, good values from the smallest to the largest, bad ones, some bad, allowed ones."""
 _SOME_BAD = 2
-
-Rgb: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +102,11 @@ def _planes(report: Report, offenders: Offenders) -> Figure | None:
     )
     signs = {sign for plane in planes for line in plane.rows for sign in line}
     value = _only_bad(offenders)
-    legend = [(_css(BAD), f"{value}bad")] if "x" in signs else []
-    legend += [(_css(PARTLY), "some bad")] if "/" in signs else []
-    legend += [(_css(_LAST), f"good{f' {offenders.others}' if offenders.others else ''}")]
+    legend = [(css(BAD), f"{value}bad")] if "x" in signs else []
+    legend += [(css(PARTLY), "some bad")] if "/" in signs else []
+    legend += [(css(_LAST), f"good{f' {offenders.others}' if offenders.others else ''}")]
     allowed = report.bounds.also_allowed if report.bounds else ()
-    legend += [(_css(ALLOWED), f"{', '.join(map(str, allowed))} allowed")] if "-" in signs else []
+    legend += [(css(ALLOWED), f"{', '.join(map(str, allowed))} allowed")] if "-" in signs else []
     return Figure(
         pictures=pictures, title=f"{name}  {size}{_scale(planes[0])}", legend=tuple(legend)
     )
@@ -118,7 +125,7 @@ def plane_picture(plane: Plane, name: str, *, width: int = WIDTH) -> Picture:
         for side, room, count in ((down, HEIGHT, rows), (across, max(width, columns), columns))
     )
     pixels = [
-        [_INDEX.get(sign, 0) for sign in line.ljust(columns) for _ in range(across)]
+        [INDEX.get(sign, 0) for sign in line.ljust(columns) for _ in range(across)]
         for line in plane.rows
         for _ in range(down)
     ]
@@ -165,7 +172,7 @@ def _classes(report: Report, fact: TensorFact) -> Figure | None:
     for value, count in counts:
         is_bad = (low is not None and value < low) or (high is not None and value > high)
         is_marked = value in allowed
-        colour = _INDEX["-"] if is_marked else _INDEX["x"] if is_bad else _LEVELS
+        colour = INDEX["-"] if is_marked else INDEX["x"] if is_bad else _LEVELS
         tall = max(round(_BAR_HEIGHT * count / most), 2) if count else 0
         bars.append((tall, colour))
     pixels = [
@@ -185,7 +192,7 @@ def _classes(report: Report, fact: TensorFact) -> Figure | None:
         for value, count in counts
         if count and not _is_good(value, low, high) and value not in allowed
     ]
-    legend = [(_css(BAD), f"{', '.join(map(str, bad))}: no class here")] if bad else []
+    legend = [(css(BAD), f"{', '.join(map(str, bad))}: no class here")] if bad else []
     return Figure(
         pictures=(
             Picture(
@@ -220,17 +227,11 @@ def value_counts(fact: TensorFact) -> list[tuple[int, int]] | None:
 
 def _png(rows: Sequence[Sequence[int]]) -> str:
     """Return an image of palette indices as the address of its own data; 0 is transparent."""
-    span = _LEVELS - 1
-    levels = [
-        tuple(round(a + (b - a) * at / span) for a, b in zip(_FIRST, _LAST, strict=True))
-        for at in range(_LEVELS)
-    ]
-    palette = [(0, 0, 0), *levels, BAD, PARTLY, ALLOWED]
     raw = b"".join(b"\0" + bytes(row) for row in rows)
     header = struct.pack(">IIBBBBB", len(rows[0]), len(rows), 8, 3, 0, 0, 0)
     parts = (
         (b"IHDR", header),
-        (b"PLTE", bytes(part for colour in palette for part in colour)),
+        (b"PLTE", bytes(part for colour in PALETTE for part in colour)),
         (b"tRNS", b"\0"),
         (b"IDAT", zlib.compress(raw, 9)),
         (b"IEND", b""),
@@ -242,5 +243,6 @@ def _png(rows: Sequence[Sequence[int]]) -> str:
     return "data:image/png;base64," + base64.b64encode(data).decode()
 
 
-def _css(colour: Rgb) -> str:
+def css(colour: Sequence[int]) -> str:
+    """Return a colour as a style sheet has it."""
     return "#{:02x}{:02x}{:02x}".format(*colour)

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from cudalens.core.report import OffenderMap, Plane, Report
-from cudalens.render import screen, words
+from cudalens.render import figures, screen, words
 from cudalens.render.colours import LIGHT
 from cudalens.render.strip import Strip, strip
 
@@ -79,15 +79,18 @@ def _name(report: Report) -> str:
 
 def _image(axes: Any, report: Report, plane: Plane) -> None:
     """Draw a plane in its own geometry: good values blue, bad ones red."""
-    levels = [
-        [12 if s == "x" else 11 if s == "/" else 10 if s == "-" else int(s) for s in line]
-        for line in plane.rows
-    ]
-    blues = [f"#{196 - 15 * at:02x}{214 - 12 * at:02x}{240 - 7 * at:02x}" for at in range(10)]
-    colours = ListedColormap([*blues, LIGHT["muted"], "#f0968c", LIGHT["bad"]])
+    levels = [[figures.INDEX[sign] - 1 for sign in line] for line in plane.rows]
+    colours = ListedColormap([figures.css(colour) for colour in figures.PALETTE[1:]])
     index = f"[{', '.join(map(str, plane.index))}]" if plane.index else ""
     extent = (-0.5, plane.size[1] - 0.5, plane.size[0] - 0.5, -0.5)
-    axes.imshow(levels, cmap=colours, vmin=0, vmax=12, extent=extent, interpolation="nearest")
+    axes.imshow(
+        levels,
+        cmap=colours,
+        vmin=0,
+        vmax=len(figures.PALETTE) - 2,
+        extent=extent,
+        interpolation="nearest",
+    )
     axes.set_title(_plain(f"{_name(report)}{' at ' + index if index else ''}"), fontsize=9)
     axes.tick_params(labelsize=8)
 

@@ -79,9 +79,9 @@ class Action:
     label: Literal["try", "hint", "next"]
     code: str = ""
     place: str = ""
+    """The line that the code belongs to."""
     beside: Literal["in", "before", "after"] = "in"
     """Where at the place the code belongs: a statement takes the place of no line."""
-    """The line that the code belongs to."""
     changed: tuple[tuple[int, int], ...] = ()
     """Runs of characters of the code that the user's line does not have."""
     reason: str = ""
@@ -233,7 +233,7 @@ def _facts(report: Report) -> Iterator[Spans]:
         texts.append(words.format_op_path(report.op))
     if report.environment.rank is not None and not report.ranks:
         texts.append(f"rank {report.environment.rank}")
-    if "values" not in kinds and not short:
+    if not short:
         texts.append(words.bad_count(report))
     texts += _observed(report, _FIRST)
     if "earlier" not in kinds:
@@ -542,8 +542,3 @@ def callers(report: Report) -> tuple[str, ...]:
         one_line(f"{words.format_place(ref)} in {frame.function}: {frame.text.strip()}")
         for ref, frame in zip(refs, frames, strict=True)
     )
-
-
-def named(report: Report) -> Report:
-    """Return the report with the model's variable before its module paths."""
-    return words.with_module_names(replace(report))

@@ -10,7 +10,7 @@ import math
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from cudalens.core import error_pages
 from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN
@@ -75,8 +75,6 @@ def elide(text: str, limit: int) -> str:
     return f"{text[: limit - 1 - end]}…{text[-end:]}"
 
 
-Tone = Literal["ok", "bad", "warn", "plain"]
-
 KINDS: dict[str, str] = {
     "device_assert": "device-side assert",
     "host_error": "error raised on the host",
@@ -120,16 +118,6 @@ def module_types(report: Report) -> Mapping[str, str]:
         if entry.module_path and entry.module_type:
             types.setdefault(one_line(entry.module_path), set()).add(entry.module_type)
     return {path: one_line(*kinds) for path, kinds in types.items() if len(kinds) == 1}
-
-
-def tone(report: Report) -> Tone:
-    """Return ``warn`` for a silent finding and ``bad`` for all else."""
-    return "warn" if report.kind == "silent" else "bad"
-
-
-def sign(report: Report) -> str:
-    """Return the mark that opens a report."""
-    return "⚠" if report.kind == "silent" else "✗"
 
 
 def format_number(value: Number) -> str:
@@ -252,11 +240,11 @@ def says_bounds(report: Report) -> bool:
 
 
 def bad_count(report: Report) -> str:
-    """Return ``3 of 32 values are bad``, empty where a hint has the count or nothing has one."""
+    """Return ``3 of 32 values are bad``, empty where an observation has the count."""
     offenders = report.offenders
     if offenders is None or not offenders.count or offenders.total == 1:
         return ""
-    if report.observations and any(item.kind == "values" for item in report.observations):
+    if any(item.kind == "values" for item in report.observations):
         return ""
     verb = "is" if offenders.count == 1 else "are"
     others = f", all others {one_line(offenders.others)}" if offenders.others else ""

@@ -191,6 +191,24 @@ deep = nn.Sequential(*layers, nn.Linear(33, 5)).to("cuda")
 inputs = torch.randn(16, 32, device="cuda")
 logits = deep(inputs)""",
     ),
+    "borders": (
+        """\
+%%cudacheck
+masks = torch.randint(0, 3, (2, 64, 64))
+masks[:, :2] = 255
+masks[:, :, :2] = 255
+F.cross_entropy(torch.randn(2, 3, 64, 64, device="cuda"), masks.to("cuda"))""",
+    ),
+    "long": (
+        """\
+%%cudacheck
+coder = nn.ModuleDict({"encoder": nn.Linear(16, 32), "decoder": nn.Linear(32, 8)}).to("cuda")
+very_long_input_name = torch.randn(4, 16, device="cuda")
+some_long_prediction_name = torch.randn(4, 10, device="cuda")
+other_long_target_name = torch.tensor([1, 2, 3, 10], device="cuda")
+loss = 0.5 * F.cross_entropy(some_long_prediction_name * coder["encoder"](very_long_input_name)\
+.mean(), other_long_target_name, label_smoothing=0.1, reduction="mean")""",
+    ),
     "lost": (
         """\
 head3 = nn.Linear(16, 3).to("cuda")

@@ -12,6 +12,7 @@ from matplotlib.image import imread
 from matplotlib.patches import FancyBboxPatch
 
 from cudalens.core.report import Plane
+from cudalens.render import figures
 from cudalens.render.colours import LIGHT
 from tests.builders import REPRESENTATIVE, make_report
 from tests.processes import python
@@ -70,7 +71,9 @@ def test_an_image_stays_an_image() -> None:
     plane = Plane(index=(1,), size=(2, 4), rows=("00x9", "0000"))
     drawn = replace(report, offenders=replace(report.offenders, planes=(plane,))).figure()
     (image,) = drawn.axes[0].images
-    assert image.get_array().tolist() == [[0, 0, 12, 9], [0, 0, 0, 0]]
+    drawn_as = [[to_hex(image.to_rgba(value)) for value in row] for row in image.get_array()]
+    good, best = (figures.css(figures.PALETTE[at]) for at in (1, 10))
+    assert drawn_as == [[good, good, figures.css(figures.BAD), best], [good] * 4]
     assert "at [1]" in drawn.axes[0].get_title()
 
 
