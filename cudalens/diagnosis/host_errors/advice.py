@@ -283,7 +283,7 @@ def cat_sizes(evidence: Evidence, match: re.Match[str]) -> Answer:
         is_pair = len(parts) == len(pair)
         which, others = (larger, "the other") if is_pair else ("the larger", "the smaller")
         ways += [f"crop {which} to {low} in {_dimensions(dims)}"]
-        ways += [f"pad or resize {others} to {high}"]
+        ways += [f"make {others} {high}"]
     if len(dims) == 1 and len(sizes[joined]) == 1:
         ways.append(f"join {'them ' * (not ways)}along dimension {dims[0]}")
     if ways:

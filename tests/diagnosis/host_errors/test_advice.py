@@ -245,25 +245,25 @@ def test_tensors_of_different_sizes_elsewhere() -> None:
         (
             ("1,2,5", "1,2,4"),
             (5, 4, 1),
-            "crop a to 4 in dimension 2, pad or resize the other to 5, or join along dimension 2",
+            "crop a to 4 in dimension 2, make the other 5, or join along dimension 2",
         ),
         # Of two parts that differ in the joined dimension too, the last is no way.
         (
             ("1,2,4", "1,3,5"),
             (4, 5, 1),
-            "crop b to 4 in dimension 2, or pad or resize the other to 5",
+            "crop b to 4 in dimension 2, or make the other 5",
         ),
         (
             ("1,2,4", "1,3,5", "1,2,5"),
             (4, 5, 1),
-            "crop the larger to 4 in dimension 2, or pad or resize the smaller to 5",
+            "crop the larger to 4 in dimension 2, or make the smaller 5",
         ),
         # Of three sizes no two are the ones that are meant.
         (("1,2,4", "1,2,5", "1,2,6"), (4, 5, 1), "join them along dimension 2"),
         (
             ("2,2,4", "1,2,3"),
             (2, 1, 1),
-            "crop a to [1, 3] in dimensions 0 and 2, or pad or resize the other to [2, 4]",
+            "crop a to [1, 3] in dimensions 0 and 2, or make the other [2, 4]",
         ),
         (("1,2,4", "1,3,5", "1,2,6"), (4, 5, 1), None),
         (("2,2,4", "1,2,5"), (2, 1, 1), None),  # each is larger in one
