@@ -142,9 +142,10 @@ def _statement(report: Report, hot: SourceSpan) -> Iterator[tuple[int, str]]:
     whole = [number for number in range(first, last + 1) if number in lines]
     if len(whole) > MAX_STATEMENT:
         whole = [number for number in whole if number in spans or number == first][:MAX_STATEMENT]
-    before = first - 1
-    if len(whole) == 1 and _indent(lines.get(before, "")) == _indent(lines[first]) is not None:
-        yield before, lines[before]
+    before = lines.get(first - 1, "")
+    is_alike = _indent(before) == _indent(lines[first]) is not None
+    if len(whole) == 1 and is_alike and not before.startswith("%%"):
+        yield first - 1, before
     for number in whole:
         yield number, lines[number]
 

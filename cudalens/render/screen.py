@@ -301,12 +301,17 @@ def line_marks(report: Report) -> list[LineMark]:
                 kinds.add(item.kind)
                 marks.append(_mark(place, place.mark))
     here = report.source
-    if not kinds & {"came_from", "write", "maker", "graph"}:
-        for step in words.way(report):
-            if step.source is not None and step.source.line is not None:
-                marks.append(
-                    _mark(step.source, one_line(step.note or "the values pass through here"))
-                )
+    # What changed after the forward call is the mistake there, wherever the values are from.
+    is_changed = report.kind == "device_assert" and report.phase == "backward"
+    if is_changed or not kinds & {"came_from", "write", "maker", "graph"}:
+        marked = {(mark.where, mark.line) for mark in marks}
+        marks += [
+            _mark(step.source, one_line(step.note or "the values pass through here"))
+            for step in words.way(report)
+            if step.source is not None
+            and step.source.line is not None
+            and (where_of(step.source), step.source.line) not in marked
+        ]
     is_elsewhere = report.bound_source is not None and (
         here is None or not _is_within(report.bound_source.ref, here)
     )

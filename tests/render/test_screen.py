@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from cudalens.core.report import Hint, LineRef, Observation, SourceSpan
+from cudalens.core.report import (
+    CodeLine,
+    Hint,
+    LineRef,
+    Observation,
+    ProvenanceStep,
+    SourceSpan,
+)
 from cudalens.core.report_types import MarkedLine, RaisedException
 from cudalens.render import screen
 from cudalens.render.markdown import MAX_LINES, render
@@ -48,6 +55,27 @@ def test_without_observations_the_way_of_the_values_has_marks() -> None:
     assert [(mark.line, mark.said) for mark in marks] == [
         (10, "out of bounds before it reached the device")
     ]
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_what_changes_labels_after_the_forward_call_has_a_mark(phase: str) -> None:
+    """Beside the line that the values are from, which is no mistake; of one line one thing."""
+    steps = (
+        ProvenanceStep(op="torch.Tensor.copy_", source=LineRef(cell=7, line=11, text="t.copy_(y)")),
+        ProvenanceStep(op="torch.Tensor.to", source=LineRef(cell=7, line=10, text="y.to()")),
+    )
+    report = make_report(observations=tuple(observed()), provenance=steps, phase=phase)
+    said = [(mark.line, mark.said) for mark in screen.line_marks(report)]
+    passes = [(11, "the values pass through here")] if phase == "backward" else []
+    assert said == [(2, "10 set here"), (10, "10 is made here"), *passes]
+
+
+def test_the_magic_above_the_failing_line_is_not_drawn() -> None:
+    for above, shown in (("%%cudacheck", 1), ("x = 1", 2)):
+        lines = (CodeLine(line=1, text=above), CodeLine(line=2, text="f(y)"))
+        here = SourceSpan(cell=7, line=2, end_line=2, text="f(y)", context=lines)
+        parts = screen.build(make_report(source=here, tensors=(), provenance=()))
+        assert len(parts.blocks[0].rows) == shown
 
 
 @pytest.mark.parametrize(
