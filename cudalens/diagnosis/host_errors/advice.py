@@ -285,7 +285,7 @@ def cat_sizes(evidence: Evidence, match: re.Match[str]) -> Answer:
         ways += [f"crop {which} to {low} in {_dimensions(dims)}"]
         ways += [f"make {others} {high}"]
     if len(dims) == 1 and len(sizes[joined]) == 1:
-        ways.append(f"join {'them ' * (not ways)}along dimension {dims[0]}")
+        ways.append("join along it" if ways else f"join them along dimension {dims[0]}")
     if ways:
         *first, last = ways
         yield Hint(rule="cat_sizes", text=", or ".join(filter(None, (", ".join(first), last))))

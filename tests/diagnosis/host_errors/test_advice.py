@@ -245,7 +245,7 @@ def test_tensors_of_different_sizes_elsewhere() -> None:
         (
             ("1,2,5", "1,2,4"),
             (5, 4, 1),
-            "crop a to 4 in dimension 2, make the other 5, or join along dimension 2",
+            "crop a to 4 in dimension 2, make the other 5, or join along it",
         ),
         # Of two parts that differ in the joined dimension too, the last is no way.
         (
