@@ -15,7 +15,6 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from cudalens.recorder import Recorder, replaced
-from cudalens.recorder.nonfinite import NonFiniteWatch
 from cudalens.recorder.replaced import REPLACED, forget, here
 from cudalens.recorder.sites import SiteTracker
 
@@ -326,7 +325,11 @@ def test_a_worker_leaves_the_recorders_that_it_inherits(monkeypatch: pytest.Monk
             forget(item)
 
 
-def test_a_watch_for_nan_is_what_is_watching() -> None:
-    with Recorder(watch=None):
-        assert replaced._watching() == []
-    assert NonFiniteWatch is not None
+@pytest.mark.parametrize(("is_strict", "watches"), [(False, True), (True, False), (None, False)])
+def test_who_follows_a_nan_to_where_it_matters(is_strict: bool | None, watches: bool) -> None:
+    recorder = Noting(None if is_strict is None else SimpleNamespace(is_strict=is_strict))
+    here().append(recorder)
+    try:
+        assert replaced._watching() == ([recorder] if watches else [])
+    finally:
+        forget(recorder)

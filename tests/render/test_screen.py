@@ -191,3 +191,15 @@ def test_only_what_is_new_in_a_fix_is_marked(typed: str, fix: str, new: list[str
     assert action is not None
     found = [action.code[start:stop] for start, stop in action.changed]
     assert found == new
+
+
+@pytest.mark.parametrize(
+    ("kind", "mark", "is_said"),
+    [("values", "here", True), ("item", "here", False), ("item", "", True), ("others", "", False)],
+)
+def test_what_a_line_of_code_carries_is_not_said_again(kind: str, mark: str, is_said: bool) -> None:
+    line = MarkedLine(cell=7, line=10, text=CELL[1].strip(), mark=mark)
+    seen = Observation(kind=kind, text="the words", sources=(line,))
+    parts = screen.build(make_report(observations=(seen,)))
+    assert ("the words" in map(screen.plain, parts.facts)) is is_said
+    assert ("the words" in parts.notes) is (kind == "others")
