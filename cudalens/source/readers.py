@@ -44,10 +44,11 @@ def other_readers(run: Running, expression: ast.expr) -> tuple[list[int], list[i
             for collection in _run_over(item, names):
                 keys.add(ast.dump(collection))
                 within |= {id(part) for part in ast.walk(collection)}
+    stored = {key.replace("ctx=Load()", "ctx=Store()") for key in keys}
     for item in ast.walk(scope):
-        if isinstance(item, ast.Assign) and any(ast.dump(t) in _stored(keys) for t in item.targets):
+        if isinstance(item, ast.Assign) and any(ast.dump(t) in stored for t in item.targets):
             within |= {id(part) for part in ast.walk(item.value)}  # bound anew: y = y.flip(0)
-    last = min((it.end_lineno or 0 for it in _bound_anew(run, _stored(keys))), default=None)
+    last = min((it.end_lineno or 0 for it in _bound_anew(run, stored)), default=None)
     every, counting = set(), set()
     for parent in ast.walk(scope):
         for node in ast.iter_child_nodes(parent):
@@ -75,10 +76,6 @@ def _bound_anew(run: Running, stored: set[str]) -> Iterator[ast.Assign]:
                 targets = item.targets if isinstance(item, ast.Assign) else []
                 if any(ast.dump(target) in stored for target in targets):
                     yield item
-
-
-def _stored(keys: set[str]) -> set[str]:
-    return {key.replace("ctx=Load()", "ctx=Store()") for key in keys}
 
 
 def _needs_numbers(parent: ast.AST, node: ast.expr) -> bool:
