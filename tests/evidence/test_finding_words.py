@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from cudalens import DeviceIndexError, DeviceValueError, SilentFindingWarning
-from cudalens.core.call import ApiCall, OpCall
+from cudalens.core.call import ApiCall, Call, OpCall
 from cudalens.core.report_types import Offender, Offenders, Violation
-from cudalens.evidence import finding
+from cudalens.evidence import collect, finding
+from cudalens.evidence.failure import FailureContext
 from cudalens.guards.past_calls import PastCall
 from cudalens.recorder.provenance import Provenance
 
@@ -162,9 +163,15 @@ def test_the_cpu_is_asked_by_the_function_that_made_its_op_itself(
     monkeypatch: pytest.MonkeyPatch, op: Any, func: Any, replayed: Any
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(finding, "replay", lambda func, *args, **more: asked.append((func, more)))
+    monkeypatch.setattr(collect, "replay", lambda func, *args, **more: asked.append((func, more)))
     api = None if func is None else ApiCall(func=func)
     call = OpCall(op=op, args=(), kwargs={}, arguments={})
-    finding._replay(violation(is_replay_safe=False), call, api)
+    failure = FailureContext(
+        call=Call(api=api, op=call),
+        violation=violation(is_replay_safe=False),
+        entries=(),
+        started=0.0,
+    )
+    collect.replay_of(failure)
     wanted = func if replayed == "function" else replayed
     assert asked == ([] if replayed is None else [(wanted, {"is_safe": False})])
