@@ -142,10 +142,21 @@ def test_a_thread_works_for_its_own_innermost_session() -> None:
     seen: list[Any] = []
     elsewhere(lambda: seen.append(guards.listener))  # it has opened none: they are one thread's
     assert seen == [two]
-    elsewhere(lambda: guards.listen(theirs))
+    opened, go = threading.Event(), threading.Event()
+
+    def run() -> None:
+        guards.listen(theirs)
+        opened.set()
+        go.wait(10)  # another thread would get the number of one that is over
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    opened.wait(10)
     assert guards.listener is two
     assert guards.listeners == (one, two, theirs)
     elsewhere(lambda: seen.append(guards.listener))
+    go.set()
+    thread.join()
     assert seen[-1] is None  # of two threads it is not known which
     stop_two()
     stop_two()
