@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from torch.utils.data import (
 import cudalens
 from cudalens.core.graph_types import ProvenanceStep
 from cudalens.recorder import Recorder
+from cudalens.recorder.dataloader import Batches, dataset_of, describe
 
 BAD = 23
 
@@ -286,3 +288,25 @@ def test_loading_is_what_it_is_without() -> None:
     with Recorder() as recorder:
         assert epoch() == plain
     assert recorder.limits == []
+
+
+def test_a_batch_is_named_by_the_loader_that_its_sampler_and_dataset_belong_to() -> None:
+    data, others = Samples(), Samples()
+    loader, other = DataLoader(data, batch_size=4), DataLoader(others, batch_size=4)
+    iterator: Any = iter(loader)
+    batches = Batches()
+    batches.note_indices(iterator, [0, 1])
+    batches.note(iterator, [labels := torch.ones(2)], 3)
+    batch = batches.find(ref(labels))
+    assert batch is not None
+    assert batch.number == 0
+    text = describe(batch, None, None)
+    assert text == f"batch {batch.number} of loader"
+    assert describe(batch, 1, None) == f"{text}, row 1"
+    assert describe(batch, 1, 7) == f"{text}, row 1 = data[7]"
+    assert describe(batch, None, 7) == f"{text}, data[7]"
+    assert dataset_of(batch)[1] == "data"
+    del loader
+    assert describe(batch, None, None) == f"batch {batch.number} of a DataLoader"
+    del data
+    assert other.dataset is others

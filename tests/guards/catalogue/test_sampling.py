@@ -16,6 +16,7 @@ FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 ROWS = tensor([[0.0, 1e-30, 0.0], [0.0, 0.0, 0.0], [-0.0, 0.0, 0.0]])
 HUGE = tensor([[0.0, 0.0], [6e4, 6e4]], dtype=torch.float16)
 """The sum of the second row overflows."""
+JUST_ABOVE = tensor([1 + 1e-12], dtype=torch.float64)
 MANY = ones(1500, 2)
 """More rows than those whose flags are copied one by one."""
 NOTHING = "sums to 0: nothing can be drawn from it"
@@ -42,6 +43,8 @@ SAID: list[tuple[Callable[[], Any], dict[str, Any] | None]] = [
     (lambda: multinomial(HUGE, 2, True), {"at": [(0,), (1,)]}),
     (lambda: multinomial(MANY, 1), None),
     (lambda: multinomial(torch.cat((MANY, zeros(1, 2))), 1), {"at": [(1500,)]}),
+    # The kernel converts the probabilities to float64 only where it draws such numbers.
+    (lambda: zeros(1, dtype=torch.float64).bernoulli_(JUST_ABOVE), {"at": [(0,)]}),
     # Nothing drawn, nothing checked.
     (lambda: zeros(0, 1).bernoulli_(tensor([2.0])), None),
 ]
