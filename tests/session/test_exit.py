@@ -1,0 +1,198 @@
+"""How a block is left: which report an exception has, and whose finding it was raised for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cudalens import DeviceIndexError, NonFiniteError
+from cudalens.core.limits import Limits
+from cudalens.diagnosis.diagnose import format_message
+from cudalens.session import exit as module
+from cudalens.session.exit import (
+    complete_message,
+    explained,
+    has_become,
+    is_retold,
+    leads_to,
+    report_of_own,
+    write_files,
+)
+from tests.builders import make_report
+
+FINDING = make_report()
+
+
+def caught(run: Any) -> Any:
+    try:
+        run()
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
+def guarded() -> None:
+    raise DeviceIndexError("found", FINDING)
+
+
+def raised_from() -> None:
+    try:
+        guarded()
+    except DeviceIndexError as error:
+        raise ValueError("mine") from error
+
+
+def raised_in_its_place() -> None:
+    try:
+        guarded()
+    except DeviceIndexError:
+        raise ValueError("mine")  # noqa: B904
+
+
+def failed_in_the_clause() -> None:
+    try:
+        guarded()
+    except DeviceIndexError:
+        int("no number")
+
+
+def raised_below() -> None:
+    try:
+        guarded()
+    except DeviceIndexError:
+        raises()
+
+
+def raises() -> None:
+    raise ValueError("mine")
+
+
+@pytest.mark.parametrize(
+    ("run", "become"),
+    [
+        (raised_from, True), (raised_in_its_place, True), (failed_in_the_clause, False),
+        (raised_below, False), (raises, False),
+    ],
+)  # fmt: skip
+def test_what_was_raised_in_place_of_a_finding(run: Any, become: bool) -> None:
+    error = caught(run)
+    assert has_become(FINDING, error) is become
+    assert not has_become(make_report(), error)
+
+
+def test_a_finding_leads_to_what_has_it_as_cause_or_context() -> None:
+    error = caught(raised_in_its_place)
+    assert leads_to(FINDING, error, "__context__")
+    assert not leads_to(FINDING, error, "__cause__")
+    assert not leads_to(FINDING, caught(guarded), "__context__")  # it is the error itself
+    assert leads_to(FINDING, caught(raised_from), "__cause__")
+
+
+def test_torchscript_tells_a_finding_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "is_of_torchscript", lambda error: True)
+    assert is_retold(FINDING, RuntimeError(f"The following: {FINDING.headline}"))
+    assert is_retold(FINDING, RuntimeError(f"The following: {FINDING.headline_schema}"))
+    assert not is_retold(FINDING, RuntimeError("another"))
+    assert not is_retold(make_report(headline="", headline_schema=""), RuntimeError("another"))
+    assert not is_retold(FINDING, None)
+    monkeypatch.setattr(module, "is_of_torchscript", lambda error: False)
+    assert not is_retold(FINDING, RuntimeError(FINDING.headline))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (format_message(FINDING), True), (f"replica 1: {format_message(FINDING)}", True),
+        (FINDING.headline, True), (FINDING.headline_schema, True), ("another", False),
+    ],
+)  # fmt: skip
+def test_an_exception_of_ours_without_a_report_has_that_of_its_words(
+    text: str, found: bool
+) -> None:
+    error = DeviceIndexError(text, None)
+    match = report_of_own(error, [make_report(headline="other"), FINDING])
+    assert match is (FINDING if found else None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "prevented"),
+    [(DeviceIndexError, "device_assert", True), (NonFiniteError, "nonfinite", False)],
+)
+def test_where_no_report_could_be_made_the_sentence_is_all(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, name: str, prevented: bool
+) -> None:
+    def run() -> None:
+        raise kind("y[0] = 9 is outside\nmore", None)
+
+    error = caught(run)
+    assert report_of_own(error, []) is None  # somebody else raised it
+    monkeypatch.setattr(module, "is_own_file", lambda name: True)
+    report = report_of_own(error, [])
+    assert report is not None
+    assert (report.kind, report.prevented, report.headline) == (
+        name,
+        prevented,
+        "y[0] = 9 is outside",
+    )
+    assert (report.certainty, report.context_usable) == ("proven", True)
+
+
+def test_the_line_of_the_traceback_goes_into_the_message_that_was_made_before() -> None:
+    before, report = make_report(headline="before"), make_report(headline="after")
+    error = DeviceIndexError(format_message(before), before)
+    complete_message(error, before, report)
+    assert str(error) == format_message(report)
+    other = ValueError("mine", 3)
+    complete_message(other, before, report)
+    assert other.args == ("mine", 3)
+
+
+def test_a_place_is_read_from_the_traceback_only_where_it_is_not_known() -> None:
+    report = make_report(source=None)
+    error = caught(lambda: guarded())
+    error.report = report
+    site = module.site_from_traceback(error, report)
+    assert site is not None
+    assert site.source is not None
+    assert site.source.text == 'raise DeviceIndexError("found", FINDING)'
+    assert module.site_from_traceback(error, make_report(source=None)) is None
+    error.report = FINDING
+    assert module.site_from_traceback(error, FINDING) is None
+
+
+def test_files_are_written_and_what_cannot_be_is_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, data = tmp_path / "new" / "a.json", tmp_path / "b.html"
+    written, failures = write_files(FINDING, page, str(data))
+    assert (written, failures) == ((page, data), ())
+    assert page.read_text(encoding="utf-8").startswith("<")
+    assert json.loads(data.read_text(encoding="utf-8"))["headline"] == FINDING.headline
+    assert write_files(FINDING, None, None) == ((), ())
+    written, failures = write_files(FINDING, data / "below.html", page)
+    assert written == (page,)
+    assert len(failures) == 1
+    assert failures[0].startswith("below.html was not written: ")
+
+
+def test_what_is_none_of_torchs_business_has_no_report() -> None:
+    assert explained(ValueError("mine"), None, None, 0.0, Limits()) is None
+    assert explained(KeyboardInterrupt(), None, None, 0.0, Limits(), is_refused=True) is None
+
+
+def test_the_report_that_is_there_is_the_report() -> None:
+    error = caught(lambda: torch.ones(2) @ torch.ones(3))
+    early = make_report()
+    assert explained(error, None, None, 0.0, Limits(), early=early) is early
+    assert len(error.__notes__) == 1
+    assert explained(error, None, None, 0.0, Limits()) is early  # one inside has reported it
+    assert len(error.__notes__) == 1
+    other = caught(lambda: torch.ones(2) @ torch.ones(3))
+    report = explained(other, None, None, 0.0, Limits())
+    assert report is not None
+    assert report.kind == "host_error"
+    assert other.__notes__[0].startswith("cudalens: ")
