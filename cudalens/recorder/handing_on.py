@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 
 from cudalens.recorder._torch import on_host
 from cudalens.recorder.calls import Recorded
@@ -20,7 +19,6 @@ from cudalens.recorder.earlier_calls import (
     version_or_none,
 )
 from cudalens.recorder.history import Snapshot
-from cudalens.recorder.tensor_refs import Ref
 
 MAX_CALLS = 4096
 """So many calls of earlier blocks are kept, the newest: as many as the ring has by default."""
@@ -39,9 +37,21 @@ def handed_on(snapshot: Snapshot, ended: int, is_sharing_lost: bool = False) -> 
     kept, needed = _kept(calls, snapshot, changes)
     shared = dict(snapshot.earlier.shared)
     tensors = {id(item): item for call in kept for item in (*call.inputs, *call.results)}
-    unknown = _of_unknown_memory(tensors.values(), snapshot, is_sharing_lost)
-    others = chain(_shared_by(snapshot), unknown)
-    shared.update((id(item), item) for item in others)
+    # Tensors whose memory calls gave to others, or have from them; a view may be gone already.
+    for call in snapshot.calls:
+        is_given = call.api.stem in GIVING
+        for item in (*call.inputs, *call.outputs) if call.api.stem in SHARING else ():
+            for whole in (item, snapshot.whole(item)):
+                if (living := whole()) is not None and (is_given or on_host(living)):
+                    shared[id(whole)] = whole
+    # Those on the host that may have had their memory from others: no known call has made them, or
+    # one of the calls that are not known any more has shared memory.
+    for item in tensors.values():
+        living = item()
+        if living is not None and on_host(living):
+            is_unmade = snapshot.whole(item) is item and not snapshot.is_made(item)
+            if is_sharing_lost or is_unmade:
+                shared[id(item)] = item
     shared = {key: item for key, item in shared.items() if item() is not None}
     # From here on others may write to their memory, of which nothing tells.
     for item in shared.values():
@@ -105,28 +115,3 @@ def _kept(
         if len(kept) == MAX_CALLS:
             break
     return kept[::-1], needed
-
-
-def _shared_by(snapshot: Snapshot) -> Iterator[Ref]:
-    """Yield the living tensors whose memory calls gave to others, or have from them."""
-    for call in snapshot.calls:
-        is_given = call.api.stem in GIVING
-        for item in (*call.inputs, *call.outputs) if call.api.stem in SHARING else ():
-            for whole in (item, snapshot.whole(item)):  # a view may be gone already
-                if (living := whole()) is not None and (is_given or on_host(living)):
-                    yield whole
-
-
-def _of_unknown_memory(
-    tensors: Iterable[Ref], snapshot: Snapshot, is_sharing_lost: bool
-) -> Iterator[Ref]:
-    """Yield the living tensors on the host that may have had their memory from others.
-
-    No known call has made them, or one of the calls that are not known any more has shared memory.
-    """
-    for item in tensors:
-        living = item()
-        if living is None or not on_host(living):
-            continue
-        if is_sharing_lost or (snapshot.whole(item) is item and not snapshot.is_made(item)):
-            yield item

@@ -119,8 +119,10 @@ def _replace_vtable(obj: int, words: int, targets: dict[int, int]) -> None:
     ctypes.c_void_p.from_address(obj).value = copy + VTABLE_PREFIX * WORD
 
 
-def _install_guard() -> None:
-    """Register a copy of the CPU's device guard, which does nothing, as that of CUDA."""
+@cache
+def install_device() -> None:
+    """Let C++ find a device guard and hooks for CUDA; done once per process and left there."""
+    # A copy of the CPU's device guard, which does nothing, becomes that of CUDA.
     registry = (ctypes.c_void_p * 2).in_dll(_torch_library("libc10"), _REGISTRY)
     host = registry[CPU_DEVICE_TYPE]
     if not host:
@@ -131,15 +133,7 @@ def _install_guard() -> None:
     words = max(slots.values()) + 2
     _replace_vtable(guard, words, _targets(slots, _GUARD_ONE, _GUARD_ZERO))
     registry[CUDA_DEVICE_TYPE] = guard
-
-
-def _hooks(name: str) -> int:
-    get_hooks = _torch_library("libtorch_cpu")[name]
-    get_hooks.restype = ctypes.c_void_p
-    return get_hooks()  # type: ignore[no-any-return]
-
-
-def _install_hooks() -> None:
+    # Torch's own hooks for CUDA get answers of an accelerator that is there.
     slots = virtual_slots(HOOKS_HEADER)
     if sys.platform == "darwin":  # torch refuses two accelerators at once
         _replace_vtable(_hooks(_MPS_HOOKS), HOOKS_VTABLE_WORDS, _targets(slots, "", "isBuilt"))
@@ -154,11 +148,10 @@ def _install_hooks() -> None:
         raise OSError("torch did not accept the rehearsal device as its accelerator")
 
 
-@cache
-def install_device() -> None:
-    """Let C++ find a device guard and hooks for CUDA; done once per process and left there."""
-    _install_guard()
-    _install_hooks()
+def _hooks(name: str) -> int:
+    get_hooks = _torch_library("libtorch_cpu")[name]
+    get_hooks.restype = ctypes.c_void_p
+    return get_hooks()  # type: ignore[no-any-return]
 
 
 @cache

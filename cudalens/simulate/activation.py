@@ -61,13 +61,6 @@ def _release() -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
 
 
-def _untried() -> str | None:
-    """Return the torch version or the platform if the tests did not run with it, else None."""
-    if ".".join(map(str, _release())) not in TESTED:
-        return f"torch {torch.__version__}"
-    return None if _platform() == "linux x86_64" else _platform()
-
-
 def _try_in_another_process(untried: str) -> None:
     """Run the self-check in a child process, so that a crash ends only that."""
     code = "from cudalens.simulate import activation; activation.check_self()"
@@ -285,7 +278,11 @@ def start(
         Simulation.running._is_joined = True
         return Simulation.running
     _refuse()
-    if (untried := _untried()) is not None:
+    # What the tests did not run with may end the process.
+    untried = None if _platform() == "linux x86_64" else _platform()
+    if ".".join(map(str, _release())) not in TESTED:
+        untried = f"torch {torch.__version__}"
+    if untried is not None:
         _try_in_another_process(untried)
     simulation = Simulation(DeviceState(lag=lag, seed=seed, blocking=blocking))
     simulation._install()

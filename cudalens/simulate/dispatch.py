@@ -76,19 +76,6 @@ def _pairs(keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     return tuple((name, key) for name in names for key in keys if has_kernel(name, key))
 
 
-def _override_names() -> Iterator[str]:
-    """Yield every op whose own kernel would run instead of the fallback."""
-    registered_in_python = torch.library._impls  # a user's own CUDA kernel stays his
-    torchs_own = kernels_in_python()
-    for name in all_op_names():
-        namespace, _, short = name.partition("::")
-        is_python = f"{namespace}/{short}/CUDA" in registered_in_python
-        is_users = is_python and name not in torchs_own
-        is_needed = name in _aten_names() if namespace == "aten" else _has_own_kernel(name)
-        if is_needed and not is_users:
-            yield name
-
-
 def _serve(runtime: Runtime, keys: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Serve one call of an op that reaches the CUDA dispatch key, or another layout's there.
 
@@ -149,8 +136,17 @@ class Registrations:
         """By namespace; that of fallbacks is ``_``."""
 
     def install(self, runtime: Runtime) -> None:
-        """Register the fallback and every override it needs."""
-        names = list(_override_names())
+        """Register the fallback, and the ops whose own kernel would run instead of it."""
+        names = []
+        registered_in_python = torch.library._impls  # a user's own CUDA kernel stays his
+        torchs_own = kernels_in_python()
+        for name in all_op_names():
+            namespace, _, short = name.partition("::")
+            is_python = f"{namespace}/{short}/CUDA" in registered_in_python
+            is_users = is_python and name not in torchs_own
+            is_needed = name in _aten_names() if namespace == "aten" else _has_own_kernel(name)
+            if is_needed and not is_users:
+                names.append(name)
         with _overriding():
             self._fall_back(partial(_serve, runtime, CPU_KEYS), "CUDA")
             for key in _REFUSED_KEYS:
