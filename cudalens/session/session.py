@@ -226,7 +226,7 @@ class CheckSession:
         Returns:
             a finding of deferred guards that comes to light only here.
         """
-        late = None
+        late, started = None, time.perf_counter()
         try:
             shown_error, self.shown_error = self.shown_error, None
             error = shown_error if error is None else error
@@ -237,18 +237,10 @@ class CheckSession:
                 late = getattr(getattr(self.recorder, "watch", None), "late", None)
             if late is not None and error is not None:
                 late = process.in_place_of(error, late)
-            self._close(late or error)
-        finally:
-            self.remove()  # once more: an interrupt may have come where it began
-            restore_functorch(late or error)
-        return late
-
-    def _close(self, error: BaseException | None) -> None:
-        started = time.perf_counter()
-        try:
+            error = late or error
             outcome = self._limits.attempt(
                 "conclusion",
-                lambda: self._conclude(error, started),
+                partial(self._conclude, error, started),
                 lambda: Outcome(finding=next(iter(self.findings), None)),
                 kind=Outcome,
             )
@@ -256,6 +248,12 @@ class CheckSession:
             self.checked_ops += max(0, PROCESS.checked_ops - self._checked_before)
             self.recorded_ops += self.recorder.recorded_ops if self.recorder is not None else 0
             self.remove()
+            restore_functorch(error)
+        self._report(outcome, error)
+        return late
+
+    def _report(self, outcome: Outcome, error: BaseException | None) -> None:
+        """Make this the report of the session, of the process and of the exception."""
         if error is not None:
             self._limits.attempt("traceback", partial(hide_own_frames, error))
             self._limits.attempt("variables", partial(_python.forget, error))
