@@ -186,6 +186,16 @@ class Regrouped:
     after: tuple[int, ...]
 
 
+class EarlierShape(NamedTuple):
+    """The one other shape that a tensor of the line had in earlier calls of what made it."""
+
+    name: str
+    """The user's expression for the tensor."""
+    shape: tuple[int, ...]
+    earlier: tuple[int, ...]
+    calls: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceFault:
     """Failure of the device at the time of an exception."""

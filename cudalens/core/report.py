@@ -30,6 +30,7 @@ from cudalens.core.evidence_types import (
     CallSyntax,
     DatasetColumn,
     DeviceFault,
+    EarlierShape,
     FittingCall,
     FreedGraph,
     GraphCut,
@@ -153,6 +154,7 @@ class Evidence(Facts):
     regrouped: Regrouped | None = None
     flattened: Regrouped | None = None
     """The call before the failing one, where it made one row of features of each image."""
+    earlier_shapes: tuple[EarlierShape, ...] = ()
     device_fault: DeviceFault = field(default_factory=DeviceFault)
     synchronization: Synchronization = field(default_factory=Synchronization)
     nan_holder: NanHolder | None = None

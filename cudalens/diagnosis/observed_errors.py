@@ -17,6 +17,7 @@ from cudalens.core.report_types import (
     ObservationKind,
     SourceSpan,
     TensorFact,
+    format_count,
     format_shape,
 )
 from cudalens.core.torch_functions import Trait, functions
@@ -40,6 +41,7 @@ _OF_DTYPES = re.compile(
 _OF_WEIGHTS = re.compile(r"for all \d+ classes .* weight tensor of shape: \[(?P<given>\d+)\]")
 _INVALID = re.compile(r"^shape '\[(?P<sizes>-?\d+(?:, -?\d+)*)\]' is invalid for input of size \d+")
 _MAX_MISFITS = 3
+_MAX_EARLIER = 2
 _FEW = 20
 """Items of a list that a line shows."""
 
@@ -81,6 +83,7 @@ def observe_error(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         facts = {"before": change.before, "after": change.after}
         yield Observation(kind="shape", text=text, facts=facts, sources=(source,))
     elif kind is not None:
+        yield from _earlier_shapes(evidence) if kind == "shape" else ()
         yield from _operands(evidence, trial, kind, message)
     elif not is_known_message(message):
         yield from _not_numbers(evidence)
@@ -95,6 +98,15 @@ def _number(evidence: Evidence) -> Iterator[Observation]:
         text = f"{origin.holder} is set in {place(origin.at, evidence)}: {origin.expression}"
         source = marked(origin.at, f"{origin.holder} is set here")
         yield Observation(kind="bound", text=text, sources=(source,))
+
+
+def _earlier_shapes(evidence: Evidence) -> Iterator[Observation]:
+    """Yield the other shape that a tensor of the line had before: a last batch is smaller."""
+    for it in evidence.earlier_shapes[:_MAX_EARLIER]:
+        calls = format_count(it.calls, "earlier call")
+        text = f"{it.name} is {format_shape(it.shape)}, and was {format_shape(it.earlier)} in "
+        facts = {"name": it.name, "shape": it.shape, "earlier": it.earlier, "calls": it.calls}
+        yield Observation(kind="earlier", text=f"{text}{calls}", facts=facts)
 
 
 def _given_sizes(evidence: Evidence, trial: Trial, message: str) -> Iterator[Observation]:

@@ -27,6 +27,7 @@ from cudalens.evidence.error_causes import (
     frozen,
     lost_batch,
     other_rows,
+    other_shapes,
     with_marked_write,
 )
 from cudalens.evidence.failing_call import refused_call
@@ -280,6 +281,7 @@ COLLECTORS: tuple[Collector, ...] = (
     Collector(
         "features", "flattened", lambda it: flattened(it.recorder.snapshot()), "error recorder"
     ),
+    Collector("shapes", "earlier_shapes", other_shapes, "error recorder"),
     Collector("rows", "regrouped", other_rows, "error recorder"),
     Collector("replay", "replay", replay_of, "guarded"),
     # The process and the program.

@@ -12,6 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from cudalens.core.evidence_types import (
+    EarlierShape,
     FreedGraph,
     GraphCut,
     InPlaceChange,
@@ -25,12 +26,14 @@ from cudalens.evidence.call_stack import held_name, tensors_and_modules
 from cudalens.evidence.failure import FailureContext
 from cudalens.evidence.freed_graph import FREED, MODIFIED, freed_graph, is_shared, stale_lines
 from cudalens.evidence.recorded_way import (
+    earlier_shape,
     frozen_parameters,
     graph_cut,
     lost_dimension,
     number_cut,
     regrouped,
 )
+from cudalens.evidence.value_facts import named_tensors
 from cudalens.evidence.variables import parameters_of
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.saved_tensor import find_modified
@@ -147,6 +150,16 @@ def lost_batch(failure: FailureContext) -> LostDimension | None:
     living = () if forward is None else (item() for item in forward.inputs)
     tensors = [*failure.values.values(), *(item for item in living if item is not None)]
     return lost_dimension(tensors, snapshot)
+
+
+def other_shapes(failure: FailureContext) -> tuple[EarlierShape, ...]:
+    """Return the tensors of the line that had one other shape in all earlier calls of their maker.
+
+    The last batch of a loader is smaller, as a rule, than those before it.
+    """
+    snapshot = failure.recorder.snapshot()
+    every = ((name, it, earlier_shape(it, snapshot)) for name, it in named_tensors(failure))
+    return tuple(EarlierShape(name, tuple(it.shape), *found) for name, it, found in every if found)
 
 
 def other_rows(failure: FailureContext) -> Regrouped | None:

@@ -201,6 +201,27 @@ def regrouped(tensor: Tensor, rows: int, snapshot: Snapshot) -> Regrouped | None
     return next(iter(found), None)
 
 
+def earlier_shape(tensor: Tensor, snapshot: Snapshot) -> tuple[tuple[int, ...], int] | None:
+    """Return the one shape that earlier calls of the line which made a tensor gave, and how many.
+
+    ``None`` where they gave several, or this one's.
+    """
+    made = snapshot.maker(ref(tensor))
+    if made is None or (line := snapshot.reader.line(made.site)) is None:
+        return None
+    path = snapshot.reader.module(made.site).path
+    shapes = [
+        _shapes(call, snapshot)[1]
+        for call in snapshot.calls
+        if call.seq < made.seq
+        and call.api.func is made.api.func
+        and snapshot.reader.line(call.site) == line
+        and snapshot.reader.module(call.site).path == path
+    ]
+    is_other = len({*shapes}) == 1 and len(shapes[0]) == tensor.dim() and shapes[0] != tensor.shape
+    return (shapes[0], len(shapes)) if is_other else None
+
+
 def flattened(snapshot: Snapshot) -> Regrouped | None:
     """Return the last recorded call, where it made one row of features of each image."""
     call = snapshot.calls[-1] if snapshot.calls else None

@@ -173,7 +173,7 @@ def marks_of_finding(failure: FailureContext) -> Marks:
     bad = None if tensor is None else bad_places(violation, tensor)
     if tensor is None or bad is None:
         return _of_nan(failure)
-    plain = _named(failure)
+    plain = named_tensors(failure)
     with _torch.no_dispatch_modes(), _torch.plain_torch():
         marks = marks_of(
             violation, tensor, bad, others=plain, steps=way.steps, frames=failure.frames
@@ -202,7 +202,7 @@ def _of_nan(failure: FailureContext) -> Marks:
     with _torch.no_dispatch_modes(), _torch.plain_torch():
         if not bool(tensor.detach().isnan().any()):
             return Marks()
-        found, way = nan_slice(tensor, _named(failure)), failure.way
+        found, way = nan_slice(tensor, named_tensors(failure)), failure.way
     return Marks(in_slice=found, computed=computed_lines(way.entry, way.origin, failure.frames))
 
 
@@ -216,7 +216,7 @@ def _of_ctc(failure: FailureContext) -> ShortInput | None:
     return failure.limits.attempt("CTC", partial(short_input, op.arguments))
 
 
-def _named(failure: FailureContext) -> list[tuple[str, Tensor]]:
+def named_tensors(failure: FailureContext) -> list[tuple[str, Tensor]]:
     """Return the tensors on the user's line, by their expressions."""
     site = failure.site
     named = [(str(it.expression), failure.values[it.key]) for it in site.names]

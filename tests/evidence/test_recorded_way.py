@@ -147,3 +147,26 @@ def test_frozen_parameters_behind_a_loss_are_named(lines: str, says: str | None)
     text = " ".join(item.text for item in report.hints)
     assert says in text if says else "parameter" not in text
     assert report.limits == ()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ((32, 32, 4), ["x is [4, 3], and was [32, 3] in 2 earlier calls"]),
+        ((32, 4), ["x is [4, 3], and was [32, 3] in 1 earlier call"]),
+        # Batches of several sizes, one that is no other, and one that is the first.
+        ((32, 16, 4), []),
+        ((4,), []),
+    ],
+)
+def test_the_last_batch_is_smaller(sizes: tuple[int, ...], says: list[str]) -> None:
+    """A state, or weights, made for the size of the others do not fit it."""
+    code = f"""\
+for n in {sizes}:
+    x = torch.zeros(n, 3).cuda()
+    out = x + torch.ones({{fits}}, 3).cuda()
+"""
+    fits = "n if n > 4 else 32"
+    report = run_cell(SETUP + code.format(fits=fits), fast=False).shown
+    assert report.limits == ()
+    assert [it.text for it in report.observations if it.kind == "earlier"] == says
