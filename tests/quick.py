@@ -12,7 +12,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 OTHERS: Final[dict[str, str]] = {
-    "__init__.py": "test_contract.py",
+    "__init__.py": "test_contract.py notebook/test_magics.py",
     "core/__init__.py": "test_architecture.py",
     "core/_compiler.py": "guards/test_compiled.py",
     "core/_torch.py": "session/test_sync_debug.py guards/test_captured.py",
