@@ -286,7 +286,9 @@ def _operands(
             text = f"{name}{is_what} made in {place(made.at, evidence)}: {code_of(made)}"
             if kind == "device" and fact.device == "cpu" and _is_without_device(made):
                 text += " (without device=)"
-            mark = f"{what} is made here" if what else f"{name} is made here"
+            mark = f"{what or name} is made here"
+            if kind == "device" and what:
+                mark = f"{name} is made here, {what}"
             yield Observation(
                 kind=kind,
                 text=text,

@@ -142,6 +142,13 @@ def test_a_factory_without_a_device_on_the_cpu() -> None:
     assert "without" not in said("cuda:0", called="torch.rand")
 
 
+def test_the_mark_of_a_device_names_the_tensor() -> None:
+    message = "Expected all tensors to be on the same device"
+    operands = on("cpu", "float32[2,3]", "x"), on("cuda:0", "float32[4,5]", "y")
+    known = Known(operands, x=made(3, "torch.rand(2, 3)"), y=made(4, "f()"))
+    assert marks(message, known)[0] == "x is made here, on cpu"
+
+
 def test_one_device_is_no_misfit_of_devices() -> None:
     assert texts("something about a device", Known((X, Y), **BOUND), tensors=(X, Y)) == []
 
