@@ -61,9 +61,10 @@ SAID: list[tuple[Callable[[], Any], dict[str, Any] | None]] = [
     # Rows have segments of their own where the reduced dimension is the second.
     *(
         (
-            lambda of=of: segments(2, 4, **of, axis=1),
+            lambda of=of, axis=axis: segments(2, 4, **of, axis=axis),
             {"guard": "segments_lie_in_data", "at": [(1, 1)]},
         )
+        for axis in (1, -1)
         for of in (
             {"offsets": tensor([[0, 3, 4], [0, 5, 5]])},
             {"lengths": tensor([[3, 1], [4, 1]])},
