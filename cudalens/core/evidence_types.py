@@ -99,7 +99,7 @@ class PositionTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefusedCall:
+class RefusedArguments:
     """Facts about the arguments of a refused call, without their values."""
 
     odd_arguments: tuple[OddArgument, ...] = ()

@@ -40,7 +40,7 @@ from cudalens.core.evidence_types import (
     NanCause,
     NanHolder,
     OwnerModule,
-    RefusedCall,
+    RefusedArguments,
     Regrouped,
     SavedValues,
     Synchronization,
@@ -142,7 +142,7 @@ class Evidence(Facts):
     """The modules that arguments of the op are parameters or buffers of."""
     call_context: CallContext = field(default_factory=CallContext)
     dataset_column: DatasetColumn | None = None
-    refused_call: RefusedCall = field(default_factory=RefusedCall)
+    refused_arguments: RefusedArguments = field(default_factory=RefusedArguments)
     modified: InPlaceChange | None = None
     freed: FreedGraph | None = None
     graph_cut: GraphCut | None = None

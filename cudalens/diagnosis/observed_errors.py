@@ -189,7 +189,7 @@ _PLAIN = frozenset({"int", "float", "bool", "tuple", "str", "module"})
 def _arguments(evidence: Evidence) -> Iterator[Observation]:
     """Yield what an argument is whose type the message speaks of."""
     message = evidence.error.message if evidence.error is not None else ""
-    for item in evidence.refused_call.odd_arguments:
+    for item in evidence.refused_arguments.odd_arguments:
         is_meant = re.search(rf"(?<!\w){re.escape(item.type_name)}\b", message)
         is_written_out = item.name.startswith(("[", "(", "{"))  # the line shows what it is
         if item.type_name in _PLAIN or is_written_out:

@@ -30,7 +30,7 @@ from cudalens.evidence.error_causes import (
     other_shapes,
     with_marked_write,
 )
-from cudalens.evidence.failing_call import refused_call
+from cudalens.evidence.failing_call import refused_arguments
 from cudalens.evidence.failure import FailureContext, current_recorder
 from cudalens.evidence.module_names import module_names, other_modules, owner_modules
 from cudalens.evidence.recorded_way import flattened
@@ -259,8 +259,8 @@ COLLECTORS: tuple[Collector, ...] = (
     # What autograd complains of.
     Collector(
         "argument",
-        "refused_call",
-        lambda it: refused_call(it.trace, it.arguments, it.call.operands),
+        "refused_arguments",
+        lambda it: refused_arguments(it.trace, it.arguments, it.call.operands),
         "error",
     ),
     Collector("saved tensor", "modified freed", change_or_freed, "error recorder"),

@@ -110,7 +110,7 @@ def _spelled(root: str, path: str) -> str:
 def cut_of_graph(failure: FailureContext) -> GraphCut | None:
     """Return what cut the tensor, or the number, off its graph that backward was asked of."""
     if _OF_NUMBER.search(failure.message):
-        names = [item.name for item in failure.found.refused_call.odd_arguments]
+        names = [item.name for item in failure.found.refused_arguments.odd_arguments]
         return number_cut(names[0], failure.recorder.snapshot()) if names else None
     tensor = _without_graph(failure)
     return None if tensor is None else graph_cut(tensor, failure.recorder.snapshot())

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from cudalens.core import _torch
 from cudalens.core.call import THREAD, ApiCall, Call, OpCall, Operand
-from cudalens.core.evidence_types import OddArgument, RefusedCall
+from cudalens.core.evidence_types import OddArgument, RefusedArguments
 from cudalens.core.report_types import format_shape
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.core.user_objects import is_tensor
@@ -304,11 +304,11 @@ _PLAIN = (Tensor, str, bytes, bool, complex, torch.dtype)
 _METHODS = ("method", "builtin_function_or_method", "function")
 
 
-def refused_call(
+def refused_arguments(
     entries: Sequence[TracebackType],
     arguments: Mapping[str, object],
     operands: Sequence[Operand] = (),
-) -> RefusedCall:
+) -> RefusedArguments:
     """Return what is known of arguments apart from their values: kinds, parameters, sizes.
 
     Args:
@@ -316,7 +316,7 @@ def refused_call(
         operands: of the user's line.
     """
     if not entries:
-        return RefusedCall()
+        return RefusedArguments()
     readable = [item for item in operands if item.value is not ABSENT]
     texts = {id(item.value): item.text for item in readable}
     values = {texts.get(id(value), name): value for name, value in arguments.items()}
@@ -324,7 +324,7 @@ def refused_call(
     for item in readable:
         if isinstance(item.node, ast.Constant):  # the line says what it is
             values.pop(item.text, None)
-    return RefusedCall(
+    return RefusedArguments(
         odd_arguments=tuple(
             _odd(text, value) for text, value in values.items() if not isinstance(value, _PLAIN)
         ),

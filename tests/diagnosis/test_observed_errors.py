@@ -13,7 +13,7 @@ from cudalens.core.evidence_types import (
     FreedGraph,
     InPlaceChange,
     OddArgument,
-    RefusedCall,
+    RefusedArguments,
     Regrouped,
 )
 from cudalens.core.graph_types import ProvenanceStep
@@ -206,7 +206,7 @@ def test_nan_behind_a_message_that_is_not_torchs_own() -> None:
 def test_an_argument_whose_type_the_message_names() -> None:
     def said(message: str, type_name: str = "numpy.ndarray") -> list[str]:
         odd = OddArgument(name="scores", type_name=type_name, words="an array of float64 (2, 8)")
-        return texts(message, refused_call=RefusedCall(odd_arguments=(odd,)))
+        return texts(message, refused_arguments=RefusedArguments(odd_arguments=(odd,)))
 
     assert said("must be Tensor, not numpy.ndarray") == ["scores is an array of float64 (2, 8)"]
     assert said("must be Tensor, not list") == []

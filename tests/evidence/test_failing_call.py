@@ -21,7 +21,7 @@ from cudalens.evidence.failing_call import (
     arguments_of,
     call_of,
     is_known,
-    refused_call,
+    refused_arguments,
     text_of,
     value_of,
 )
@@ -149,9 +149,9 @@ def test_constants_and_tensors_are_not_odd() -> None:
     node = ast.parse("5", mode="eval").body
     operands = [Operand(text="5", node=node, value=5)]
     with failed("nn.Linear(3, 2)(x, 5)") as entries:
-        found = refused_call(entries, {"five": 5, "x": X, "more": [1]}, operands)
+        found = refused_arguments(entries, {"five": 5, "x": X, "more": [1]}, operands)
     assert [item.name for item in found.odd_arguments] == ["more"]
-    assert refused_call([], {"more": [1]}).odd_arguments == ()
+    assert refused_arguments([], {"more": [1]}).odd_arguments == ()
 
 
 @pytest.mark.parametrize(

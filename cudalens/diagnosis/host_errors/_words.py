@@ -228,7 +228,7 @@ def _with_numbers(text: str, evidence: Evidence) -> str:
 
 def _odd_arguments(text: str, evidence: Evidence) -> str:
     """Return what the arguments are whose types a message names."""
-    odd = evidence.refused_call.odd_arguments
+    odd = evidence.refused_arguments.odd_arguments
     named = [item for item in odd if re.search(rf"\b{item.type_name}\b", text)]
     if "object is not callable" in text:  # the size() of a tensor, asked of an array
         named = [item for item in odd if item.type_name not in ("int", "float")]

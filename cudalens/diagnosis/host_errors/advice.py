@@ -131,7 +131,7 @@ def assigned_shape(evidence: Evidence, match: re.Match[str]) -> Answer:
 )
 def labels_of_head(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A head of transformers takes one class number a row, or one number for each label."""
-    takes, logits = evidence.refused_call.problem_type, named(evidence, "input")
+    takes, logits = evidence.refused_arguments.problem_type, named(evidence, "input")
     scores: tuple[int, ...] = logits.shape if logits is not None else ()
     if not in_library(evidence, "transformers") or len(scores) != 2:
         return
@@ -171,7 +171,7 @@ def labels_of_head(evidence: Evidence, match: re.Match[str]) -> Answer:
 def positions(evidence: Evidence, match: re.Match[str]) -> Answer:
     """The sequence is longer than a table of positions."""
     few, many = sorted(int(item) for item in match.groups() if item is not None)
-    table = evidence.refused_call.position_table
+    table = evidence.refused_arguments.position_table
     if table is not None and (table.rows, table.tokens) == (few, many):
         yield host(
             f"{table.input} has {many} tokens, {evidence.module_type or 'the model'} has "

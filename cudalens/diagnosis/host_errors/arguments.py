@@ -19,7 +19,7 @@ from cudalens.diagnosis.user_code import called_name
 )
 def no_gradient(evidence: Evidence, match: re.Match[str]) -> Answer:
     """The gradient of a tensor is used where it has none."""
-    if any(item.name.endswith(".grad") for item in evidence.refused_call.odd_arguments):
+    if any(item.name.endswith(".grad") for item in evidence.refused_arguments.odd_arguments):
         yield Hint(
             rule="no_gradient",
             text="a leaf has a gradient after the backward of a loss that depends on it, until "

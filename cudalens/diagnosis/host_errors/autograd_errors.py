@@ -44,7 +44,7 @@ def no_graph(evidence: Evidence, match: re.Match[str]) -> Answer:
 @pattern(r"^'(?P<kind>float|int)' object has no attribute 'backward'", is_distinct=False)
 def number_for_loss(evidence: Evidence, match: re.Match[str]) -> Answer:
     """Backward was asked of a Python number that the loss had become."""
-    odd = next((item for item in evidence.refused_call.odd_arguments), None)
+    odd = next((item for item in evidence.refused_arguments.odd_arguments), None)
     name = odd.name if odd else "the loss"
     kind = odd.words if odd else f"of type {match['kind']}"
     yield autograd(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cudalens.core.evidence_types import PositionTable, RefusedCall
+from cudalens.core.evidence_types import PositionTable, RefusedArguments
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import Frame, OpName, TensorSummary, format_shape
 from cudalens.diagnosis.host_errors import explain_host_error
@@ -131,7 +131,9 @@ TOO_LONG += "dimension 1"
 def test_a_sequence_that_is_longer_than_the_table_of_positions() -> None:
     def said(rows: int, tokens: int, **facts: Any) -> Verdict:
         table = PositionTable(input="input_ids", rows=rows, tokens=tokens)
-        return explained(TOO_LONG, refused_call=RefusedCall(position_table=table), **facts)
+        return explained(
+            TOO_LONG, refused_arguments=RefusedArguments(position_table=table), **facts
+        )
 
     verdict = said(20, 30, module_type="BertEmbeddings")
     assert verdict.headline == "input_ids has 30 tokens, BertEmbeddings has positions for 20"
@@ -172,8 +174,8 @@ SIZES = "Target size (torch.Size([8])) must be the same as input size (torch.Siz
 
 
 def head(message: str, labels: Any, takes: str, file: str = TRANSFORMERS) -> list[str]:
-    refused = RefusedCall(problem_type=f"{takes}_label_classification")
-    found = hints(message, LOGITS, labels, refused_call=refused, **inside(file))
+    refused = RefusedArguments(problem_type=f"{takes}_label_classification")
+    found = hints(message, LOGITS, labels, refused_arguments=refused, **inside(file))
     assert {rule for rule, _ in found} <= {"problem_type"}
     return [text for _, text in found]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cudalens.core.evidence_types import GraphCut, OddArgument, RefusedCall, SavedValues
+from cudalens.core.evidence_types import GraphCut, OddArgument, RefusedArguments, SavedValues
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import HistoryEntry, LineRef, SourceSpan
 from cudalens.diagnosis.host_errors import explain_host_error
@@ -102,7 +102,9 @@ def test_a_loss_that_is_a_number() -> None:
     )
     odd = (OddArgument(name="total", type_name="float", words="the float 2.5"),)
     cut = GraphCut(op="item", line=line(5, "total += loss.item()"))
-    verdict = explained(message, refused_call=RefusedCall(odd_arguments=odd), graph_cut=cut)
+    verdict = explained(
+        message, refused_arguments=RefusedArguments(odd_arguments=odd), graph_cut=cut
+    )
     assert verdict.headline == "total is the float 2.5: it has no graph, and no backward"
     assert [it.rule for it in verdict.hints] == ["detached_loss"]
     assert explained("'str' object has no attribute 'backward'").pattern is None

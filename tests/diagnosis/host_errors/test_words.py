@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cudalens.core.evidence_types import OddArgument, RefusedCall
+from cudalens.core.evidence_types import OddArgument, RefusedArguments
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import OpName
 from cudalens.diagnosis.host_errors._words import (
@@ -205,7 +205,7 @@ def test_arguments_of_a_refused_type() -> None:
         OddArgument(name="a", type_name="ndarray", words="a numpy.ndarray (3,)"),
         OddArgument(name="n", type_name="int", words="the int 3"),
     )
-    evidence = call(X, refused_call=RefusedCall(odd_arguments=odd))
+    evidence = call(X, refused_arguments=RefusedArguments(odd_arguments=odd))
     text = "argument 'input' must be Tensor, not ndarray"
     assert with_user_names(text, evidence) == f"{text}: a is a numpy.ndarray (3,)"
     text = "argument 'input' must be Tensor, not list"
