@@ -37,7 +37,7 @@ table(shifted)
         (IDS.format(made="shifted = ids - (-3)"), "adds 3 to ids, which is 0 … 9: at most 6 fits"),
         # Its elements are added to by themselves, or have other values by now.
         (IDS.format(made="shifted = ids + torch.arange(10).cuda()"), None),
-        (IDS.format(made="shifted = ids + 1\nids[0] = 7"), None),
+        (IDS.format(made="shifted = ids + 1\nids += 5"), None),
         (IDS.format(made="shifted = ids * 2"), None),
         (IDS.format(made="shifted = ids.clone()\nshifted += 1"), None),
     ],
