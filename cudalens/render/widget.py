@@ -21,7 +21,6 @@ from cudalens.core.report import GraphNode, HistoryEntry, Report, format_count
 from cudalens.render import words
 from cudalens.render.figures import plane_picture
 from cudalens.render.html import (
-    Ops,
     history_entries,
     history_table,
     render_fragment,
@@ -118,7 +117,7 @@ class _Inspector:
 
     def _tensor(self, key: str) -> tuple[ipywidgets.Widget, ...]:
         fact = self._report.tensors[int(key)]
-        facts = _markup(_panel(tensor_facts(self._report, fact)))
+        facts = _markup(_list(tensor_facts(self._report, fact)))
         offenders = self._report.offenders
         is_bad = words.is_at_fault(self._report, fact) or fact.bad_at is not None
         if offenders is None or not offenders.planes or not is_bad:
@@ -147,7 +146,7 @@ class _Inspector:
         edges = self._report.graph.edges
         before = [edge.src for edge in edges if edge.dst == key]
         after = [edge.dst for edge in edges if edge.src == key]
-        facts = _markup(_panel(_node_facts(self._nodes[key], self._rows[key])))
+        facts = _markup(_list(_node_facts(self._nodes[key], self._rows[key])))
         ends = (self._ends("given", before), self._ends("feeds", after))
         return (facts, *(end for end in ends if end is not None))
 
@@ -187,10 +186,14 @@ def _node_facts(node: GraphNode, row: GraphRow) -> list[tuple[str, str]]:
     return [(name, words.one_line(text)) for name, text in facts if text]
 
 
-def _panel(facts: list[tuple[str, str]]) -> str:
+def _list(facts: list[tuple[str, str]]) -> str:
     items = "".join(f"<dt>{escape(n)}</dt><dd><code>{escape(t)}</code></dd>" for n, t in facts)
+    return _panel(f"<dl>{items}</dl>")
+
+
+def _panel(html: str) -> str:
     # The style sheet of the report above holds in this output too, but not on every page.
-    return f'<style>{style_sheet()}</style><div class="cl-panel"><dl>{items}</dl></div>'
+    return f'<style>{style_sheet()}</style><div class="cl-panel">{html}</div>'
 
 
 def _search(report: Report, found: ipywidgets.HTML, tell: Callable[[str], None]) -> ipywidgets.Text:
@@ -201,21 +204,15 @@ def _search(report: Report, found: ipywidgets.HTML, tell: Callable[[str], None])
         continuous_update=True,
         layout=ipywidgets.Layout(**_FIELD),
     )
-    link = f"<style>{style_sheet()}</style>"
 
     def show(change: dict[str, Any]) -> None:
         text = change["new"].strip().casefold()
         matches = [item for item in entries if text in _searched(item.entry)]
-        found.value = _table(report, matches, link) if text else ""
+        found.value = _panel(history_table(report, matches[:MAX_FOUND])) if text else ""
         tell(f"{len(matches)} of {len(entries)}" if text else "")
 
     field.observe(show, "value")
     return field
-
-
-def _table(report: Report, matches: list[Ops], link: str) -> str:
-    table = history_table(report, matches[:MAX_FOUND])
-    return f'{link}<div class="cl-panel">{table}</div>'
 
 
 def _searched(entry: HistoryEntry) -> str:
