@@ -9,8 +9,6 @@ the trial, which needs the live tensors (``evidence/trial.py``).
 from __future__ import annotations
 
 import ast
-import itertools
-import operator
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -35,13 +33,12 @@ from cudalens.diagnosis.user_code import (
     api_function,
     assignment,
     call_node,
-    renamed,
     spliced,
-    statements_of,
     with_changes,
 )
 
 _ELEMENTWISE = {name.strip("_") for name in functions(Trait.BROADCASTS)}
+_VIEW = "view size is not compatible with input tensor's size and stride"
 _OF_DTYPE = re.compile(
     r"type|float|double|half|long|\bu?int|integ|byte|bool|complex|char|short", re.IGNORECASE
 )
@@ -145,14 +142,10 @@ def verify_fixes(hints: Iterable[Hint], trial: Trial) -> tuple[Hint, ...]:
 def search(evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
     """Return the smallest changes of the call with which it succeeds."""
     operands = [item for item in trial.operands if item.expression]
-    # Another order of the dimensions would be one of the elements too.
-    reshaped = renamed(evidence, "view", "reshape")
-    if reshaped is not None and (outcome := trial(reshaped)).succeeds:
-        viewed = operands[0].shape if operands else ()
-        if _is_written_to(evidence) or not _joins_or_splits(viewed, outcome.shape or ()):
-            return ()  # a copy would take the write, or other elements stand in a row
-        text = "reshape copies where a view is impossible"
-        return (Hint(rule="reshape_for_view", text=text, fix=reshaped, tried=True),)
+    is_own = bool(evidence.frames) and evidence.frames[-1].is_user
+    if evidence.error is not None and _VIEW in evidence.error.message and is_own:
+        # torch itself says to use reshape; another order of the dimensions moves the elements.
+        return ()
     if (model := _of_model(evidence, trial, operands)) is not None:
         return (model,)
     if whole := _whole_division(evidence, trial):
@@ -160,38 +153,6 @@ def search(evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
     steps = [*_of_others(trial), *_of_operands(evidence, operands, trial.called)]
     edits = _succeeding(evidence, trial, steps, operands)
     return tuple(edits) if len(edits) == 1 else ()
-
-
-def _joins_or_splits(old: Sequence[int], new: Sequence[int]) -> bool:
-    """Return whether each dimension is a whole one of before, a part of one, or several in a row.
-
-    (batch, heads, steps, features) read as (batch, steps, all features) is not of the same steps.
-    """
-    ends_of = [list(itertools.accumulate(sizes, operator.mul)) for sizes in (old, new)]
-    shared = sorted(set(ends_of[0]) & set(ends_of[1]))
-    starts = [1, *shared[:-1]]
-    return all(
-        any(not [end for end in ends if start < end < stop] for ends in ends_of)
-        for start, stop in zip(starts, shared, strict=True)
-    )
-
-
-def _is_written_to(evidence: Evidence) -> bool:
-    """Return whether a line writes to the result of the running call."""
-    source = evidence.source
-    tree = ast.Module(statements_of(source.text if source is not None else None), [])
-    call = ast.dump(call_node(evidence) or ast.Pass())
-    for node in ast.walk(tree):
-        match node:
-            case ast.Subscript(value, ctx=ast.Store()) | ast.AugAssign(ast.Subscript(value)):
-                pass
-            case ast.Call(ast.Attribute(value, method)) if method.endswith("_"):
-                pass
-            case _:
-                continue
-        if ast.dump(value) == call:
-            return True
-    return False
 
 
 def _succeeding(

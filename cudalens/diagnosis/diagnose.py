@@ -38,7 +38,7 @@ from cudalens.diagnosis.origins import (
 from cudalens.diagnosis.user_code import LONGEST_NAME, Fix, call_node, list_items, written
 
 _ASSERT_SENTENCE = "device-side assert triggered"
-_CAUSES = ("table_of_positions", "input_beyond_positions", "batch_first", "problem_type")
+_CAUSES = ("table_of_positions", "input_beyond_positions", "problem_type")
 """Readings of an exception that say more than an edit with which the call succeeds."""
 
 
@@ -123,14 +123,14 @@ def _hints(
     if is_hosts and evidence.lost_dimension is not None:
         # What makes this call succeed leaves the line as it is.
         return (lost_dimension(evidence, evidence.lost_dimension),)
+    second = batch_second(evidence, trial) if is_hosts else None
+    if second is not None:
+        return (second,)  # another change of the shapes would mix the samples
     has_cause = any(item.fix or item.rule in _CAUSES for item in readings)
     edits = search(evidence, trial) if is_hosts and not has_cause else ()
     if not edits and any(item.rule == "size_of_layer" for item in readings):
         sized = features_of_images(evidence, trial)
         edits = () if sized is None else (sized,)
-    second = batch_second(evidence, trial) if is_hosts else None
-    if second is not None and not any(item.rule == "batch_first" for item in edits):
-        return (second,)  # another change of the shapes would mix the samples
     hints = at_origin((*edits, *readings), evidence, trial)
     if is_hosts and not hints:
         hints = tuple(true_division(evidence, trial))

@@ -87,7 +87,7 @@ def moves(
     yield from _of_dtype(evidence, fact, operands, others)
     if not _is_contiguous(fact):
         words = f"{fact.expression} is not contiguous: copy it"
-        yield Move(rule="reshape_for_view", template="{x}.contiguous()", words=words)
+        yield Move(rule="not_contiguous", template="{x}.contiguous()", words=words)
     # Of what is indexed, another order has other elements at the index.
     if called.is_model or (function == "__getitem__" and fact is operands[0]):
         return
@@ -242,6 +242,8 @@ def _of_missing(
             continue
         if api_function(evidence) == "permute" and dim and shape[-1] in (1, 3, 4):
             continue  # what one image with channels lacks is the batch
+        if fact.dtype == "bool" and len(lined) > 1:
+            continue  # scores of as many queries as keys: both can be flagged
         if layer.startswith("conv") and dim == rank:
             continue  # a length of 1, which only padding makes long enough
         is_beside = any(rank < len(item.shape) for item in others)
@@ -281,10 +283,6 @@ def _of_order(
         if rank > 2 and is_common and shape[one] != shape[two]:
             words = f": exchange its dimensions {one} and {two}"
             yield "other_order", f"{{x}}.transpose({one}, {two})", words, 2 + (one == 0)
-    if rank == 3 and called.is_batch_second and shape[0] != shape[1]:
-        words = ", and the layer takes (length, batch, features): exchange its dimensions 0 and 1, "
-        words += "or make the layer with batch_first=True"
-        yield "batch_first", "{x}.transpose(0, 1)", words, 1
     is_of_images = any(word.startswith(_OF_IMAGES) for word in name.split())
     if rank in (3, 4, 5) and (is_of_images or _is_loss(evidence)):
         order = (*range(rank - 3), rank - 1, rank - 3, rank - 2)

@@ -68,14 +68,15 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
             # The caller may read the bytes as well, as a model does that learns to repeat them.
             text += f". It is {made.name}, made in {place(made.at, evidence)}: divide it there"
             return replace(hint, text=text, fix=None, tried=None, at=None)
-    if hint.rule in OF_KIND:
+    if trial.is_of_loop and hint.at is None and hint.rule != "move_tensor":
+        # On another device every function needs it, of another type or shape perhaps not.
+        text += ". The loop may call other functions here: change what is given to it"
+    elif hint.rule in OF_KIND:
         # What else reads it may need the dtype and the device as they are.
         reads = _elsewhere(every, name, evidence) if every else ""
         alike = _alike(evidence)
         more = (reads, f"The line has {alike} too" if alike else "")
         return replace(hint, text=". ".join(filter(None, (text, *more))))
-    elif trial.is_of_loop and hint.at is None:
-        text += ". The loop calls other functions here too: change what is given to it"
     elif hint.at is None and every:
         reads = _elsewhere(every, name, evidence) or f"This line reads {name} again"
         text += f". {reads}: change it where it is made"

@@ -18,8 +18,6 @@ from cudalens.core.report_types import Expression, LineRef, SourceSpan, TensorFa
 
 Rearrange = Callable[[Any, list[Any], dict[str, Any]], tuple[Any, list[Any], dict[str, Any]]]
 """Function and arguments of a call -> those of another call."""
-RECEIVER = ""
-"""In place of an operand's text: the object whose method is called, whatever the line spells."""
 
 
 class Change(NamedTuple):
@@ -205,14 +203,11 @@ def _place_of(evidence: Evidence, fact: TensorFact, wanted: ast.expr) -> _Place 
         else:
             waiting.extend((child, node) for child in ast.iter_child_nodes(node))
     if len(places) > 1:
-        here = [item for item in places if _begins_at(item[0], fact.span)]
+        start = None if fact.span is None else fact.span[:2]
+        here = [item for item in places if (item[0].lineno, item[0].col_offset) == start]
         direct = [item for item in places if item[1] is tree or isinstance(item[1], ast.keyword)]
         places = here or direct
     return places[0] if len(places) == 1 else None
-
-
-def _begins_at(node: ast.expr, span: tuple[int, int, int] | None) -> bool:
-    return span is not None and (node.lineno, node.col_offset) == span[:2]
 
 
 def _stands_alone(node: ast.expr, parent: ast.AST | None) -> bool:
@@ -229,20 +224,15 @@ def with_keyword(
     functions: Iterable[str],
     keyword: str,
     value: str,
-    position: int | None = None,
 ) -> Fix | None:
     """Return the call with ``keyword=value`` added or replaced.
-
-    An argument that stands at ``position`` without its keyword is replaced there.
 
     ``None`` when the line does not spell a call of one of ``functions``, by its last name.
     """
     node = _call_of(evidence, set(functions))
     if node is None:
         return None
-    if position is not None and len(node.args) > position:
-        text = spliced(evidence, {node.args[position]: value})
-    elif values := [item.value for item in node.keywords if item.arg == keyword]:
+    if values := [item.value for item in node.keywords if item.arg == keyword]:
         text = spliced(evidence, {values[0]: value})
     elif any(item.arg is None for item in node.keywords):
         return None
@@ -254,17 +244,11 @@ def with_keyword(
         tree = call_node(evidence)
         if text and isinstance(tree, ast.Call) and node not in (tree, tree.func):
             return Fix(text, [Change(ast.unparse(node), made)])  # of an operand's own call
-    return Fix(text, rearrange=_setting(keyword, value, position)) if text else None
 
-
-def _setting(keyword: str, text: str, position: int | None) -> Rearrange:
     def put(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        value = ast.literal_eval(text)
-        if position is not None and len(args) > position:
-            return function, [*args[:position], value, *args[position + 1 :]], kwargs
-        return function, args, {**kwargs, keyword: value}
+        return function, args, {**kwargs, keyword: ast.literal_eval(value)}
 
-    return put
+    return Fix(text, rearrange=put) if text else None
 
 
 def _call_of(evidence: Evidence, names: Container[str | None]) -> ast.Call | None:
@@ -306,9 +290,6 @@ def renamed(evidence: Evidence, old: str, new: str, function: str | None = None)
     text = node and name and spliced(evidence, {node.func: name})
     if not text:
         return None
-    way, dot, _ = new.rpartition(".")
-    if dot:  # something is done to the receiver first
-        return Fix(text, [Change(RECEIVER, f"{{x}}.{way}")])
     return Fix(text, rearrange=function_named(function or new))
 
 
@@ -345,8 +326,9 @@ def api_function(evidence: Evidence) -> str:
 
 def list_items(evidence: Evidence) -> tuple[str, ...]:
     """Return the expressions of the list of tensors that the line passes first, if it spells it."""
-    call = _direct_call(evidence)
-    if call is None:
+    # With nothing of Python below it, the line's call is the one that raised.
+    call = call_node(evidence) if evidence.frames and evidence.frames[-1].is_user else None
+    if not isinstance(call, ast.Call) or last_name(call.func) != api_function(evidence):
         return ()
     named = (item.value for item in call.keywords if item.arg == "tensors")
     node = next(named, call.args[0] if call.args else None)
@@ -355,16 +337,6 @@ def list_items(evidence: Evidence) -> tuple[str, ...]:
     if any(isinstance(item, ast.Starred) for item in node.elts):
         return ()
     return tuple(Expression(ast.unparse(item), item) for item in node.elts)
-
-
-def _direct_call(evidence: Evidence) -> ast.Call | None:
-    """Return the line's call when it is the one that raised, with nothing of Python below it."""
-    if not evidence.frames or not evidence.frames[-1].is_user:
-        return None
-    call = call_node(evidence)
-    if not isinstance(call, ast.Call) or last_name(call.func) != api_function(evidence):
-        return None
-    return call
 
 
 def place(at: SourceSpan | LineRef, evidence: Evidence) -> str:

@@ -27,7 +27,7 @@ from cudalens.core.call import ApiCall, Operand
 from cudalens.core.report_types import Violation, syntax
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.core.user_objects import is_module, is_tensor
-from cudalens.diagnosis.user_code import RECEIVER, Fix
+from cudalens.diagnosis.user_code import Fix
 from cudalens.evidence.failing_call import LIBRARIES, text_of
 from cudalens.evidence.tensors import tensors_of_output
 from cudalens.guards import GUARDS
@@ -131,9 +131,6 @@ class Attempt:
             spelled = syntax(text)  # 1e9 and 1000000000.0 are one number
             texts = (text, "" if spelled is None else text_of(spelled))
             matches = [item for item in operands if item.text in texts]
-            if text == RECEIVER:
-                self._by_value[id(api.args[0])] = self._made(template, api.args[0], values)
-                continue
             made = self._made(template, matches[0].value, values) if matches else ABSENT
             if made is ABSENT:
                 raise CannotTryError

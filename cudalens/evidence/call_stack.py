@@ -141,15 +141,12 @@ def _is_closures(inner: Sequence[CodeType], step: Entry) -> bool:
     """Return whether the code below a function of ``torch.optim`` is of a closure it was given."""
     if torch_path(_code_of(step).co_filename) != "optim/optimizer.py":
         # A step of torch's calls nobody else's code than the closure's.
-        return any(not torch_path(code.co_filename) and not _is_ours(code) for code in inner)
+        files = {code.co_filename for code in inner} - PASSING_FILES
+        return any(not torch_path(file) and not is_own_file(file) for file in files)
     frame = place_of(step).frame
     variables = {} if frame is None else frame.f_locals
     given = (*variables.get("args", ())[1:], *variables.get("kwargs", {}).values())
     return any(code_of(item) in inner for item in given if callable(item))
-
-
-def _is_ours(code: CodeType) -> bool:
-    return is_own_file(code.co_filename) or code.co_filename in PASSING_FILES
 
 
 def with_callers(trace: TracebackType | None) -> TracebackType | None:

@@ -72,9 +72,8 @@ def _runs_a_script(node: ast.AST) -> bool:
 
 def _called(program: Program, nodes: Iterable[ast.AST]) -> list[ast.AST]:
     """Return the nodes of the functions and classes that the given ones mention, and of theirs."""
-    every = [it for tree in program.trees.values() for it in ast.walk(tree)]
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    named = [it for it in every if isinstance(it, kinds)]
+    named = [it for it in program.nodes if isinstance(it, kinds)]
     waiting = [*nodes]
     found: list[ast.AST] = []
     seen: set[str | None] = set()
@@ -170,9 +169,8 @@ def stores_of_attribute(program: Program, name: str) -> int:
     """Return how often the program gives an attribute of a name a value, in a class or on whatever
     object.
     """
-    nodes = [it for tree in program.trees.values() for it in ast.walk(tree)]
-    stored = (it for it in nodes if isinstance(it, ast.Attribute) and it.attr == name)
-    of_classes = (one for it in nodes if isinstance(it, ast.ClassDef) for one in it.body)
+    stored = (it for it in program.nodes if isinstance(it, ast.Attribute) and it.attr == name)
+    of_classes = (one for it in program.nodes if isinstance(it, ast.ClassDef) for one in it.body)
     named = sum(bool(getattr(it, "name", "") == name) or _binds(it, name) for it in of_classes)
     return int(named) + sum(isinstance(it.ctx, ast.Store) for it in stored)
 
@@ -187,14 +185,12 @@ def _binds(statement: ast.stmt, name: str) -> bool:
 
 def reads_of(program: Program, name: str) -> int:
     """Return how often the program mentions a function other than to define it."""
-    nodes = (it for tree in program.trees.values() for it in ast.walk(tree))
-    return sum(_text(it) == name for it in nodes)
+    return sum(_text(it) == name for it in program.nodes)
 
 
 def is_rebound(program: Program, name: str) -> bool:
     """Return whether a function may be another one: by an assignment, or by an import."""
-    nodes = [it for tree in program.trees.values() for it in ast.walk(tree)]
-    named = (it for it in nodes if _text(it) == name)
+    named = (it for it in program.nodes if _text(it) == name)
     stored = (isinstance(getattr(it, "ctx", None), ast.Store) for it in named)
-    imported = ((it.asname or it.name) == name for it in nodes if isinstance(it, ast.alias))
+    imported = ((it.asname or it.name) == name for it in program.nodes if isinstance(it, ast.alias))
     return any(stored) or any(imported)

@@ -50,16 +50,12 @@ def _model(frames: Frames) -> str | None:
     return None
 
 
-def _is_users(frame: FrameType) -> bool:
-    return is_user_file(frame.f_code.co_filename)
-
-
 def _tokenizer(frames: Frames) -> Any:
     """Return the one tokenizer of transformers that the user's running code mentions."""
     if "transformers" not in sys.modules:
         return None
     base = sys.modules["transformers"].PreTrainedTokenizerBase
-    users = filter(_is_users, frames)
+    users = [it for it in frames if is_user_file(it.f_code.co_filename)]
     values = (value for frame in users for value in mentioned(frame).values())
     tokenizers: dict[int, Any] = {id(item): item for item in values if issubclass(type(item), base)}
     return next(iter(tokenizers.values())) if len(tokenizers) == 1 else None

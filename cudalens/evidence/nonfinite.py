@@ -133,7 +133,9 @@ def _of_unseen(arrival: Arrival) -> Violation:
     maker = arrival.maker
     value = "nan" if arrival.has_nan else "an infinity"
     name = maker.step.name if maker is not None else ""
-    headline, why = f"{_noun(arrival)} is {value}", "No call that was seen has made it."
+    nouns = {"loss": "the loss", "gradient": "a gradient", "parameter": "a parameter"}
+    noun = nouns.get(arrival.sink, "the value")
+    headline, why = f"{noun} is {value}", "No call that was seen has made it."
     if maker is not None and maker.kind == "asked":
         headline, why = f"{name} was given {value} as a number", "No call has computed it."
     elif name:
@@ -146,11 +148,6 @@ def _of_unseen(arrival: Arrival) -> Violation:
         is_index=False,
         is_nonfinite=True,
     )
-
-
-def _noun(arrival: Arrival) -> str:
-    nouns = {"loss": "the loss", "gradient": "a gradient", "parameter": "a parameter"}
-    return nouns.get(arrival.sink, "the value")
 
 
 def _report_of_arrival(arrival: Arrival, violation: Violation, started: float) -> Report:

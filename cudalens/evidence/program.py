@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cached_property
 from typing import NamedTuple, cast
 
 from cudalens.core.report_types import LineRef
@@ -98,11 +98,15 @@ class Program:
             names = []  # a part of them would hide what the rest assigns
         parsed = {name: parsed_source(name) for name in names}
         self.trees = {name: tree for name, tree in parsed.items() if tree is not None}
-        self._parents = cache(self._parents_of)
 
-    def _parents_of(self, file: str) -> dict[int, ast.AST]:
-        tree = self.trees[file]
-        return {id(child): it for it in ast.walk(tree) for child in ast.iter_child_nodes(it)}
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """The syntax of all of them."""
+        return [node for tree in self.trees.values() for node in ast.walk(tree)]
+
+    @cached_property
+    def _parents(self) -> dict[int, ast.AST]:
+        return {id(part): it for it in self.nodes for part in ast.iter_child_nodes(it)}
 
     def find(self, file: str, wanted: ast.AST) -> Spot | None:
         """Return the piece of a whole file that stands where a piece of a part of it stood."""
@@ -113,9 +117,9 @@ class Program:
 
     def above(self, spot: Spot) -> Iterator[ast.AST]:
         """Yield the nodes around a piece, the nearest first."""
-        parents, node = self._parents(spot.file), spot.node
-        while id(node) in parents:
-            node = parents[id(node)]
+        node = spot.node
+        while id(node) in self._parents:
+            node = self._parents[id(node)]
             yield node
 
     def function_around(self, spot: Spot) -> ast.FunctionDef | None:
@@ -362,11 +366,12 @@ class Program:
             for it in ast.walk(node)
             if isinstance(it, ast.Call) and last_name(it.func) == kind
         ]
-        return [spot for spot in spots if not self._is_refuted(spot, size)]
-
-    def _is_refuted(self, call: Spot, size: int) -> bool:
-        number = size_argument(call.node, 0)
-        return number is not None and self.chosen(Spot(call.file, number), call, size) is None
+        numbers = ((spot, size_argument(spot.node, 0)) for spot in spots)
+        return [
+            spot
+            for spot, number in numbers
+            if number is None or self.chosen(Spot(spot.file, number), spot, size) is not None
+        ]
 
     def values_of(self, owner: str | None, name: str, target: str = "") -> Iterator[Spot]:
         """Yield what is assigned to an attribute of a class, or to a variable of the program.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from torch import Tensor
 
@@ -40,6 +40,8 @@ _HANDS_ON = frozenset(
     | {"items", "values", "get_level_values", *FROM_PYTHON}
 )
 """Functions and methods that give the values that they were given."""
+_MODULES = ("np", "numpy", "torch", "copy", "pd")
+"""Names whose attributes are functions of a module, and no methods of a value."""
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _BLOCKS = ("body", "orelse", "finalbody")
 _COMPOUND = (ast.Try, ast.TryStar, ast.With, ast.AsyncWith, ast.Match)
@@ -198,14 +200,8 @@ def _is_bound(program: Program, name: str, *, is_class: bool = False) -> bool:
     kinds = ast.ClassDef if is_class else ast.FunctionDef | ast.ClassDef
     return any(
         (isinstance(node, kinds) and node.name == name)
-        or (
-            not is_class
-            and isinstance(node, ast.Name)
-            and node.id == name
-            and isinstance(node.ctx, ast.Store)
-        )
-        for tree in program.trees.values()
-        for node in ast.walk(tree)
+        or (not is_class and _is_name(node, name) and isinstance(node.ctx, ast.Store))
+        for node in program.nodes
     )
 
 
@@ -250,8 +246,10 @@ def _before(program: Program, way: _Origin) -> _Origin | None:
             if (called := last_name(func)) in _HANDS_ON:
                 if called is None or _is_bound(program, called):
                     return None
-                is_method = isinstance(func, ast.Attribute) and _is_value(func.value)
-                given = [func.value] if is_method and isinstance(func, ast.Attribute) else args[:1]
+                given = args[:1]
+                is_module = getattr(getattr(func, "value", None), "id", "") in _MODULES
+                if isinstance(func, ast.Attribute) and not is_module:
+                    given = [func.value]
                 return _Origin(Spot(file, given[0]), callers) if given else None
             function = _function(program, node)
             returns = [] if function is None else [*_returns(function.node)]
@@ -259,11 +257,6 @@ def _before(program: Program, way: _Origin) -> _Origin | None:
                 return None
             return _Origin(Spot(function.file, returns[0]), (*callers, way.at))
     return None
-
-
-def _is_value(node: ast.expr) -> bool:
-    """Return whether what a method is looked up on is a value, and no module such as ``np``."""
-    return not isinstance(node, ast.Name) or node.id not in ("np", "numpy", "torch", "copy", "pd")
 
 
 def _returns(function: ast.AST) -> Iterator[ast.expr]:
@@ -312,8 +305,7 @@ def _appended(program: Program, name: str, made: Spot) -> Iterator[Spot]:
         made: the empty list.  That of a function is filled in it alone, if no other is given it.
     """
     own = program.function_around(made)
-    every = [it for tree in program.trees.values() for it in ast.walk(tree)]
-    is_given = any(isinstance(it, ast.arg) and it.arg == name for it in every)
+    is_given = any(isinstance(it, ast.arg) and it.arg == name for it in program.nodes)
     scopes = program.trees if own is None or is_given else {made.file: own}
     for file, scope in scopes.items():
         for node in ast.walk(scope):
@@ -423,7 +415,7 @@ def _root_is(node: ast.AST, name: str) -> bool:
     return _is_name(node, name)
 
 
-def _is_name(node: ast.AST, name: str) -> bool:
+def _is_name(node: ast.AST, name: str) -> TypeGuard[ast.Name]:
     return isinstance(node, ast.Name) and node.id == name
 
 

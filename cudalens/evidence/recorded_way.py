@@ -136,18 +136,15 @@ def number_cut(name: str, snapshot: Snapshot) -> GraphCut | None:
         if call.api.stem not in _NUMBERS or not call.inputs:
             continue
         line = snapshot.reader.line(call.site)
-        if line is None or _assigned(line.text) != name:
+        match statement_of(line.text if line is not None else None):
+            case ast.Assign(targets=[target]) | ast.AugAssign(target=target):
+                given = ast.unparse(target)
+            case _:
+                continue
+        if line is None or given != name:
             continue
         is_cut = _is_of_graph(call.inputs[0], call.seq, snapshot)
         return GraphCut(op="item", line=line) if is_cut else None
-    return None
-
-
-def _assigned(code: str | None) -> str | None:
-    """Return what a recorded line gives a value, ``None`` where it is not one assignment."""
-    match statement_of(code):
-        case ast.Assign(targets=[target]) | ast.AugAssign(target=target):
-            return ast.unparse(target)
     return None
 
 

@@ -121,7 +121,10 @@ def is_torch_error(error: BaseException, raised: ApiCall | None = None) -> bool:
     if is_user_file(innermost.tb_frame.f_code.co_filename):
         return _is_raised_below(error, innermost, raised)
     if _RERAISED.match(text := _text_of(error)):
-        return _is_torch_worker(text)
+        # It crossed from a worker with its traceback as text.
+        original = _FILE.findall(text)
+        message = text.rstrip().rpartition("\n")[2].partition(": ")[2]
+        return is_known_message(message) or bool(original and not is_user_file(original[-1]))
     return uses_torch(innermost.tb_frame) or is_known_message(text)
 
 
@@ -189,13 +192,6 @@ def _is_torch_attribute(
         return package_of(caller) == "torch"  # torch asked an argument for what a tensor has
     is_raise = place_of(entry).operation == _RAISE and frame.f_code.co_name not in _LOOKUPS
     return package_of(frame) == "torch" and is_raise
-
-
-def _is_torch_worker(text: str) -> bool:
-    """Return whether an error that crossed from a worker was raised by torch there."""
-    original = _FILE.findall(text)
-    message = text.rstrip().rpartition("\n")[2].partition(": ")[2]
-    return is_known_message(message) or bool(original and not is_user_file(original[-1]))
 
 
 def _text_of(error: BaseException) -> str:

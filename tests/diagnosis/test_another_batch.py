@@ -137,12 +137,7 @@ RIGHT = {
     "signals without channels": ("nn.Conv1d(1, 4, 3)(signals)", "signals.unsqueeze(1)"),
     "an image without a batch": ("nn.BatchNorm2d(3)(image)", "image.unsqueeze(0)"),
     "labels of all steps": ("F.cross_entropy(steps.view(-1, 9), s)", "s.reshape(-1)"),
-    "labels of batches": ("F.cross_entropy(turned.view(-1, 9), s)", "s.T.reshape(-1)"),
     "state of a batch": ("nn.GRU(4, 6)(torch.randn(5, 32, 4), h)", "h.unsqueeze(0)"),
-    "steps of all heads": (
-        "torch.randn(2, 4, 10, 16).transpose(1, 2).view(2, 10, 64)",
-        "reshape(2, 10, 64)",
-    ),
     "mask of the keys": (
         "torch.randn(32, 4, 16, 16).masked_fill(s == 0, 0.0)",
         "(s == 0)[:, None, None]",
@@ -152,7 +147,7 @@ RIGHT = {
 DATA = """
 y, z, s = torch.zeros(32, 1).long(), torch.randn(32), torch.zeros(32, 16).long()
 images, small = torch.randn(32, 28, 28, 3), torch.randn(8, 3, 4, 4)
-steps, turned = torch.randn(32, 16, 9), torch.randn(16, 32, 9)
+steps = torch.randn(32, 16, 9)
 signals, image, h = torch.randn(32, 100), torch.randn(3, 8, 8), torch.randn(32, 6)
 """
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, OpName, SourceSpan
 from cudalens.diagnosis import candidates
@@ -100,53 +98,6 @@ def test_an_outer_product_is_no_fix() -> None:
     assert candidates._is_broadcast(add, step(rows))
     assert not candidates._is_broadcast(MM, step(rows))
     assert not candidates._is_broadcast(add, step(fact(None, "bool[32]", "mask")))
-
-
-def test_a_view_becomes_a_reshape() -> None:
-    view = evidence("x.view(2, 12)", "torch.Tensor.view")
-    x = fact(None, "float32[2,3,4]", "x")
-
-    def said(new: tuple[int, ...], given: Evidence = view) -> list[str | None]:
-        trial = Taking("x.reshape(2, 12)", operands=(x,))
-        trial.result = lambda: TrialResult(succeeds=True, shape=new)
-        return fixes(trial, given)
-
-    assert said((2, 12)) == ["x.reshape(2, 12)"]
-    assert said((4, 6)) == []  # other elements would stand in a row
-    line = SourceSpan(line=1, text="x.view(2, 12)[0] = 1")
-    written = Evidence(call=view.call, op=view.op, source=line)
-    assert said((2, 12), written) == []  # a copy would take what is written
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "is_it"),
-    [
-        ((2, 3, 4), (2, 12), True),
-        ((2, 12), (2, 3, 4), True),
-        ((2, 3, 4), (6, 4), True),
-        ((2, 3, 4), (3, 8), False),
-        ((2, 3), (3, 2), False),
-    ],
-)
-def test_dimensions_are_joined_or_split(old: Any, new: Any, is_it: bool) -> None:
-    assert candidates._joins_or_splits(old, new) is is_it
-
-
-@pytest.mark.parametrize(
-    ("line", "is_it"),
-    [
-        ("x.view(6)[0] = 1", True),
-        ("x.view(6)[0] += 1", True),
-        ("x.view(6).zero_()", True),
-        ("x.view(6).sum()", False),
-        ("y = x.view(6)[0]", False),
-        ("x[0] = x.view(6)", False),
-        ("def (", False),
-    ],
-)
-def test_lines_that_write_to_the_result(line: str, is_it: bool) -> None:
-    given = Evidence(call=syntax_of("x.view(6)"), source=SourceSpan(line=1, text=line))
-    assert candidates._is_written_to(given) is is_it
 
 
 def test_a_whole_division() -> None:

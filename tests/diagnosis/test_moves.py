@@ -168,17 +168,12 @@ def test_other_orders_of_dimensions() -> None:
     assert "{x}.T" not in templates("torch.matmul", *either)
 
 
-def test_channels_last_and_batch_second() -> None:
+def test_channels_last() -> None:
     image = of("float32[8,5,5,3]", "x")
     assert "{x}.permute(0, 3, 1, 2)" in templates("torch.nn.functional.conv2d", image)
     assert "{x}.permute(0, 3, 1, 2)" not in templates("torch.add", image, Y)
     volume = of("float32[8,5,5,5,3]", "x")
     assert "{x}.permute(0, 4, 1, 2, 3)" in templates("torch.nn.functional.conv3d", volume)
-    second = Called(device="cpu", is_batch_second=True)
-    cube = of("float32[2,3,4]", "x")
-    assert templates("torch.lstm", cube, called=second)[0] == "{x}.transpose(0, 1)"
-    square = of("float32[3,3,4]", "x")
-    assert "{x}.transpose(0, 1)" not in templates("torch.lstm", square, called=second)
 
 
 def test_of_a_model_and_of_what_is_indexed_no_shape_changes() -> None:

@@ -133,7 +133,7 @@ def test_what_a_loop_chooses_is_not_changed_at_one_turn() -> None:
     assert placed("relabel", "{x} - 1", trial, "y[n]").fix is None
     assert placed("relabel", "{x} - 1", trial, "n[0]").fix == "f(n[0] - 1)"
     assert placed("relabel", "{x} - 1", Said(is_of_loop=True)).text.endswith(
-        "The loop calls other functions here too: change what is given to it"
+        "The loop may call other functions here: change what is given to it"
     )
 
 

@@ -157,7 +157,8 @@ def test_only_what_another_cell_defines_counts_within_one_cell() -> None:
 @pytest.mark.parametrize(("files", "may"), [(MAX_FILES - 1, False), (MAX_FILES, True)])
 def test_a_program_that_was_not_read_whole_may_change_anything(files: int, may: bool) -> None:
     trees = {f"{at}.py": ast.parse("a = x + 1" if at == 0 else "pass") for at in range(files)}
-    program: Any = SimpleNamespace(trees=trees)
+    nodes = [node for tree in trees.values() for node in ast.walk(tree)]
+    program: Any = SimpleNamespace(trees=trees, nodes=nodes)
     assert may_change(program, {"a"}, trees["0.py"].body[0], {"0.py", "1.py"}) is may
     assert not may_change(program, {"a"}, trees["0.py"].body[0], {"0.py"})
 

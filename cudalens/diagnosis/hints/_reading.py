@@ -213,7 +213,8 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
         if column is not None and column.count
         else share.count / max(share.total, 1),
         may_have_zero=is_open and not is_whole,
-        is_computed=_is_computed_here(evidence) or is_numbered(evidence),
+        # As in ``row * width + col``.
+        is_computed=isinstance(fact.node, ast.BinOp) or is_numbered(evidence),
         is_whole=is_whole,
         violation=violation,
         looked_at=_looked_at(evidence, count, whole_vector),
@@ -338,12 +339,6 @@ def is_written(evidence: Evidence, number: int) -> bool:
             if is_filling and any(ast.dump(item) == literal for item in values):
                 return True
     return False
-
-
-def _is_computed_here(evidence: Evidence) -> bool:
-    """Return whether the line computes the numbers, as in ``row * width + col``."""
-    at_fault = fault(evidence)
-    return at_fault is not None and isinstance(at_fault[1].node, ast.BinOp)
 
 
 def numel(fact: TensorFact) -> int:

@@ -83,20 +83,12 @@ def role_of(evidence: Evidence) -> Role | None:
         return _role_in_table(evidence, fact) if violation.argument == "indices" else None
     if not violation.is_index:
         return None
-    return _role_of_index(evidence, fact)
-
-
-def _role_of_index(evidence: Evidence, fact: TensorFact) -> Role:
-    if _writes_ones(evidence):
+    if (evidence.op.api or "").endswith(".one_hot"):
+        return "one_hot"
+    writes_ones = evidence.scalar("value") in ("1", "1.0", "True")
+    if writes_ones and name in ("aten::scatter", "aten::scatter_"):
         return "one_hot"
     return "position" if _gathers_positions(evidence, fact) else "index"
-
-
-def _writes_ones(evidence: Evidence) -> bool:
-    if (evidence.op.api or "").endswith(".one_hot"):
-        return True
-    is_scatter = evidence.op.name in ("aten::scatter", "aten::scatter_")
-    return is_scatter and evidence.scalar("value") in ("1", "1.0", "True")
 
 
 def _gathers_positions(evidence: Evidence, fact: TensorFact) -> bool:
@@ -173,7 +165,8 @@ def origin(evidence: Evidence, role: Role) -> TensorFact | None:
         if item is not fact and item.expression and item.dtype in INTEGERS
     ]
     bad = bad_values(evidence)
-    named = [item for item in others if _says(item, word) and _holds(item, fact, bad)]
+    said = [it for it in others if word and word.search((it.expression or "").lower())]
+    named = [item for item in said if _holds(item, fact, bad)]
     if named:
         return named[0] if len(named) == 1 else None
     ends = fact.summary.min, fact.summary.max
@@ -186,10 +179,6 @@ def name_of(fact: TensorFact) -> str:
     """Return the user's name for a tensor, or what it is to the function."""
     role = "target" if fact.argument == "target" else "input"
     return fact.expression if is_name(fact.expression) and fact.expression else f"the {role}"
-
-
-def _says(fact: TensorFact, word: re.Pattern[str] | None) -> bool:
-    return bool(word and fact.expression and word.search(fact.expression.lower()))
 
 
 def _long(shape: tuple[int, ...]) -> list[int]:

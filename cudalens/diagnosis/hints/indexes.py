@@ -69,16 +69,14 @@ def one_based_ids(evidence: Evidence, ids: Ids) -> Hint | None:
 @ids_rule("index")
 def no_class_for_blank(evidence: Evidence, ids: Ids) -> Hint | None:
     """Labels of a CTC loss run from 1 to the number of classes: one of these is the blank."""
-    if not _meets_blank(evidence) or ids.bad != {ids.size} or ids.low is None or ids.low < 1:
+    if evidence.op.name not in _CTC or evidence.scalar("blank") != "0":
+        return None
+    if ids.bad != {ids.size} or ids.low is None or ids.low < 1:
         return None
     return Hint(
         text=f"class 0 is the blank, so that {ids.size} classes are labels 1 … {ids.size - 1}: "
         f"label {ids.size} needs {ids.size + 1} classes"
     )
-
-
-def _meets_blank(evidence: Evidence) -> bool:
-    return evidence.op.name in _CTC and evidence.scalar("blank") == "0"
 
 
 # --- one value picked in each row -----------------------------------------------------------------

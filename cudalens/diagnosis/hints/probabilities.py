@@ -9,7 +9,7 @@ from cudalens.core.api_names import stem_of
 from cudalens.core.evidence_types import NanCause
 from cudalens.core.graph_types import DIVIDES, FIRST_NAN, WRITES
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint, LineRef, TensorFact, format_count
+from cudalens.core.report_types import Hint, TensorFact, format_count
 from cudalens.core.torch_functions import Trait, functions, stems
 from cudalens.diagnosis.hints._makers import way_of
 from cudalens.diagnosis.hints._roles import fault, name_of
@@ -244,7 +244,8 @@ def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
     if held is not None and len(held.written) > 1:
         lines = list_of(sorted(it.line or 0 for it in held.written))
         return f". Lines {lines} wrote NaN to {held.name}", False
-    if write := _written_nan(evidence):
+    written = (step.source for step in evidence.provenance if step.note == f"{WRITES} nan")
+    if write := next(written, None):  # as a number: ``x[2] = float("nan")``
         return f". Line {write.line} wrote NaN: {write.text}", False
     steps = [step for step in evidence.provenance if step.op and step.source is not None]
     names = [stem_of(step.op or "") for step in steps]
@@ -264,12 +265,6 @@ def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
         own = f"{holder.summary.nan} of {math.prod(holder.shape)} values"
         return f". {holder.expression} contains NaN too ({own})", True
     return "", True
-
-
-def _written_nan(evidence: Evidence) -> LineRef | None:
-    """Return the line that wrote a NaN as a number: ``x[2] = float("nan")``."""
-    notes = (step for step in evidence.provenance if step.note == f"{WRITES} nan")
-    return next((step.source for step in notes if step.source is not None), None)
 
 
 # --- parameters of a distribution -----------------------------------------------------------------
@@ -356,7 +351,8 @@ def _nothing_to_draw(evidence: Evidence, weights: TensorFact) -> Hint | None:
     rows = evidence.violation.offenders if evidence.violation else None
     if rows is None or not rows.first or any(item.value not in (0, 0.0) for item in rows.first):
         return None
-    mask = _masking_op(evidence)
+    masks = (f"{op}{line}" for op, line in way_of(evidence) if op.rstrip("_") in _MASKS)
+    mask = next(masks, None)
     why = f"{mask} may have left no candidate. " if mask else ""
     if weights.dtype in _HALVES:
         why += f"The weights may be too small for {weights.dtype}. "
@@ -364,9 +360,3 @@ def _nothing_to_draw(evidence: Evidence, weights: TensorFact) -> Hint | None:
         text=f"{rows.count} of {rows.total} rows sum to 0. {why}Keep at least one weight above 0 "
         "in each row"
     )
-
-
-def _masking_op(evidence: Evidence) -> str | None:
-    """Return the op that left candidates out on the way of the weights, and its line."""
-    ops = ((name, line) for name, line in way_of(evidence) if name.rstrip("_") in _MASKS)
-    return next((f"{name}{line}" for name, line in ops), None)

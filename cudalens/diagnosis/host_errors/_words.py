@@ -106,15 +106,14 @@ def first_line(message: str) -> str:
     text = _REST.sub("", line)
     if text.endswith(":"):
         text = f"{text} {rest.strip().partition(chr(10))[0].strip()}"
-    text = _TENSOR_TYPE.sub(_type, text.rstrip(" .!"))
+    text = _TENSOR_TYPE.sub(
+        lambda match: f"{dtype(match[0])} tensor on {match[1] or (match[3] or 'cpu').lower()}",
+        text.rstrip(" .!"),
+    )
     text = _SIZE.sub(lambda match: format_shape(ints(match[2] or match[3] or "")), text)
     if re.search(r"type|implemented for", text):
         text = _WORD.sub(lambda match: dtype(match[0]), text.replace("c10::", ""))
     return text
-
-
-def _type(match: re.Match[str]) -> str:
-    return f"{dtype(match[0])} tensor on {match[1] or (match[3] or 'cpu').lower()}"
 
 
 # --- the user's names ----------------------------------------------------------------------------

@@ -211,9 +211,11 @@ def saved_tensor_modified(evidence: Evidence, match: re.Match[str]) -> Answer:
         writes = evidence.modified.writes if evidence.modified else ()
         places = dict.fromkeys(map(_format_step, writes or (step,)))
         change = f"changed in place by {' and by '.join(places)}"
+    savers = list(map(_format_step, evidence.modified.savers)) if evidence.modified else []
+    by = f"by {' or by '.join(savers)} " if 0 < len(savers) <= _MAX_SAVERS else ""
     yield autograd(
         headline,
-        f"{name} was {_savers(evidence)}at version {match['saved']}, and is at version "
+        f"{name} was saved for backward {by}at version {match['saved']}, and is at version "
         f"{match['found']} now: {change}. With it, backward would compute wrong gradients.",
     )
     if (hint := _out_of_place(evidence)) is not None:
@@ -227,7 +229,10 @@ _HEAD_OF_BLOCK = re.compile(r"^with\b[^:]*:\s*(?=\S)")
 def _headline(evidence: Evidence, step: ProvenanceStep, changed: str) -> str:
     """Return ``opt.step() in line 13 changed D[2].weight, which loss.backward() needs``."""
     ref, here = step.source, evidence.source
-    backward = f"{here.text}" if here is not None and _is_backward(here.text) else "backward"
+    code = (here and here.text) or ""
+    # A long line, or one of several calls, is not named.
+    is_short = re.fullmatch(r"[\w.]{1,20}\.backward\([\w=, ]{0,20}\)", code) is not None
+    backward = code if is_short else "backward"
     if ref is None or not ref.where:
         return f"{step.op or 'an op'} changed a tensor, which {backward} needs"
     place = ref.near(here)
@@ -239,11 +244,6 @@ def _headline(evidence: Evidence, step: ProvenanceStep, changed: str) -> str:
     text = _HEAD_OF_BLOCK.sub("", ref.text)
     text = text if len(text) <= room else f"{text[: max(room - 1, 12)].rstrip()}…"
     return f"{text}{rest}"
-
-
-def _is_backward(code: str | None) -> bool:
-    """Return whether a short line is one call of backward: ``loss.backward()``."""
-    return re.fullmatch(r"[\w.]{1,20}\.backward\([\w=, ]{0,20}\)", code or "") is not None
 
 
 def _changed(ref: LineRef | None) -> str:
@@ -265,13 +265,6 @@ def _changed(ref: LineRef | None) -> str:
         node = node.value
     name = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""
     return name if len(name) <= _MAX_NAME else ""
-
-
-def _savers(evidence: Evidence) -> str:
-    """Return which op saved the tensor, where it is known."""
-    savers = list(map(_format_step, evidence.modified.savers)) if evidence.modified else []
-    by = f"by {' or by '.join(savers)} " if 0 < len(savers) <= _MAX_SAVERS else ""
-    return f"saved for backward {by}"
 
 
 def _format_step(step: ProvenanceStep | None) -> str:
