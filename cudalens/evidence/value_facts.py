@@ -32,6 +32,7 @@ from cudalens.evidence.marks import marks_of, nan_slice, vanished
 from cudalens.evidence.python_values import computed_lines
 from cudalens.evidence.tensors import bad_key
 from cudalens.guards._ranges import breaks
+from cudalens.recorder.earlier_calls import GIVING
 from cudalens.recorder.provenance import Provenance
 
 _OUT_OF_RANGE = "selected index k out of range"
@@ -91,7 +92,10 @@ def _last_change(failure: FailureContext, tensor: Tensor) -> LineRef | None:
     if not writes or tensor._version > max(write.after for _, write in writes):
         return None
     call = writes[-1][0]
-    return snapshot.reader.line(call.site) if call.seq > 0 else None
+    # An array that shares the memory may have written to it since.
+    later = {it.api.stem for it in snapshot.calls if it.seq > call.seq}
+    is_last = call.seq > 0 and not later & GIVING
+    return snapshot.reader.line(call.site) if is_last else None
 
 
 def _writes_nan(step: ProvenanceStep) -> bool:

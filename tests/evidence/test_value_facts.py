@@ -133,6 +133,18 @@ def test_the_last_change_of_a_parameter_that_is_nan() -> None:
         assert report.limits == ()
 
 
+@pytest.mark.usefixtures("sim")
+@pytest.mark.parametrize(("array", "count"), [("net.weight.detach().numpy()", 0), ("None", 1)])
+def test_a_change_is_not_the_last_where_an_array_may_have_written_since(
+    array: str, count: int
+) -> None:
+    code = "net = nn.Linear(2, 3)\nnet.weight.data.add_(float('nan'))\n"
+    code += f"a = {array}\ntorch.multinomial(net(torch.ones(2, 2)).softmax(-1), 1)"
+    report = run_cell(SETUP + code, fast=False).shown
+    marks = [it.mark for one in report.observations for it in one.sources]
+    assert marks.count("net.weight is last changed here") == count
+
+
 def test_the_keys_of_a_batch_under_which_one_tensor_is() -> None:
     one, two = torch.ones(1), torch.ones(1)
 
