@@ -291,7 +291,7 @@ def _written_buffers(past: PastCall) -> str:
 # --- silent findings: each line of a loop once ----------------------------------------------------
 
 
-_Places = WeakKeyDictionary[CodeType, set[tuple[int, str, str]]]
+_Places = WeakKeyDictionary[CodeType, set[tuple[str, int, str, str]]]
 
 _reported_silently: WeakKeyDictionary[object, _Places] = WeakKeyDictionary()
 """For each check, and for the guards as installed where no check listens.
@@ -306,7 +306,8 @@ def is_repeated(violation: Violation, line: StackLine | None) -> bool:
         return False  # a thread of autograd's own: no line of the user's is known
     places = _reported_silently.setdefault(PROCESS.dedup_scope, WeakKeyDictionary())
     seen = places.setdefault(line[0], set())
-    here = line[1], violation.guard, violation.argument
+    # Python calls codes of one text equal, whatever file each is of.
+    here = line[0].co_filename, line[1], violation.guard, violation.argument
     if here in seen:
         return True
     seen.add(here)
