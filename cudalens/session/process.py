@@ -328,7 +328,7 @@ def _cuda() -> str:
     try:
         torch.cuda.synchronize()
     except RuntimeError:
-        return f"lost: an earlier kernel failed, start this process again ({name})"
+        return f"lost: an earlier CUDA kernel failed. Restart the notebook or the process ({name})"
     return f"fine ({name})"
 
 
