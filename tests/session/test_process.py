@@ -246,7 +246,12 @@ def test_the_last_check_in_words(
         (False, False, False, "no GPU; `%cudacheck simulate` turns on a rehearsal device"),
         (True, False, False, "a GPU that this process has not used yet"),
         (True, True, False, "fine (H200)"),
-        (True, True, True, "lost: an earlier CUDA kernel failed. Restart the notebook or the process (H200)"),
+        (
+            True,
+            True,
+            True,
+            "lost: an earlier CUDA kernel failed. Restart the notebook or the process (H200)",
+        ),
     ],
 )
 def test_the_state_of_cuda_in_words(
