@@ -170,7 +170,11 @@ def finding(
             headline="",
             explanation="",
             offenders=Offenders(
-                count=len(bad), total=len(values), first=tuple(bad[:MAX_FIRST]), others=rest
+                count=len(bad),
+                total=len(values),
+                first=tuple(bad[:MAX_FIRST]),
+                others=rest,
+                allowed=sum(value in marked for value in values),
             ),
             bounds=bounds,
             is_index=size is not None and op != "aten::masked_scatter",

@@ -227,7 +227,7 @@ OTHERS: Final[dict[str, str]] = {
     "recorder/places.py": "recorder/test_lineage.py",
     "recorder/provenance.py": (
         "recorder/test_lineage.py recorder/test_dataloader.py evidence/test_dataset_column.py "
-        "recorder/test_nonfinite.py"
+        "recorder/test_nonfinite.py diagnosis/hints/test_nan_origin.py"
     ),
     "recorder/recorder.py": "recorder/test_lineage.py",
     "recorder/replaced.py": (

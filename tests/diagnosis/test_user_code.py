@@ -179,6 +179,9 @@ def test_places_are_said_from_the_failing_line() -> None:
     assert place(LineRef(line=2, cell=3), here) == "line 2"
     assert "3" not in place(LineRef(line=2, cell=5), here)
     assert "5" in place(LineRef(line=2, cell=5), here)
+    in_file = Evidence(source=SourceSpan(file="/a/train.py", line=4))
+    assert place(LineRef(line=2, file="/a/train.py"), in_file) == "line 2"
+    assert place(LineRef(line=2, file="/a/model.py"), in_file) == "/a/model.py:2"
     lines = [is_failing_line(LineRef(line=at, cell=3), here) for at in (3, 4, 6, 7)]
     assert lines == [False, True, True, False]
     assert not is_failing_line(LineRef(line=4, cell=5), here)

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from cudalens.core.call import NodeMark
 from cudalens.evidence import freed_graph
+from cudalens.recorder import Recorder
 
 X, Y = torch.ones(1), torch.ones(2)
 
@@ -59,3 +61,25 @@ def test_names_whose_values_a_line_uses(line: str, names: list[str]) -> None:
     (statement,) = ast.parse(line).body
     assert sorted(map(ast.unparse, freed_graph._names_read(statement))) == names
     assert list(freed_graph._names_read(None)) == []
+
+
+@pytest.mark.parametrize(
+    ("argument", "is_root"),
+    [
+        ("self", True), ("tensors", True), ("tensors[0]", True), ("outputs[1]", True),
+        ("grad_tensors[0]", False), ("inputs[0]", False),
+    ],
+)  # fmt: skip
+def test_the_graph_is_followed_from_what_backward_was_asked_of(
+    argument: str, *, is_root: bool
+) -> None:
+    """Alone or in a list; a gradient that it was given, or what to differentiate by, is none."""
+    leaf = torch.ones(3, requires_grad=True)
+    with Recorder() as recorder:
+        part = leaf.exp()
+        first, second = part.sum(), (part * 3).sum()
+        first.backward()
+        raising = NodeMark.of(part.grad_fn)
+        assert raising is not None
+        freed = freed_graph.freed_graph({argument: second}, recorder, [], None, raising)
+    assert (freed is not None and freed.freed is not None) is is_root

@@ -128,6 +128,14 @@ WAYS = {
         "return nn.utils.rnn.pad_sequence([torch.tensor([1, n]) for n in (2, 12)]).clone()",
         [("clone", 1, None), ("pad_sequence", 1, None), ("tensor", 1, None)],
     ),
+    "of rows that one line computed, gone by now, it is not known whose are bad": (
+        "return nn.utils.rnn.pad_sequence([good - 1, good - 9]).clone()",
+        [("clone", 1, None), ("pad_sequence", 1, None)],
+    ),
+    "the part that one line computed at the place of the bad values, gone by now": (
+        "return torch.cat([good - 1, good - 9])",
+        [("cat", 1, None), ("sub", 1, FIRST_BAD)],
+    ),
     "of rows of two lines it is not known whose are bad": (
         "first = lambda: torch.tensor([1, 2])\nother = lambda: torch.tensor([1, 12])\n"
         "return torch.stack([first(), other()])",

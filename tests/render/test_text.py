@@ -115,6 +115,24 @@ def test_statement_longer_than_the_terminal_keeps_its_labels() -> None:
     assert_label_hangs_below("y)", cut)
 
 
+@pytest.mark.parametrize(
+    ("labelled", "rows"),
+    [
+        ("pair(a, b)", ["x = function(first, second,", "    pair(a, b), y)"]),
+        ("first", ["x = function(first, second, pair(a,", "    b), y)"]),
+    ],
+)
+def test_a_line_goes_on_in_the_next_row_before_a_labelled_expression(
+    labelled: str, rows: list[str]
+) -> None:
+    """It is cut at the last comma that fits, and not within what has a label."""
+    line = "x = function(first, second, pair(a, b), y)"
+    call = calling(line, line.removeprefix("x = "), tensor(line, 9, "input", labelled, "int64[3]"))
+    text = render(call, width=len("     9 │ x = function(first, second, pair(a, "))
+    code = (row.partition("│ ")[2] for row in text.splitlines())
+    assert [row for row in code if row.endswith((",", "y)"))] == rows
+
+
 def test_a_line_that_is_cut_says_so() -> None:
     line = f"f({'x, ' * 90}y)"
     code = "".join(row.partition("│ ")[2] for row in render(calling(line, line)).splitlines())

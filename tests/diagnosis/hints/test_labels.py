@@ -60,6 +60,16 @@ CAUSES: dict[str, Cause] = {
             "if 1 was subtracted",
         ),
     ),
+    "minus_one_beside_ignored_labels": Cause(
+        labels([0, -1, 3, -100, -1, 2], 4),
+        rule="mark_not_ignored",
+        says=("if -1 marks labels to leave out, make it -100, which other labels are;",),
+    ),
+    "minus_one_beside_no_ignored_labels": Cause(
+        labels([0, -1, 3, -1, 2], 5),
+        rule="mark_not_ignored",
+        says=("leave out, use ignore_index=-1 (the loss ignores -100);",),
+    ),
     "minus_one_written": Cause(
         labels([3, -1, 2, -1], 10, provenance=(WRITTEN,)),
         rule="mark_not_ignored",
