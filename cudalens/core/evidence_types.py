@@ -359,6 +359,8 @@ class BadSlice(NamedTuple):
     many: int
     is_full: bool
     """True if each value at that index is bad."""
+    is_nan: bool = False
+    """True if it is where the NaN are; other values may be bad too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -370,8 +370,7 @@ def pattern(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     if (held := marks.in_slice) is not None:
         at_fault = fault(evidence)
         name = held.name or (at_fault and at_fault[1].expression) or "the tensor"
-        is_nan = all(item.value == "nan" for item in violation.offenders.first)
-        what = "nan" if held.name or violation.is_nonfinite or is_nan else "bad"
+        what = "nan" if held.is_nan else "bad"
         part = f"[{':, ' * held.dim}{held.at}]"
         text = f"all {held.many} {what} values of {name} are in {part}"
         if held.is_full:

@@ -98,7 +98,8 @@ def nan_slice(tensor: Tensor, others: Iterable[tuple[str, Tensor]]) -> BadSlice 
     own = slice_of(None, tensor.detach().isnan())
     floats = ((name, it) for name, it in others if it is not tensor and it.is_floating_point())
     beside = (slice_of(name, it.detach().isnan()) for name, it in floats)
-    return own or next(filter(None, beside), None)
+    found = own or next(filter(None, beside), None)
+    return found and found._replace(is_nan=True)
 
 
 def _copies(tensor: Tensor) -> int:

@@ -315,7 +315,11 @@ def test_a_bound_of_the_failing_line_is_not_repeated() -> None:
             "all 16 bad values of ids are in [:, 4]",
         ),
         (
-            Marks(in_slice=BadSlice("x", 0, 4, 16, is_full=True)),
+            Marks(in_slice=BadSlice(None, 1, 4, 4, is_full=True, is_nan=True)),
+            "ids[:, 4] is nan throughout (4 values), the rest nowhere",
+        ),
+        (
+            Marks(in_slice=BadSlice("x", 0, 4, 16, is_full=True, is_nan=True)),
             "x[4] is nan throughout (16 values), the rest nowhere",
         ),
         (Marks(is_size=True), "5 is the number of rows, one past the last (0 … 4)"),

@@ -148,5 +148,7 @@ def test_nan_in_a_column_of_another_tensor() -> None:
     x, out = torch.zeros(16, 6), torch.full((16, 6), torch.nan)
     assert nan_slice(out, [("out", out), ("x", x)]) is None
     x[:, 4] = torch.nan
-    assert nan_slice(out, [("out", out), ("x", x)]) == BadSlice("x", 1, 4, 16, is_full=True)
-    assert nan_slice(x, []) == BadSlice(None, 1, 4, 16, is_full=True)
+    x[:, 2] = -1.0  # bad too, where it is a probability
+    held = BadSlice("x", 1, 4, 16, is_full=True, is_nan=True)
+    assert nan_slice(out, [("out", out), ("x", x)]) == held
+    assert nan_slice(x, []) == held._replace(name=None)
