@@ -269,6 +269,12 @@ def cat_sizes(evidence: Evidence, match: re.Match[str]) -> Answer:
     known = [(fact.shape, user_name(evidence, fact)) for fact in pair if fact is not None]
     if len(known) != len(pair) or len({len(part.shape) for part in parts}) != 1:
         return
+    # vstack, column_stack and dstack join what they make of parts of fewer dimensions.
+    unequal = {
+        dim for dim, (a, b) in enumerate(zip(*(it[0] for it in known), strict=True)) if a != b
+    }
+    if joined >= len(parts[0].shape) or not unequal - {joined}:
+        return
     said = " and ".join(f"{name} is {format_shape(shape)}" for shape, name in known)
     yield host(f"{said}: only dimension {joined} may differ", argument=at)
     sizes = [sorted(set(of_dim)) for of_dim in zip(*(part.shape for part in parts), strict=True)]

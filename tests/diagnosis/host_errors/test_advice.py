@@ -289,6 +289,27 @@ def test_parts_of_different_sizes(
     assert explained(message, *parts).headline == headline
 
 
+@pytest.mark.parametrize(
+    ("shapes", "joined", "is_said"),
+    [
+        (("5", "7"), 0, False),  # vstack makes rows of them
+        (("5", "7"), 1, False),  # column_stack makes columns
+        (("5,3", "7,3"), 2, False),  # dstack adds a dimension
+        (("5,3", "7,3"), 1, True),
+    ],
+)
+def test_parts_that_are_joined_with_more_dimensions(
+    shapes: tuple[str, str], joined: int, is_said: bool
+) -> None:
+    parts = [fact(f"tensors[{at}]", f"float32[{it}]", "ab"[at]) for at, it in enumerate(shapes)]
+    message = (
+        f"Sizes of tensors must match except in dimension {joined}. Expected size 5 but got size 7 "
+        "for tensor number 1 in the list."
+    )
+    assert ("may differ" in explained(message, *parts).headline) == is_said
+    assert bool(hints(message, *parts)) == is_said
+
+
 def test_samples_that_no_advice_is_known_for() -> None:
     assert hints(STACK.format("5", "5, 4"), **inside(COLLATE)) == []
     assert hints(STACK.format("5, 4", "5, 3"), **inside(COLLATE)) == []
