@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TypeGuard
 
@@ -29,6 +29,7 @@ from cudalens.diagnosis.user_code import (
     is_failing_line,
     place,
     shortened,
+    written,
 )
 
 _OF_SIZES = re.compile(
@@ -118,9 +119,8 @@ def _given_sizes(evidence: Evidence, trial: Trial, message: str) -> Iterator[Obs
     if match is None or not isinstance(call, ast.Call) or len(trial.operands) != 1:
         return
     sizes, x = [*map(int, match["sizes"].split(", "))], trial.operands[0]
-    listed = call.args[-1] if call.args else None
-    given = listed.elts if isinstance(listed, ast.Tuple) else call.args[-len(sizes) :]
-    if len(given) != len(sizes):
+    given = _sizes_of(evidence, call, x)
+    if len(given) != len(sizes) or any(isinstance(it, ast.Starred) for it in given):
         return
     first, rest = x.shape[: len(sizes) - 1], prod(x.shape[len(sizes) - 1 :])
     if 1 < len(sizes) <= len(x.shape) and first == tuple(sizes[:-1]) and sizes[-1] > 0:
@@ -137,6 +137,15 @@ def _given_sizes(evidence: Evidence, trial: Trial, message: str) -> Iterator[Obs
         text = f"{', '.join(names)}, set in {place(line, evidence)}: {line.text}"
         source = marked(line, f"{', '.join(names)} here")
         yield Observation(kind="bound", text=text, facts={"sizes": sizes}, sources=(source,))
+
+
+def _sizes_of(evidence: Evidence, call: ast.Call, x: TensorFact) -> Sequence[ast.expr]:
+    """Return the sizes that a call gives one by one; empty where it may give a sequence of them."""
+    if call.args and isinstance(call.args[-1], ast.Tuple | ast.List):
+        return call.args[-1].elts
+    method = call.func if isinstance(call.func, ast.Attribute) else None
+    is_of_x = method is not None and written(evidence, method.value) == x.expression
+    return call.args if is_of_x and len(call.args) > 1 else ()
 
 
 def _class_weights(evidence: Evidence, trial: Trial, count: int) -> Iterator[Observation]:

@@ -385,6 +385,11 @@ SIZES = {
         ("v.reshape(*sizes)", "3,11,4,17", []),
         ("v.reshape(3, 11, other)", "3,11,4,17",
          ["v has 68 elements for each of [3, 11], and other is 13"]),
+        ("v.reshape([batch, 11, width])", "3,11,4,17",
+         ["v has 68 elements for each of [3, 11], and width is 13",
+          "batch = 3, width = 13, set in line 4: None"]),
+        ("v.reshape(*first, steps, *width)", "3,11,4,17", []),
+        ("torch.reshape(v, (*first, steps, width))", "3,11,4,17", []),
     ],
 )  # fmt: skip
 def test_what_a_reshape_was_given(call: str, shape: str, wanted: list[str]) -> None:
@@ -392,6 +397,34 @@ def test_what_a_reshape_was_given(call: str, shape: str, wanted: list[str]) -> N
     found = observed(INVALID.format(13), trial, call=syntax_of(call))
     own = [it.text for it in found if " elements for " in it.text or " set in " in it.text]
     assert own == wanted
+
+
+@pytest.mark.parametrize(
+    ("call", "wanted"),
+    [
+        ("torch.reshape(v, sizes)", []),
+        ("torch.reshape(v, [3, width])", ["width = 13, set in line 4: None"]),
+        ("v.reshape(3, width)", ["width = 13, set in line 4: None"]),
+        ("v.reshape(*(), *width)", []),
+    ],
+)
+def test_a_sequence_of_sizes_is_not_its_last(call: str, wanted: list[str]) -> None:
+    """Of two sizes, one argument that is a sequence, and the tensor before it."""
+    names = {name: made(4, None) for name in ("v", "sizes", "width")}
+    trial = Known((fact("input", "float32[3,11,4,17]", "v"),), **names)
+    found = observed(
+        "shape '[3, 13]' is invalid for input of size 2244", trial, call=syntax_of(call)
+    )
+    assert [it.text for it in found if " set in " in it.text] == wanted
+    told = [it.text for it in found if " elements for " in it.text]
+    assert told == ["v has 748 elements for each of [3], and width is 13"] * bool(wanted)
+
+
+def test_one_argument_may_be_a_sequence() -> None:
+    trial = Known((fact("input", "float32[3,11,4,17]", "v"),), n=made(4, None))
+    message = "shape '[13]' is invalid for input of size 2244"
+    assert not any("n = 13" in it for it in texts(message, trial, call=syntax_of("v.reshape(n)")))
+    assert any("n = 13" in it for it in texts(message, trial, call=syntax_of("v.reshape([n])")))
 
 
 def test_a_size_to_be_inferred_is_no_number_of_elements() -> None:
