@@ -58,9 +58,13 @@ def added_number(
 
 def _given(call: Recorded, tensor: Tensor, snapshot: Snapshot) -> Tensor | None:
     """Return the one living input of a sum that has the values which it had then."""
-    if call.api.stem.strip("_") not in _SUMS or call.written:
+    stem = call.api.stem.strip("_")
+    is_since = not snapshot.is_untouched(ref(tensor), call.seq + 1)
+    if stem not in _SUMS or call.written or is_since:
         return None
     untouched = (it() for it in call.inputs if snapshot.is_untouched(it, call.seq))
     same = [it for it in untouched if it is not None and it.shape == tensor.shape]
     is_one = len(same) == 1 and same[0] is not tensor and same[0].dtype == tensor.dtype
-    return same[0] if is_one else None
+    # ``offsets - x`` adds nothing to x.
+    is_first = is_one and call.inputs[0]() is same[0]
+    return same[0] if is_one and (is_first or stem not in ("sub", "isub")) else None

@@ -78,7 +78,7 @@ def evidence_of(failure: FailureContext, **given: Any) -> Evidence:
         "frames": site.frames,
         "device_text": None if violation is None else violation.device_text,
         "node_saved": () if failure.call.node is None else failure.call.node.saved,
-        "has_nan_watch": bool(failure.guarded and getattr(failure.recorder, "watch", None)),
+        "has_nan_watch": bool(getattr(failure.recorder, "watch", None)),
         # No notebook and no IPython runs here.
         "is_script": running_shell() is None and not is_of_cell(site.source, site.frames),
     }

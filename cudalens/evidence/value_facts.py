@@ -19,7 +19,7 @@ from cudalens.core.evidence_types import (
     ShortInput,
 )
 from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN, WRITES, ProvenanceStep
-from cudalens.core.report_types import LineRef
+from cudalens.core.report_types import LineRef, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.core.torch_functions import is_in_place
 from cudalens.diagnosis.user_code import statement_of
@@ -30,6 +30,7 @@ from cudalens.evidence.ctc import short_input
 from cudalens.evidence.failure import FailureContext, bad_places
 from cudalens.evidence.marks import marks_of, nan_slice, vanished
 from cudalens.evidence.python_values import computed_lines
+from cudalens.evidence.recorded_way import sources_of
 from cudalens.evidence.tensors import bad_key
 from cudalens.guards._ranges import breaks
 from cudalens.recorder.earlier_calls import GIVING
@@ -43,7 +44,8 @@ _MAX_READ = 1 << 26
 def nan_holder(failure: FailureContext, origin: Tensor | None) -> NanHolder | None:
     """Return the tensor of the user's that a NaN came from, if it has a name.
 
-    If the NaN cannot be traced: the first parameter that contains one.
+    If the NaN cannot be traced: the first parameter that contains one, of those that were read on
+    the way where that is known.
     """
     violation, frames = failure.violation, failure.frames
     assert violation is not None
@@ -53,8 +55,11 @@ def nan_holder(failure: FailureContext, origin: Tensor | None) -> NanHolder | No
     first, room = violation.offenders.first[:1], _MAX_READ
     if violation.is_nonfinite or not first or first[0].value != "nan":
         return None
+    on_the_way = _ids_on_the_way(failure, violation)
     with _torch.no_dispatch_modes(), _torch.plain_torch():
         for name, parameter in visible_parameters(frames):
+            if on_the_way is not None and id(parameter) not in on_the_way:
+                continue  # a model of an earlier cell may contain NaN too
             room -= parameter.numel()
             if room < 0:
                 return None
@@ -68,6 +73,17 @@ def nan_holder(failure: FailureContext, origin: Tensor | None) -> NanHolder | No
                     changed=None if written else _last_change(failure, parameter),
                 )
     return None
+
+
+def _ids_on_the_way(failure: FailureContext, violation: Violation) -> set[int] | None:
+    """Return the ids of the tensors that led to the one at fault, if its maker is recorded."""
+    tensor = failure.values.get(bad_key(violation))
+    if tensor is None or failure.recorder is None:
+        return None
+    snapshot = failure.recorder.snapshot()
+    if snapshot.maker(ref(tensor)) is None:
+        return None
+    return {id(it) for it in sources_of(tensor, snapshot)}
 
 
 def _writers_of_nan(
@@ -92,10 +108,14 @@ def _last_change(failure: FailureContext, tensor: Tensor) -> LineRef | None:
     if not writes or tensor._version > max(write.after for _, write in writes):
         return None
     call = writes[-1][0]
-    # An array that shares the memory may have written to it since.
-    later = {it.api.stem for it in snapshot.calls if it.seq > call.seq}
-    is_last = call.seq > 0 and not later & GIVING
-    return snapshot.reader.line(call.site) if is_last else None
+    # An array may have written to the memory since, whenever it was taken, and ``p.data = x`` after
+    # the write gives the parameter another memory.
+    is_hidden = any(
+        it.api.stem in GIVING
+        or (it.api.stem == "data" and len(it.inputs) > 1 and it.seq > call.seq)
+        for it in (*snapshot.earlier.calls, *snapshot.calls)
+    )
+    return snapshot.reader.line(call.site) if call.seq > 0 and not is_hidden else None
 
 
 def _writes_nan(step: ProvenanceStep) -> bool:

@@ -38,6 +38,8 @@ table(shifted)
         # Its elements are added to by themselves, or have other values by now.
         (IDS.format(made="shifted = ids + torch.arange(10).cuda()"), None),
         (IDS.format(made="shifted = ids + 1\nids += 5"), None),
+        (IDS.format(made="shifted = ids + 1\nshifted += 5"), None),
+        (IDS.format(made="ids = torch.ones_like(ids)\nshifted = ids * 12 - ids"), None),
         (IDS.format(made="shifted = ids * 2"), None),
         (IDS.format(made="shifted = ids.clone()\nshifted += 1"), None),
     ],

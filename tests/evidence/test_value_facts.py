@@ -58,7 +58,9 @@ def holder(
     text: str, violation: Violation, origin: Any = None, recorder: Any = None, **names: Any
 ) -> Any:
     def ask(frames: Any) -> Any:
-        failure: Any = SimpleNamespace(violation=violation, frames=frames, recorder=recorder)
+        failure: Any = SimpleNamespace(
+            violation=violation, frames=frames, recorder=recorder, values={}
+        )
         return nan_holder(failure, origin)
 
     return asked(text, ask, **names)[-1]
@@ -133,13 +135,23 @@ def test_the_last_change_of_a_parameter_that_is_nan() -> None:
         assert report.limits == ()
 
 
+ADDS = "net.weight.data.add_(NAN)"
+ARRAY = "a = net.weight.detach().numpy()"
+
+
 @pytest.mark.usefixtures("sim")
-@pytest.mark.parametrize(("array", "count"), [("net.weight.detach().numpy()", 0), ("None", 1)])
-def test_a_change_is_not_the_last_where_an_array_may_have_written_since(
-    array: str, count: int
-) -> None:
-    code = "net = nn.Linear(2, 3)\nnet.weight.data.add_(float('nan'))\n"
-    code += f"a = {array}\ntorch.multinomial(net(torch.ones(2, 2)).softmax(-1), 1)"
+@pytest.mark.parametrize(
+    ("lines", "count"),
+    [
+        (f"{ADDS}; {ARRAY}", 0),
+        (f"{ARRAY}; net.weight.data.add_(1); a[0] = NAN", 0),
+        (f"{ADDS}; net.weight.data = net.weight.data * 1", 0),
+        (f"a = net.weight.data; {ADDS}", 1),
+    ],
+)
+def test_a_change_is_not_the_last_where_one_may_be_unseen_since(lines: str, count: int) -> None:
+    code = f"NAN = float('nan')\nnet = nn.Linear(2, 3)\n{lines}\n"
+    code += "torch.multinomial(net(torch.ones(2, 2)).softmax(-1), 1)"
     report = run_cell(SETUP + code, fast=False).shown
     marks = [it.mark for one in report.observations for it in one.sources]
     assert marks.count("net.weight is last changed here") == count
@@ -159,3 +171,13 @@ def test_the_keys_of_a_batch_under_which_one_tensor_is() -> None:
     assert keys(("x", two), ("labels", one), ("ids", one), at=0) == ()
     assert keys(("labels", one), ("ids", one), is_stacked=True) == ()
     assert value_facts._aliases(Provenance()) == ()
+
+
+@pytest.mark.usefixtures("sim")
+@pytest.mark.parametrize(("read", "said"), [("net", True), ("other", False)])
+def test_a_parameter_that_the_values_did_not_come_from_is_not_named(read: str, said: bool) -> None:
+    code = "net, other = nn.Linear(2, 3), nn.Linear(2, 3)\nnet.weight.data.fill_(float('nan'))\n"
+    code += "inf = torch.full((2, 2), float('inf'))\n"
+    code += f"torch.multinomial({read}(inf).softmax(-1), 1)"
+    hints = run_cell(SETUP + code, fast=False).shown.hints
+    assert any("net.weight contains NaN" in hint.text for hint in hints) is said

@@ -11,7 +11,7 @@ from cudalens.core.graph_types import DIVIDES, FIRST_NAN, WRITES
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact, format_count
 from cudalens.core.torch_functions import Trait, functions, stems
-from cudalens.diagnosis.hints._makers import way_of
+from cudalens.diagnosis.hints._makers import FROM_PYTHON, way_of
 from cudalens.diagnosis.hints._roles import fault, name_of
 from cudalens.diagnosis.user_code import list_of, renamed, rewritten
 
@@ -232,7 +232,11 @@ def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
     divisions = (step.source for step in evidence.provenance if step.note == DIVIDES)
     if division := next(divisions, None):
         return f". Line {division.line} divides by 0: {division.text}", False
-    proven = (step.source for step in evidence.provenance if step.note == FIRST_NAN)
+    proven = (
+        step.source
+        for step in evidence.provenance
+        if step.note == FIRST_NAN and stem_of(step.op or "") not in FROM_PYTHON
+    )
     if first := next(proven, None):
         text = f". Line {first.line} made them: {first.text}"
         if evidence.nan_cause is not None:
@@ -255,7 +259,8 @@ def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
     if held is not None and held.nan.total > 1:
         at = f", the first at {list(held.nan.first[0].position)}"
     if held is not None and not held.is_read:
-        return f". {held.name} contains NaN ({held.nan.count} of {held.nan.total} values{at})", True
+        text = f". {held.name} contains NaN ({held.nan.count} of {held.nan.total} values{at})"
+        return text, not held.written  # of what was written as a number, --nan says nothing
     if held is not None and steps:
         text = f"{names[-1]} in line {steps[-1].source.line} read them from {held.name}"  # type: ignore[union-attr]
         return f". {text} ({held.nan.count} of {held.nan.total} values{at})", False
