@@ -308,8 +308,8 @@ def line_marks(report: Report) -> list[LineMark]:
         marks += [
             _mark(step.source, one_line(step.note or "the values pass through here"))
             for step in words.way(report)
-            if step.source is not None
-            and step.source.line is not None
+            if (step.source is not None and step.source.line is not None)
+            and (step.note or not words.is_beginning(step))
             and (where_of(step.source), step.source.line) not in marked
         ]
     is_elsewhere = report.bound_source is not None and (

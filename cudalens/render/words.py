@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from cudalens.core import error_pages
+from cudalens.core.api_names import stem_of
 from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN
 from cudalens.core.report import (
     Bounds,
@@ -30,12 +31,15 @@ from cudalens.core.report import (
     format_count,
 )
 from cudalens.core.report_types import format_shape, ravel, unravel
+from cudalens.core.torch_functions import Trait, stems
 
 # Joiners carry meaning in emoji and in Indic and Persian writing, and move nothing else.
 _KEPT = {"\u200c", "\u200d"}
 MAX_LENGTH = 4000
 """No view draws more of one text; each cuts far earlier and says so."""
 _SIGNS = {"\x7f": "\u2421"}
+_BEGINNINGS = stems(Trait.FACTORY) | stems(Trait.FROM_PYTHON) | stems(Trait.FILLS)
+_BEGINNINGS |= stems(Trait.RENEWS, without=Trait.VIEW)
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
@@ -328,6 +332,13 @@ def way(report: Report) -> tuple[ProvenanceStep, ...]:
             steps.append(item)
     plain = (None, FIRST_BAD, FIRST_NAN)
     return tuple(item for item in steps if item.source != here or item.note not in plain)
+
+
+def is_beginning(step: ProvenanceStep) -> bool:
+    """Return whether nothing passes through a step, which gives a tensor values or memory anew."""
+    op, stem = step.op or "", stem_of(step.op or "")
+    is_like = stem.startswith("new_") or stem.endswith("_like")
+    return is_like or stem in _BEGINNINGS or op.startswith("torch.nn.init.")
 
 
 def ranks_line(report: Report) -> str:

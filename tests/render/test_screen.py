@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cudalens.core.graph_types import FIRST_NAN
 from cudalens.core.report import (
     CodeLine,
     Hint,
@@ -55,6 +56,28 @@ def test_without_observations_the_way_of_the_values_has_marks() -> None:
     assert [(mark.line, mark.said) for mark in marks] == [
         (10, "out of bounds before it reached the device")
     ]
+
+
+@pytest.mark.parametrize(
+    ("op", "note", "said"),
+    [
+        ("torch.ones", None, None),
+        ("torch.tensor", None, None),
+        ("torch.zeros_like", None, None),
+        ("torch.Tensor.fill_", None, None),
+        ("torch.Tensor.resize_", None, None),
+        ("torch.nn.init.kaiming_uniform_", None, None),
+        ("torch.full", FIRST_NAN, FIRST_NAN),
+        ("torch.Tensor.data", None, "the values pass through here"),
+        ("torch.Tensor.mul_", None, "the values pass through here"),
+    ],
+)
+def test_no_value_passes_through_what_gives_a_tensor_new_ones(
+    op: str, note: str | None, said: str | None
+) -> None:
+    step = ProvenanceStep(op=op, source=LineRef(cell=7, line=10, text="x"), note=note)
+    marks = screen.line_marks(make_report(provenance=(step,)))
+    assert [mark.said for mark in marks] == ([said] if said else [])
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
