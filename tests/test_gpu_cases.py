@@ -115,7 +115,7 @@ def test_a_worker_is_a_process_of_its_own_and_needs_no_extras() -> None:
     assert len(found) == 1, done.stderr
     result = json.loads(found[0].removeprefix(RESULT))
     assert result["error"] == "DeviceIndexError" and result["alive"]
-    assert result["report"]["headline"].startswith("indices[1][1] = 3 is outside")
+    assert result["report"]["headline"].startswith("index[1] = 3 is outside dimension 1")
 
 
 # --- comparison and pages -------------------------------------------------------------------------

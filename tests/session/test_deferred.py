@@ -782,13 +782,13 @@ def test_a_finding_in_the_very_last_op_of_a_program(tmp_path: Path, end: str, st
     script = tmp_path / "last.py"
     script.write_text(SCRIPT + end)
     found = python(str(script), CUDALENS="deferred")
-    assert "DeviceIndexError: indices[0] contained 9, which is outside" in found.stderr
+    assert "DeviceIndexError: index contained 9, which is outside" in found.stderr
     assert "last.py:4" in found.stderr
     for bad, code in ((9, status), (2, 0)):
         script.write_text(SCRIPT.replace("9", str(bad)) + end)
         checked = python("-m", "cudalens", "--deferred", str(script))
         assert checked.returncode == code
-        assert ("indices[0] contained 9, which is outside" in checked.stderr) is bool(code)
+        assert ("index contained 9, which is outside" in checked.stderr) is bool(code)
 
 
 def test_an_unknown_mode_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
