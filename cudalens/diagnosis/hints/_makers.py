@@ -79,6 +79,10 @@ def maker_steps(evidence: Evidence) -> list[ProvenanceStep]:
     end = next(remainders, len(steps)) + 1
     steps, stems = steps[:end], stems[:end]
     proven = [it for it in steps if (it.note or "").startswith((WRITES, FIRST_BAD))]
+    computed = next((at for at, stem in enumerate(stems) if stem not in _HANDS_ON), len(steps))
+    # Arithmetic since then has made another value of the one that came in.
+    came_in = [it for it in steps[computed:] if stem_of(it.op or "") in FROM_PYTHON]
+    proven = [it for it in proven if it.note != FIRST_BAD or it not in came_in]
     if proven:
         return proven
     if evidence.provenance and evidence.provenance[-1].op is None and _MOVES.issuperset(stems):

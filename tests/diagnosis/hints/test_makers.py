@@ -84,6 +84,15 @@ def test_lists_of_python_where_nothing_else_made_values() -> None:
     assert makers("aten::add", "torch.tensor") == ["aten::add"]
 
 
+def test_what_came_in_before_arithmetic_is_another_value() -> None:
+    came_in = step("torch.tensor", note=FIRST_BAD)
+    assert makers("aten::mul", came_in) == ["aten::mul"]
+    assert makers("aten::view", "aten::mul", "aten::clone", came_in) == ["aten::mul"]
+    assert makers("aten::view", came_in) == ["torch.tensor"]
+    written = step("torch.Tensor.__setitem__", note=f"{WRITES} 9")
+    assert makers(written, came_in) == ["torch.Tensor.__setitem__", "torch.tensor"]
+
+
 def test_a_division_is_named_beside_the_maker() -> None:
     divided = step("aten::div", "b = a // 2", DIVIDES)
     assert makers("aten::add", divided) == ["aten::add", "aten::div"]
