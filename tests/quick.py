@@ -92,6 +92,7 @@ OTHERS: Final[dict[str, str]] = {
     "diagnosis/host_errors/arguments.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/host_errors/autograd_errors.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/host_errors/cuda_errors.py": "evidence/test_memory.py",
+    "diagnosis/host_errors/saved_tensors.py": "diagnosis/hints/test_neighbours.py",
     "diagnosis/host_errors/sentences.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/moves.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/nonfinite_edits.py": "recorder/test_nan_arrivals.py",

@@ -120,6 +120,16 @@ def test_mean_of_huge_integers_does_not_overflow() -> None:
     assert found.mean == number(float(huge))
 
 
+@pytest.mark.parametrize(
+    ("top", "mean"),
+    [(1e38, 7.75e37), (1e39, 7.75e38), (1e300, 7.75e299)],
+    ids=["within float32", "beyond it", "far beyond it"],
+)
+def test_mean_of_float64_may_be_beyond_float32(top: float, mean: float) -> None:
+    found = summarise(torch.tensor([top / 10, top, top, top], dtype=torch.float64))
+    assert found.mean == mean
+
+
 @pytest.mark.parametrize("top", [tensor_values.HISTOGRAM_BINS - 1, tensor_values.HISTOGRAM_BINS])
 @pytest.mark.parametrize("piece", [3, 1 << 18])
 def test_few_integers_have_a_bin_each(

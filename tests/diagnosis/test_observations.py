@@ -338,6 +338,14 @@ def test_a_mark_of_the_bad_values(marks: Marks, text: str) -> None:
     assert observed(evidence, "pattern") == [text]
 
 
+@pytest.mark.parametrize(("low", "fits"), [(0, "1 … 10"), (-10, "-9 … 10")])
+def test_what_fits_before_a_shift_begins_at_the_lower_bound(low: int, fits: str) -> None:
+    evidence = out_of_range(
+        "aten::index", "indices[0]", [11, 2], 10, low=low, expression="i - 1", call="x[i - 1]"
+    )
+    assert observed(evidence, "pattern") == [f"i is 3 … 12, {fits} fits"]
+
+
 @pytest.mark.parametrize(
     ("ids", "side"),
     [

@@ -27,6 +27,10 @@ from cudalens.evidence.attempt import (
 X, Y = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
 
 
+class Mine(nn.Module):
+    """A module of a user's."""
+
+
 def operands(**values: Any) -> list[Operand]:
     nodes = {name: ast.parse(name, mode="eval").body for name in values}
     return [Operand(text=key, node=nodes[key], value=item) for key, item in values.items()]
@@ -252,6 +256,8 @@ def test_another_size_everywhere() -> None:
         (operator.add, True),
         (nn.Linear(1, 1), True),
         (nn.Linear(1, 1).forward, True),
+        (nn.Sequential(nn.Linear(1, 1)), True),
+        (nn.Sequential(Mine()), False),
         (torch.ops.aten.add.Tensor, True),
         (nn.Linear, True),
         (dict, False),

@@ -76,12 +76,17 @@ def test_the_kind_of_an_argument_that_is_no_tensor(argument: str, kind: str | No
     assert [it for it in found if it[0] == argument] == ([(argument, kind)] if kind else [])
 
 
+LAYERS = "layer = nn.Module()\nlayer.forward = layer.add = here\nfor f in [layer]:\n    "
+
+
 @pytest.mark.parametrize(
     ("text", "names", "is_of_loop"),
     [
         ("here(x)", set(), False),
         ("for i in [1]:\n    here(x)", {"i"}, False),
         ("for f in [here]:\n    f(x)", {"f"}, True),
+        (LAYERS + "f.forward(x)", {"f"}, True),
+        (LAYERS + "f.add(x)", {"f"}, False),
         ("for i, (a, b) in [(1, (2, 3))]:\n    here(a)", {"i", "a", "b"}, False),
         ("[here(i) for i in [1]]", {"i"}, False),
         ("for i in [1]:\n    def g():\n        here(i)\n    g()", set(), False),

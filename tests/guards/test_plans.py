@@ -51,6 +51,22 @@ def test_arguments_of_a_guard_by_place_and_by_name() -> None:
     assert plan.last == max(item.position for item in plan.parameters)
 
 
+@pytest.mark.parametrize(
+    ("op", "waits", "may_read"),
+    [
+        (EMBEDDING, {False}, False),
+        (torch.ops.aten._embedding_bag.default, {False, True}, True),
+    ],
+    ids=["none", "some"],
+)
+def test_an_op_may_read_where_any_of_its_guards_waits(
+    op: Any, waits: set[bool], may_read: bool
+) -> None:
+    found = guarded_op(op)
+    assert {entry.waits for entry in found.entries} == waits
+    assert found.may_read is may_read
+
+
 @pytest.mark.parametrize(("index", "good"), [(GOOD, True), (BAD, False)])
 def test_calls_of_one_form_require_the_same(index: torch.Tensor, good: bool) -> None:
     forms = Forms(guarded_op(EMBEDDING).plans)

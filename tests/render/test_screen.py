@@ -117,6 +117,21 @@ def test_only_what_was_tried_is_tried(tried: bool | None, line: str) -> None:
     assert "".join(changed).strip() == "- 1"
 
 
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ((), "All lie from 1 to 10. They look 1-based. Tested on copies: it runs."),
+        ((Hint(text="a third"),), "They look 1-based. Tested on copies: it runs."),
+    ],
+    ids=["alone", "one of several"],
+)
+def test_a_reading_is_the_reason_of_an_edit_beside_it(more: tuple[Hint, ...], reason: str) -> None:
+    edit = Hint(text="they look 1-based", fix="F.cross_entropy(logits, y - 1)", tried=True)
+    hints = (Hint(text="all lie from 1 to 10"), edit, *more)
+    action = screen.action_of(make_report(hints=hints))
+    assert action is not None and action.reason == reason
+
+
 def test_the_place_of_an_edit_in_another_cell_names_the_cell() -> None:
     at = SourceSpan(cell=3, line=2, text="net = nn.Linear(16, 10)")
     hint = Hint(text="one more class", fix="net = nn.Linear(16, 11)", at=at)

@@ -197,6 +197,24 @@ def test_while_a_graph_is_captured_nothing_is_settled(
     assert settled == ([] if refused else [True])
 
 
+@pytest.mark.parametrize(
+    ("error", "said"), [(None, ""), (RuntimeError("lost"), "RuntimeError: lost\n")]
+)
+def test_what_is_pending_at_the_end_is_told_apart_from_the_output_of_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception | None,
+    said: str,
+) -> None:
+    at_exit: list[Any] = []
+    monkeypatch.setattr(process.atexit, "register", at_exit.append)
+    monkeypatch.setattr(process.PROCESS, "settle", lambda: error)
+    process._report_at_exit.__wrapped__()
+    (report,) = at_exit
+    report()
+    assert capsys.readouterr() == ("", said)
+
+
 @pytest.mark.parametrize(("count", "words"), [(1, "1 check$"), (2, "2 checks$")])
 def test_what_the_parent_has_pending_is_said_once(
     monkeypatch: pytest.MonkeyPatch, count: int, words: str

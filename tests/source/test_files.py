@@ -148,6 +148,18 @@ def test_a_package_installed_with_target_is_a_library(
     assert users == {"pkg/mine.py", "train.py"}
 
 
+@pytest.mark.parametrize("entries", [(".", "deps"), ("deps", ".")])
+def test_each_folder_of_the_search_path_above_a_file_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: tuple[str, str]
+) -> None:
+    """The user's folder may hold the one that ``pip install --target`` wrote to."""
+    found = installed_with_target(tmp_path / "deps")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*(str(tmp_path / entry) for entry in entries), *sys.path])
+    users = {name for name, path in found.items() if files.is_user_file(str(path))}
+    assert users == {"pkg/mine.py", "train.py"}
+
+
 def test_a_package_installed_meanwhile_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -353,6 +353,20 @@ def test_a_step_of_an_optimizer_asks_for_the_forward_again() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (
+            "total = opt.step()",
+            "the step changes the parameters: run the forward pass again after it",
+        ),
+        ("total += opt.step()", "line 6: total = total + opt.step() makes a new tensor"),
+    ],
+)
+def test_a_line_that_also_adds_in_place_is_no_step_alone(code: str, text: str) -> None:
+    assert only_hint(changed(code)).text == text
+
+
 def test_a_state_that_is_carried_over_a_step() -> None:
     modified = InPlaceChange(modified=step(6, "opt.step()"))
     verdict = explained(CHANGED.format("T"), modified=modified, freed=CARRIED)
