@@ -285,6 +285,31 @@ def test_a_call_in_place_is_blamed_for_a_tensor_that_was_finite_before_it(
     assert (found(code) is not None) is is_found
 
 
+@pytest.mark.parametrize(
+    ("copied", "headline"),
+    [
+        (lambda p: p, "nan was there already where torch.Tensor.copy_ wrote"),
+        (lambda p: p.detach(), "nan was there already where torch.Tensor.copy_ wrote"),
+        (
+            lambda p: torch.full((2, 3), 1e300, dtype=torch.float64, device="cuda"),
+            "torch.Tensor.copy_ made inf at [0, 0]",
+        ),
+    ],
+)
+def test_a_copy_of_its_own_memory_makes_nothing(
+    copied: Callable[[torch.Tensor], torch.Tensor], headline: str
+) -> None:
+    p = torch.nn.Parameter(torch.ones(2, 3, device="cuda"))
+
+    def code() -> None:
+        with torch.no_grad():
+            p[1] = NAN
+            p.copy_(copied(p))
+        p.sum().backward()
+
+    assert found(code, nan=True).headline.startswith(headline)
+
+
 def test_what_a_result_is_written_to_is_no_input() -> None:
     x, out = cuda(1.0, 0.0), cuda(1.0, 1.0)
     written, plain = found(lambda: torch.log(x, out=out)), found(lambda: torch.log(x))
