@@ -37,6 +37,7 @@ from cudalens.evidence.value_facts import named_tensors
 from cudalens.evidence.variables import parameters_of
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.saved_tensor import find_modified
+from cudalens.source.files import is_user_file
 from cudalens.source.stack import namespaces
 
 _NAMED = 4
@@ -153,12 +154,16 @@ def lost_batch(failure: FailureContext) -> LostDimension | None:
 
 
 def other_shapes(failure: FailureContext) -> tuple[EarlierShape, ...]:
-    """Return the tensors of the line that had one other shape in all earlier calls of their maker.
+    """Return the variables of the line that had one other shape whenever their call ran before.
 
     The last batch of a loader is smaller, as a rule, than those before it.
     """
     snapshot = failure.recorder.snapshot()
-    every = ((name, it, earlier_shape(it, snapshot)) for name, it in named_tensors(failure))
+    users = (it.f_code for it in reversed(failure.frames) if is_user_file(it.f_code.co_filename))
+    code = next(users, None)
+    every = (
+        (name, it, earlier_shape(name, it, code, snapshot)) for name, it in named_tensors(failure)
+    )
     return tuple(EarlierShape(name, tuple(it.shape), *found) for name, it, found in every if found)
 
 

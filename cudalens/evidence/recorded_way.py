@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import CodeType
+from typing import TypeGuard
 from weakref import ref
 
 from torch import Tensor, nn
@@ -15,10 +17,13 @@ from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.evidence_types import GraphCut, LostDimension, Regrouped
 from cudalens.core.report_types import LineRef
 from cudalens.core.torch_functions import Trait, functions
-from cudalens.diagnosis.user_code import statement_of
+from cudalens.diagnosis.user_code import last_name, statement_of
 from cudalens.recorder.calls import FROM_PYTHON, Recorded
 from cudalens.recorder.history import Snapshot
+from cudalens.recorder.sites import RawSite, Site, entries_of, shared_sites
 from cudalens.recorder.tensor_refs import Ref
+from cudalens.source.running_node import running
+from cudalens.source.stack import StackEntry, place_of
 
 _MAX_CALLS = 500
 """Calls that are looked at."""
@@ -198,25 +203,77 @@ def regrouped(tensor: Tensor, rows: int, snapshot: Snapshot) -> Regrouped | None
     return next(iter(found), None)
 
 
-def earlier_shape(tensor: Tensor, snapshot: Snapshot) -> tuple[tuple[int, ...], int] | None:
-    """Return the one shape that earlier calls of the line which made a tensor gave, and how many.
+def earlier_shape(
+    name: str, tensor: Tensor, code: CodeType | None, snapshot: Snapshot
+) -> tuple[tuple[int, ...], int] | None:
+    """Return the one shape that a variable had whenever its call ran before, and how often.
 
-    ``None`` where they gave several, or this one's.
+    ``None`` where it had several, or this one's, and where a call of the same place may have given
+    another variable its tensor.
+
+    Args:
+        name: of the variable.
+        code: of the frame that failed.
     """
-    made = snapshot.maker(ref(tensor))
-    if made is None or (line := snapshot.reader.line(made.site)) is None:
+    own = ref(tensor)
+    made = snapshot.maker(own)
+    if made is None or not _assigns(made, name, code):
         return None
-    path = snapshot.reader.module(made.site).path
-    shapes = [
-        _shapes(call, snapshot)[1]
+    at = next(at for at, item in enumerate(made.outputs) if item is own)
+    way = _way(made.site)
+    calls = [
+        call
         for call in snapshot.calls
-        if call.seq < made.seq
+        if call.seq <= made.seq
         and call.api.func is made.api.func
-        and snapshot.reader.line(call.site) == line
-        and snapshot.reader.module(call.site).path == path
+        and len(call.outputs) == len(made.outputs)
+        and _way(call.site) == way
     ]
+    # A layer that calls a function twice gives the variable only one of the two results.
+    layers = [id(_whole_layer(call.site)) for call in calls if not isinstance(call.site, tuple)]
+    earlier = calls[:-1]
+    is_alive = any(call.outputs[at]() is not None for call in earlier)
+    if is_alive or len(layers) > len({*layers}):
+        return None
+    shapes = [tuple(call.metas[at][0] or ()) for call in earlier]
     is_other = len({*shapes}) == 1 and len(shapes[0]) == tensor.dim() and shapes[0] != tensor.shape
     return (shapes[0], len(shapes)) if is_other else None
+
+
+def _assigns(made: Recorded, name: str, code: CodeType | None) -> bool:
+    """Return whether ``name = call(...)`` of a frame's own code made a tensor, with no other call.
+
+    A layer of torch's is one call, whatever it calls.
+    """
+    entries = entries_of(made.site)
+    if not entries or entries[-1].code is not code:
+        return False
+    run = running(place_of(entries[-1]))
+    statement, call = run.statement, run.node
+    if not isinstance(statement, ast.Assign) or not isinstance(call, ast.Call):
+        return False
+    targets = {node.id for it in statement.targets for node in ast.walk(it) if _is_stored(node)}
+    is_direct = not isinstance(made.site, tuple) or last_name(call.func) == made.api.stem
+    return statement.value is call and name in targets and is_direct
+
+
+def _is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+def _way(site: RawSite) -> tuple[list[StackEntry], list[int]]:
+    """Return the lines that led to a place, and the modules that were running."""
+    modules = [None if it.module is None else it.module() for it in shared_sites(site)]
+    return entries_of(site), [*map(id, modules)]
+
+
+def _whole_layer(site: Site | None) -> Site | None:
+    """Return the outermost of the layers that one call of the user's runs."""
+    while site is not None and site.outer is not None:
+        if (site.outer.code, site.outer.lasti) != (site.code, site.lasti):
+            break
+        site = site.outer
+    return site
 
 
 def flattened(snapshot: Snapshot) -> Regrouped | None:

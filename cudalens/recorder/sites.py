@@ -146,7 +146,7 @@ def shared_site(site: RawSite) -> Site | None:
     return site[2] if isinstance(site, tuple) else site
 
 
-def _shared_sites(site: RawSite) -> Iterator[Site]:
+def shared_sites(site: RawSite) -> Iterator[Site]:
     """Yield the shared places that a call was in, innermost first."""
     shared = shared_site(site)
     while shared is not None:
@@ -163,14 +163,14 @@ def phase_of(site: RawSite) -> Phase:
 def entries_of(site: RawSite) -> list[StackEntry]:
     """Return the user's lines that led to a place, outermost first."""
     lines = [site[:2]] if isinstance(site, tuple) else []
-    lines += [(item.code, item.lasti) for item in _shared_sites(site) if item.code is not None]
+    lines += [(item.code, item.lasti) for item in shared_sites(site) if item.code is not None]
     lines = list(dict.fromkeys(lines))
     return [StackEntry(code, line_of(code, lasti), lasti) for code, lasti in reversed(lines)]
 
 
 def codes_of(shared: Site | None) -> Iterator[CodeType]:
     """Yield the code of the lines that led to a shared place, innermost first."""
-    yield from (item.code for item in _shared_sites(shared) if item.code is not None)
+    yield from (item.code for item in shared_sites(shared) if item.code is not None)
 
 
 class RunningModule(NamedTuple):
@@ -202,7 +202,7 @@ class SiteReader:
         """Name the innermost module by its path below the outermost one that was running."""
         running = [
             module
-            for item in _shared_sites(site)
+            for item in shared_sites(site)
             if item.module is not None and (module := item.module()) is not None
         ]
         if not running:

@@ -170,3 +170,87 @@ for n in {sizes}:
     report = run_cell(SETUP + code.format(fits=fits), fast=False).shown
     assert report.limits == ()
     assert [it.text for it in report.observations if it.kind == "earlier"] == says
+
+
+def earlier(code: str) -> list[str]:
+    report = run_cell(SETUP + code, fast=False).shown
+    assert report.kind == "host_error"
+    assert report.limits == ()
+    assert "ust match" in report.headline_schema or "may differ" in report.headline_schema
+    return [it.text for it in report.observations if it.kind == "earlier"]
+
+
+TAGGER = """\
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.lstm = nn.Embedding(9, 16), nn.LSTM(16, 8, batch_first=True)
+        self.rows, self.state = torch.zeros(32, 20, 16).cuda(), torch.zeros(1, 32, 8).cuda()
+    def forward(self, ids):
+        x = self.table(ids)
+        {lines}
+net = Tagger().cuda()
+for n in (32, 32, 32, 4):
+    net(torch.zeros(n, 20, dtype=torch.long).cuda())
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (
+            "x + self.rows",
+            ["x is [4, 20, 16], and was [32, 20, 16] in 3 earlier calls"],
+        ),
+        # Of what the layer returns, each variable has the shapes of its own part.
+        (
+            "out, (h, c) = self.lstm(x); h + self.state",
+            ["h is [1, 4, 8], and was [1, 32, 8] in 3 earlier calls"],
+        ),
+        # What made it is the line of another function, or none that names it.
+        ("f = lambda t: t.relu(); y = f(x); y + self.rows", []),
+        ("self.y = x.relu(); self.y + self.rows", []),
+    ],
+    ids=["layer", "second part", "another function", "attribute"],
+)
+def test_the_last_batch_in_a_forward(lines: str, says: list[str]) -> None:
+    assert earlier(TAGGER.format(lines=lines)) == says
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "a, b = torch.zeros(4, 5, 2), torch.zeros(4, 7, 2)\n"
+        "torch.hstack([a.transpose(1, 2), b.transpose(1, 2)])",
+        "convs = [nn.Conv1d(4, 2, k) for k in (3, 3, 5)]\nx = torch.zeros(2, 4, 10)\n"
+        "outs = [c(x) for c in convs]\ntorch.cat(outs, 1)",
+        "def pad(v, n):\n    out = v.new_zeros(n)\n    return out\n"
+        "q = pad(torch.ones(2), 4) * 2\nout = pad(torch.ones(2), 6)\nq + out",
+        "class Net(nn.Module):\n    def __init__(self, out):\n        super().__init__()\n"
+        "        self.fc = nn.Linear(4, out)\n    def forward(self, x):\n"
+        "        y = self.fc(x)\n        return y + torch.ones(8)\n"
+        "x = torch.ones(3, 4)\nfor net in (Net(8), Net(6)):\n    q = net(x)",
+        "ws = [torch.ones(n) for n in (3, 3, 4)]\nw = ws[0]\nw + ws[2]",
+        "w = [torch.ones(n) for n in (3, 3, 4)][2]\nw + torch.ones(3)",
+        "for i, n in ((1, 3), (0, 4)):\n    w = [torch.ones(n), torch.ones(9)][i]\n"
+        "    w + torch.ones(9)",
+        "kept = []\nfor n in (3, 3, 4):\n    w = torch.ones(n)\n    kept.append(w)\n"
+        "    w + torch.ones(3)",
+        "relu = nn.ReLU()\nnet = nn.Sequential(relu, nn.MaxPool1d(2), relu)\n"
+        "for x in [torch.zeros(4, 20, 16)]:\n    y = net(x)\n    y + x",
+    ],
+    ids=[
+        "arguments",
+        "layers",
+        "helper",
+        "instances",
+        "items",
+        "item",
+        "chosen",
+        "kept",
+        "one layer twice",
+    ],
+)
+def test_what_other_variables_were_is_not_said(code: str) -> None:
+    """A call gave several of them, each its own, or gave the same to what is still there."""
+    assert earlier(code) == []
