@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from cudalens.core.api_names import stem_of
 from cudalens.core.graph_types import DIVIDES, FIRST_BAD, WRITES, ProvenanceStep
@@ -60,6 +60,7 @@ _MOVES = COPIES | {"sort"}
 """Functions that only move or repeat values."""
 _HANDS_ON = stems(Trait.KEEPS, without=Trait.SUBSTITUTES) - {"embedding"} | {"sort"}
 """Functions that never make a value: they move, choose, store or convert what they were given."""
+_CLAMPS = frozenset(("clamp", "clamp_", "clip", "clip_"))
 _CASTS = stems(Trait.CAST)
 """Functions whose result may overflow: a good value before, a bad one after."""
 _OWN_VALUES = stems(Trait.NUMBERS) | _FACTORIES
@@ -79,10 +80,7 @@ def maker_steps(evidence: Evidence) -> list[ProvenanceStep]:
     end = next(remainders, len(steps)) + 1
     steps, stems = steps[:end], stems[:end]
     proven = [it for it in steps if (it.note or "").startswith((WRITES, FIRST_BAD))]
-    computed = next((at for at, stem in enumerate(stems) if stem not in _HANDS_ON), len(steps))
-    # Arithmetic since then has made another value of the one that came in.
-    came_in = [it for it in steps[computed:] if stem_of(it.op or "") in FROM_PYTHON]
-    proven = [it for it in proven if it.note != FIRST_BAD or it not in came_in]
+    proven = [it for it in proven if not _is_another(it, stems[: steps.index(it)], evidence)]
     if proven:
         return proven
     if evidence.provenance and evidence.provenance[-1].op is None and _MOVES.issuperset(stems):
@@ -93,6 +91,21 @@ def maker_steps(evidence: Evidence) -> list[ProvenanceStep]:
     lists = [step for step, stem in zip(steps, stems, strict=True) if stem in FROM_PYTHON]
     divisions = [step for step in steps if step.note == DIVIDES]
     return list(dict.fromkeys((*(made or lists)[:1], *divisions)))
+
+
+def _is_another(step: ProvenanceStep, since: Iterable[str], evidence: Evidence) -> bool:
+    """Return whether arithmetic may have made other values of those that came in from Python.
+
+    Args:
+        since: the functions that were called since then.
+    """
+    changed = set(since) - _HANDS_ON
+    if step.note != FIRST_BAD or stem_of(step.op or "") not in FROM_PYTHON or not changed:
+        return False
+    bad = evidence.violation.offenders.first if evidence.violation is not None else ()
+    listed = [number for it in calls_on_line(step) if it.args for number in _listed(it.args[0])]
+    # A clamp hands on what it does not cut off.
+    return not bad or not changed <= _CLAMPS or any(it.value not in listed for it in bad)
 
 
 def makes_value(step: ProvenanceStep, value: object) -> bool:
