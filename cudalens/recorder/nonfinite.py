@@ -215,7 +215,7 @@ class NonFiniteWatch:
         )
         for tensor, values, bad in found:
             is_renewed = id(tensor) not in lost - given or api.stem in _RENEWING
-            if id(tensor) in lost and _is_of_itself(call, tensor):
+            if api.stem == "copy_" and _is_of_itself(call, tensor):
                 is_renewed = False
             old = True if is_renewed else before.get(id(tensor), False)
             has_nan = bool(values.isnan().any())
@@ -454,13 +454,12 @@ class NonFiniteWatch:
 
 
 def _is_of_itself(call: JudgedCall, target: Tensor) -> bool:
-    """Return whether a call reads the memory that it writes to: ``p.copy_(p.detach())``.
+    """Return whether a copy reads the memory that it writes to: ``p.copy_(p.detach())``.
 
-    What was there before is gone, and may have been bad already.
+    What was there before may have been bad already.
     """
-    given = call.args if "out" in call.kwargs else call.args[1:]
-    named = [value for name, value in call.kwargs.items() if name != "out"]
-    return any(_torch.shares_storage(item, target) for item in tensors_in((*given, *named)))
+    given = (*call.args[1:], *call.kwargs.values())
+    return any(_torch.shares_storage(item, target) for item in tensors_in(given))
 
 
 def keep_condition(node: Any, notes: PassNotes) -> None:

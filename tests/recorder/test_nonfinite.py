@@ -311,6 +311,8 @@ def test_a_copy_of_its_own_memory_makes_nothing(
 
 
 def test_what_a_result_is_written_to_is_no_input() -> None:
+    own = cuda(1.0, -1.0)
+    assert found(lambda: torch.log(own, out=own)) is not None
     x, out = cuda(1.0, 0.0), cuda(1.0, 1.0)
     written, plain = found(lambda: torch.log(x, out=out)), found(lambda: torch.log(x))
     assert (written.headline, written.explanation) == (plain.headline, plain.explanation)
