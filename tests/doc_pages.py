@@ -157,7 +157,7 @@ def inventory_table() -> str:
             guards.setdefault(record, []).append(row["guard"])
     rows = []
     for name, record in REACHABLE.items():
-        by = code(guards.get(name, []))
+        by = code(sorted(guards.get(name, [])))
         file = str(record["file"]).rpartition("/")[2]
         rows.append(f"| {name} | {cell(file)} | {by or 'no guard: ' + cell(record['no_guard'])} |")
     return table("| assertion | in | guarded by |", rows)

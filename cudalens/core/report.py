@@ -168,6 +168,8 @@ class Evidence(Facts):
     """The user's line in a worker process whose exception was raised again here."""
     has_run_kernels: bool = False
     """True if the values at fault were read by kernels before the call was refused."""
+    other_functions: tuple[str, ...] = ()
+    """What else the instruction of a refused call has called, by name."""
     is_checked: bool = True
     """True if the failing code ran inside a check."""
     is_script: bool = False

@@ -175,8 +175,8 @@ def _succeeding(
             return []  # it runs as an outer product, and so may what nobody meant
         if step.has_shape and not trial.survives(fix, 1 + _is_elementwise(evidence)):
             continue  # these sizes fit by chance
-        # Of rows that another line made the user alone knows the order.
-        is_code = step.rule != "labels_in_order"
+        # What rows of another line, or several labels a row, mean is known to the user alone.
+        is_code = step.rule not in ("labels_in_order", "one_hot_classes")
         hint = Hint(
             rule=step.rule, text=step.words, fix=fix if is_code else None, tried=is_code or None
         )

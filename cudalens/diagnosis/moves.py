@@ -301,8 +301,9 @@ def _of_labels(
         cast = "" if fact.dtype in INTEGERS else ".long()"
         words = " and is one-hot: this loss takes class numbers"
         # Of several labels a row, a batch of integers may have one in each.
-        if cast or "crossentropy" not in _called(evidence).replace("_", ""):
-            yield "one_hot_target", f"{{x}}{cast}.argmax(1)", words, 1
+        is_one = bool(cast) or "crossentropy" not in _called(evidence).replace("_", "")
+        rule = "one_hot_target" if is_one else "one_hot_classes"
+        yield rule, f"{{x}}{cast}.argmax(1)", words, 1
     is_label = fact.dtype in INTEGERS or not has_classes
     flat = next((item for item in others if item.shape[:1] == (prod(shape),)), None)
     if is_label and rank > 1 and flat is not None:

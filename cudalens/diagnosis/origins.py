@@ -71,6 +71,8 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     if trial.is_of_loop and hint.at is None and hint.rule != "move_tensor":
         # On another device every function needs it, of another type or shape perhaps not.
         text += ". The loop may call other functions here: change what is given to it"
+    elif others := evidence.other_functions:
+        text += f". This call was {others[-1].rpartition('.')[2]} before, which took it as it is"
     elif hint.rule in OF_KIND:
         # What else reads it may need the dtype and the device as they are.
         reads = _elsewhere(every, name, evidence) if every else ""

@@ -14,6 +14,7 @@ from typing import Any
 from torch.nn import Parameter
 
 from cudalens.core._torch import base_of
+from cudalens.core.call import ApiCall
 from cudalens.core.report_types import HistoryEntry
 from cudalens.recorder.calls import Recorded, Write, meta_of
 from cudalens.recorder.dataloader import Batches
@@ -117,6 +118,21 @@ class Snapshot:
             if not is_inside:
                 before = call.seq
         return passes
+
+    def other_functions(self, call: ApiCall) -> tuple[str, ...]:
+        """Return the names of other functions that the instruction of a refused call has called.
+
+        ``loss_fn(...)`` may be another loss in another turn, or in another object of the class.
+        """
+        place = (call.code, call.lasti)
+        named = (
+            item.name
+            for item in self.calls
+            if type(item.site) is tuple
+            and item.site[:2] == place
+            and item.api.func is not call.func
+        )
+        return tuple(dict.fromkeys(named))
 
     # --- who made a tensor, and wrote to it ------------------------------------------------------
 

@@ -67,6 +67,8 @@ class DeviceState:
         """True if the error has been raised, after which every launch raises it again."""
         self._forks = Forks.count
         self.sync_debug_mode = 0
+        self.sync_count = 0
+        """Number of times the host waited in a call that this mode reports: the benchmarks ask."""
 
     @property
     def pending(self) -> str | None:
@@ -127,6 +129,7 @@ class DeviceState:
 
         Not ``torch.cuda.synchronize`` and not an event's: those say themselves that they wait.
         """
+        self.sync_count += 1
         if self.sync_debug_mode == _RAISES:
             raise RuntimeError(_SYNC_TEXT)
         if self.sync_debug_mode:

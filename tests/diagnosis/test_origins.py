@@ -137,6 +137,14 @@ def test_what_a_loop_chooses_is_not_changed_at_one_turn() -> None:
     )
 
 
+def test_a_call_that_was_another_function_before_gets_no_code() -> None:
+    others = ("torch.nn.functional.mse_loss",)
+    hint = placed("cast_needed", "{x}.long()", Said(), other_functions=others)
+    assert hint.text == "words. This call was mse_loss before, which took it as it is"
+    assert hint.fix is None
+    assert placed("cast_needed", "{x}.long()", Said()).fix == "f(y.long())"
+
+
 @pytest.mark.parametrize(
     ("held", "words"),
     [
