@@ -167,7 +167,7 @@ def timing_since(started: float) -> Timing:
 
 
 def provenance_steps(failure: FailureContext) -> tuple[ProvenanceStep, ...]:
-    """Return the way of the bad values, of a tensor that backward misses its last write."""
+    """Return the way of the bad values, or the last write to a tensor that backward needs."""
     modified = failure.found.modified
     if modified is not None and modified.modified is not None:
         return (replace(modified.modified, note=CHANGED),)

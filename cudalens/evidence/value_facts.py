@@ -19,7 +19,7 @@ from cudalens.core.evidence_types import (
     ShortInput,
 )
 from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN, WRITES, ProvenanceStep
-from cudalens.core.report_types import LineRef, Violation
+from cudalens.core.report_types import LineRef
 from cudalens.core.tensor_values import find_offenders
 from cudalens.core.torch_functions import is_in_place
 from cudalens.diagnosis.user_code import statement_of
@@ -55,7 +55,7 @@ def nan_holder(failure: FailureContext, origin: Tensor | None) -> NanHolder | No
     first, room = violation.offenders.first[:1], _MAX_READ
     if violation.is_nonfinite or not first or first[0].value != "nan":
         return None
-    on_the_way = _ids_on_the_way(failure, violation)
+    on_the_way = _ids_on_the_way(failure)
     with _torch.no_dispatch_modes(), _torch.plain_torch():
         for name, parameter in visible_parameters(frames):
             if on_the_way is not None and id(parameter) not in on_the_way:
@@ -75,9 +75,9 @@ def nan_holder(failure: FailureContext, origin: Tensor | None) -> NanHolder | No
     return None
 
 
-def _ids_on_the_way(failure: FailureContext, violation: Violation) -> set[int] | None:
+def _ids_on_the_way(failure: FailureContext) -> set[int] | None:
     """Return the ids of the tensors that led to the one at fault, if its maker is recorded."""
-    tensor = failure.values.get(bad_key(violation))
+    tensor = failure.bad
     if tensor is None or failure.recorder is None:
         return None
     snapshot = failure.recorder.snapshot()

@@ -59,7 +59,7 @@ def holder(
 ) -> Any:
     def ask(frames: Any) -> Any:
         failure: Any = SimpleNamespace(
-            violation=violation, frames=frames, recorder=recorder, values={}
+            violation=violation, frames=frames, recorder=recorder, bad=None
         )
         return nan_holder(failure, origin)
 
