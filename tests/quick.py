@@ -242,7 +242,7 @@ OTHERS: Final[dict[str, str]] = {
     "render/fold.py": "render/test_html.py render/test_strip.py",
     "render/html.py": "render/test_text.py render/test_screen.py",
     "render/inline.py": "render/test_html.py render/test_text.py",
-    "render/markdown.py": "render/test_text.py render/test_screen.py",
+    "render/markdown.py": "render/test_screen.py",
     "render/screen.py": "render/test_text.py render/test_html.py",
     "render/strip.py": "render/test_html.py",
     "render/tables.py": "test_main.py",
