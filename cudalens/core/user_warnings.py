@@ -39,10 +39,9 @@ class _AtUserLine:
 
     def __call__(self, message: Any) -> None:
         __tracebackhide__ = True
-        caller, places = sys._getframe(1), None
-        if caller.f_code is not _AtUserLine.__call__.__code__:  # else it is issued again
-            with suppress(Exception):
-                places = _places(caller, message.filename, message.lineno)
+        places = None
+        with suppress(Exception):
+            places = _places(sys._getframe(1), message.filename, message.lineno)
         if places is None:
             self.show(message)
             return
