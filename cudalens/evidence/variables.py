@@ -45,7 +45,6 @@ _STORES = ("_modules", "_parameters", "_buffers")
 class RunningLine:
     """The user's running line on the stack."""
 
-    running: Running
     call: RunningCall
     """The reader of its expressions."""
     frame: FrameType
@@ -53,6 +52,11 @@ class RunningLine:
     """The frames that it called."""
     callers: Sequence[FrameType | TracebackType]
     """The user's entries that led to it, innermost first."""
+
+    @property
+    def running(self) -> Running:
+        """The running part of the line, in its syntax."""
+        return self.call.run
 
     @property
     def module(self) -> nn.Module | None:
@@ -79,7 +83,7 @@ def line_of(entries: Sequence[FrameType | TracebackType]) -> RunningLine | None:
     call = RunningCall(run)
     call.learn_from_callee(next(map(place_of, entries[at + 1 : at + 2]), None))
     below = frames[at + 1 :]
-    return RunningLine(running=run, call=call, frame=frames[at], below=below, callers=callers)
+    return RunningLine(call=call, frame=frames[at], below=below, callers=callers)
 
 
 class Variables(candidates.Trial):
