@@ -12,9 +12,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.nn import functional
@@ -291,21 +290,11 @@ def _written_buffers(past: PastCall) -> str:
 # --- silent findings: each line of a loop once ----------------------------------------------------
 
 
-_Places = WeakKeyDictionary[CodeType, set[tuple[str, int, str, str]]]
-
-_reported_silently: WeakKeyDictionary[object, _Places] = WeakKeyDictionary()
-"""For each check, and for the guards as installed where no check listens.
-
-A cell that is run again is new code, and is reported again.
-"""
-
-
 def is_repeated(violation: Violation, line: StackLine | None) -> bool:
     """Return whether this instruction of the user's has met this finding before."""
     if line is None:
         return False  # a thread of autograd's own: no line of the user's is known
-    places = _reported_silently.setdefault(PROCESS.dedup_scope, WeakKeyDictionary())
-    seen = places.setdefault(line[0], set())
+    seen = PROCESS.reported.setdefault(line[0], set())
     # Python calls codes of one text equal, whatever file each is of.
     here = line[0].co_filename, line[1], violation.guard, violation.argument
     if here in seen:

@@ -10,18 +10,27 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from types import CodeType
+from typing import Any, Protocol, TypeAlias
+from weakref import WeakKeyDictionary
 
 from cudalens.core import user_warnings
 from cudalens.core._python import Uninterrupted
 from cudalens.core.errors import DeviceAssertError
 from cudalens.core.report import Report
 
+ReportedLines: TypeAlias = WeakKeyDictionary[CodeType, set[tuple[str, int, str, str]]]
+"""Silent findings that are not reported again: file, instruction, guard and argument, by code.
+
+A cell that is run again is new code, and is reported again.
+"""
+
 
 class Listener(Protocol):
     """Interface of a session to the guards while it is open."""
 
     recorder: Any
+    reported: ReportedLines
 
     def add_finding(self, report: Report) -> None:
         """Take note of a finding."""
@@ -51,7 +60,12 @@ class Guarding:
         self._devices: frozenset[str] | None = None
         self._messages: set[str] = set()
         """Lines that have been printed, where no session was open."""
+        self._reported: ReportedLines = WeakKeyDictionary()
+        self.installs: list[bool] = []
+        """For each ``cudalens.install()`` that is not undone, whether it is deferred."""
         self.last: Report | None = None
+        self.last_check = "none"
+        """The last block that was checked, found good or not, in words."""
         self.lost: tuple[Report, object | None] | None = None
         """End of the device's context; :mod:`cudalens.evidence.lost_context` looks after it."""
 
@@ -85,9 +99,10 @@ class Guarding:
         return own[-1] if own else None
 
     @property
-    def dedup_scope(self) -> object:
-        """Return the scope in which a finding is reported once: session or installation."""
-        return self.listener or self._interceptor or self
+    def reported(self) -> ReportedLines:
+        """Return what this thread's session has reported; without one, the guards as installed."""
+        listener = self.listener
+        return self._reported if listener is None else listener.reported
 
     @property
     def is_deferred(self) -> bool:
@@ -106,7 +121,7 @@ class Guarding:
         """
         with Uninterrupted(), self._lock:
             if self._interceptor is None:
-                self._interceptor = make(self._devices)
+                self._interceptor, self._reported = make(self._devices), WeakKeyDictionary()
             interceptor = self._interceptor
             self._wants.append((is_deferred, in_compiled))
             try:
@@ -194,3 +209,5 @@ class Guarding:
 
 
 PROCESS = Guarding()
+"""That of this process.  The dispatcher calls our kernels without a word of who installed them, and
+there is one dispatcher."""

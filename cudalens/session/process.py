@@ -58,10 +58,6 @@ def acquire(*, is_deferred: bool = False, in_compiled: bool = False) -> None:
     )
 
 
-_installs: list[bool] = []
-"""For each :func:`install` that is not undone, whether it is deferred."""
-
-
 def install(*, deferred: bool = False) -> None:
     """Install the guards for the whole process and all its threads; calls nest.
 
@@ -78,7 +74,7 @@ def install(*, deferred: bool = False) -> None:
         >>> cudalens.uninstall()
     """
     acquire(is_deferred=deferred)
-    _installs.append(deferred)
+    PROCESS.installs.append(deferred)
     if deferred:
         _report_at_exit()
 
@@ -94,7 +90,7 @@ def uninstall() -> None:
         >>> cudalens.uninstall()
     """
     SUCCESSION.forget()
-    is_deferred = _installs.pop() if _installs else False
+    is_deferred = PROCESS.installs.pop() if PROCESS.installs else False
     error = PROCESS.settle() if is_deferred else None
     PROCESS.release(is_deferred=is_deferred)
     _raise(error)
@@ -281,17 +277,11 @@ def register_guard(
 # --- status --------------------------------------------------------------------------------------
 
 
-class _Last:
-    """The last block that was checked, found good or not."""
-
-    check = "none"
-
-
 def note_check(checked: int, recorded: int, report: Report | None) -> None:
     """Take note of a block that was checked: guarded calls, ops recorded, and what was found."""
     calls, ops = format_count(checked, "guarded call"), format_count(recorded, "op")
     found = "nothing" if report is None else "a problem"
-    _Last.check = f"{calls} checked, {ops} recorded, {found} found"
+    PROCESS.last_check = f"{calls} checked, {ops} recorded, {found} found"
 
 
 def status() -> str:
@@ -300,7 +290,7 @@ def status() -> str:
     lines = [
         ("guards", _guards()),
         ("CUDA", _cuda()),
-        ("last check", _Last.check),
+        ("last check", PROCESS.last_check),
         ("last finding", "none" if last is None else last.headline),
     ]
     return "\n".join(f"{name + ':':<14}{text}" for name, text in lines)

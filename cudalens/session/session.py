@@ -13,7 +13,7 @@ from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 from cudalens.core import _python
 from cudalens.core._python import Uninterrupted
@@ -25,7 +25,7 @@ from cudalens.core.reported import replace_report, report_beside
 from cudalens.core.text_files import expanded
 from cudalens.diagnosis.diagnose import format_message, format_sentence
 from cudalens.evidence import context, lost_context
-from cudalens.guards.process import PROCESS
+from cudalens.guards.process import PROCESS, ReportedLines
 from cudalens.session import process
 from cudalens.session.exit import (
     attached,
@@ -104,6 +104,8 @@ class CheckSession:
         """Know nothing yet of the block."""
         self._limits = Limits()
         self._findings = Findings()
+        self.reported: ReportedLines = WeakKeyDictionary()
+        """The silent findings that are not reported again."""
         self.recorder: Any = None
         self.device_text: Any = None
         self.report: Report | None = None

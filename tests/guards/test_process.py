@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
 from cudalens import DeviceIndexError
 from cudalens.guards import process
-from cudalens.guards.process import Guarding
+from cudalens.guards.process import Guarding, ReportedLines
 
 
 class Interceptor:
@@ -117,6 +118,7 @@ class Session:
 
     def __init__(self) -> None:
         self.told: list[Any] = []
+        self.reported: ReportedLines = WeakKeyDictionary()
 
     def add_finding(self, report: Any) -> None:
         self.told.append(report)
@@ -167,12 +169,10 @@ def test_a_thread_works_for_its_own_innermost_session() -> None:
 
 def test_what_a_session_is_told(warnings_of: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     guards, session, report = Guarding(), Session(), SimpleNamespace()
-    assert guards.dedup_scope is guards
     guards.add_finding(report)  # type: ignore[arg-type]
     assert guards.last is report
     guards.call_failed(ValueError(), ())
     stop = guards.listen(session)
-    assert guards.dedup_scope is session
     error = ValueError()
     guards.add_finding(report)  # type: ignore[arg-type]
     guards.call_failed(error, (1,))
@@ -181,8 +181,23 @@ def test_what_a_session_is_told(warnings_of: list[str], capsys: pytest.CaptureFi
     assert session.told == [report, (error, (1,)), "ours"]
     assert capsys.readouterr().err == ""
     stop()
+
+
+def test_what_was_reported_is_of_the_session_or_of_the_guards_as_installed(
+    warnings_of: list[str],
+) -> None:
+    guards, session = Guarding(), Session()
     guards.acquire(lambda devices: Interceptor(devices))
-    assert isinstance(guards.dedup_scope, Interceptor)
+    installed = guards.reported
+    stop = guards.listen(session)
+    assert guards.reported is session.reported
+    stop()
+    guards.acquire(lambda devices: Interceptor(devices))
+    assert guards.reported is installed
+    guards.release()
+    guards.release()
+    guards.acquire(lambda devices: Interceptor(devices))
+    assert guards.reported is not installed
     guards.release()
 
 

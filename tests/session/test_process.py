@@ -107,7 +107,7 @@ def test_a_guard_of_ones_own_until_it_is_taken_out() -> None:
 def test_the_last_check_is_counted(
     monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int], has_report: bool, words: str
 ) -> None:
-    monkeypatch.setattr(process._Last, "check", "none")
+    monkeypatch.setattr(PROCESS, "last_check", "none")
     note_check(*counts, make_report() if has_report else None)
     assert f"last check:   {words}" in status().split("\n")
 
@@ -253,9 +253,9 @@ def test_the_state_of_the_guards_in_words(
 def test_the_last_check_in_words(
     monkeypatch: pytest.MonkeyPatch, checked: int, recorded: int, report: Any, words: str
 ) -> None:
-    monkeypatch.setattr(process._Last, "check", "none")
+    monkeypatch.setattr(PROCESS, "last_check", "none")
     process.note_check(checked, recorded, report)
-    assert process._Last.check == words
+    assert PROCESS.last_check == words
 
 
 @pytest.mark.parametrize(
