@@ -268,7 +268,8 @@ def code_rows(code: str, first: int, width: int) -> list[str]:
         stop = max((place for place in ahead if place <= start + first), default=ahead[0])
         rows.append(code[start:stop].strip())
         start, first = stop, width
-    return [*rows, code[start:].strip()]
+    rest = code[start:].strip()
+    return [*rows, rest] if rest or not rows else rows
 
 
 def _continuations(code: str) -> Iterator[int]:

@@ -1,0 +1,262 @@
+"""The code view: which lines are drawn, with which marks, and the labels that hang below them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cudalens.core.report import CodeLine, Report, SourceSpan, TensorFact
+from cudalens.render.code import (
+    MAX_LABELS,
+    MAX_MARKED,
+    MAX_STATEMENT,
+    Block,
+    LineMark,
+    code_blocks,
+    code_rows,
+    unplaced_tensors,
+    where_of,
+)
+from tests.builders import fact, make_report, source, tensor
+
+
+def span(*lines: str, first: int = 1, at: int = 1, end: int | None = None) -> SourceSpan:
+    """Return the failing statement from line ``at`` to line ``end`` of a cell with these lines."""
+    context = tuple(CodeLine(line=first + i, text=line) for i, line in enumerate(lines))
+    return SourceSpan(cell=7, line=at, end_line=end or at, text="", context=context)
+
+
+def blocks(
+    here: SourceSpan | None, *marks: LineMark, tensors: Any = (), fold: int = 100, **facts: Any
+) -> tuple[Block, ...]:
+    report = make_report(source=here, tensors=tensors, **facts)
+    return code_blocks(report, marks, here, fold=fold, label_room=20)
+
+
+def numbers(found: tuple[Block, ...]) -> list[int | None]:
+    return [row.number for block in found for row in block.rows if not row.is_gap]
+
+
+def texts(*tensors: TensorFact, line: str, call: str, fold: int = 100) -> list[str]:
+    """Return the drawn rows of a line with these tensors."""
+    report = make_report(source=source((line,), 0, call), tensors=tensors, argument=None)
+    found = code_blocks(report, (), report.source, fold=fold, label_room=20)
+    return [row.text for row in found[0].rows]
+
+
+# --- which lines ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "at", "drawn"),
+    [
+        (("x = 1", "f(x)"), 2, [1, 2]),
+        (("if x:", "    f(x)"), 2, [2]),
+        (("    x = 1", "f(x)"), 2, [2]),
+        (("", "f(x)"), 2, [2]),
+        (("%%cudacheck", "f(x)"), 2, [2]),
+        (("%time x = 1", "f(x)"), 2, [1, 2]),
+        (("f(x)", "x = 1"), 1, [1]),
+    ],
+)
+def test_the_line_before_is_drawn_where_it_is_of_the_same_block(
+    lines: tuple[str, ...], at: int, drawn: list[int]
+) -> None:
+    assert numbers(blocks(span(*lines, at=at))) == drawn
+
+
+def test_a_statement_of_several_lines_is_drawn_without_the_line_before() -> None:
+    found = blocks(span("x = 1", "f(", "    x)", at=2, end=3))
+    assert numbers(found) == [2, 3]
+    assert [row.is_hot for row in found[0].rows] == [True, True]
+
+
+def test_a_long_statement_is_cut_to_its_first_line_and_those_with_tensors() -> None:
+    whole = [f"    a{at}," for at in range(MAX_STATEMENT)]
+    assert numbers(blocks(span(*whole, end=MAX_STATEMENT))) == [*range(1, MAX_STATEMENT + 1)]
+    longer = span(*whole, "    y)", end=MAX_STATEMENT + 1)
+    y = fact("target", "int64[3]", "y", span=(MAX_STATEMENT + 1, 4, 5))
+    found = blocks(longer, tensors=(y,))
+    drawn = [row for row in found[0].rows if row.number is not None]
+    assert [row.number for row in drawn] == [1, MAX_STATEMENT + 1]
+    assert any(row.is_gap for row in found[0].rows)
+
+
+def test_a_statement_without_context_has_its_own_text() -> None:
+    here = SourceSpan(cell=7, line=3, text="f(y)")
+    (block,) = blocks(here)
+    assert [(row.number, row.text, row.is_hot) for row in block.rows] == [(3, "f(y)", True)]
+
+
+def test_a_gap_stands_only_between_lines_that_do_not_follow_each_other() -> None:
+    here = span("a()", "b()", "c()", "d()", at=4)
+    for line, gaps in ((3, 0), (2, 0), (1, 1)):
+        found = blocks(here, LineMark((7, None), line, "", "made here"))
+        assert sum(row.is_gap for row in found[0].rows) == gaps
+
+
+def test_marks_stand_beside_their_line_each_words_once() -> None:
+    here = span("a()", "b()", at=2)
+    marks = [LineMark((7, None), 1, "", said) for said in ("one", "two", "one")]
+    (block,) = blocks(here, *marks)
+    assert [row.marks for row in block.rows] == [("one", "two"), ()]
+
+
+def test_a_mark_brings_the_text_of_its_line_unless_the_report_has_it() -> None:
+    here = span("a()", at=1)
+    (block,) = blocks(
+        here, LineMark((7, None), 1, "other", "m"), LineMark((7, None), 9, "i()", "n")
+    )
+    assert [row.text for row in block.rows if row.number] == ["a()", "i()"]
+    (block,) = blocks(here, LineMark((7, None), 9, "", "of no code"))
+    assert numbers((block,)) == [1]
+
+
+def test_only_so_many_lines_are_marked() -> None:
+    marks = [LineMark((7, None), 10 * at, f"f{at}()", "m") for at in range(1, MAX_MARKED + 2)]
+    found = blocks(span("a()"), *marks)
+    assert len([number for number in numbers(found) if number and number > 1]) == MAX_MARKED
+
+
+def test_each_cell_and_file_has_a_block_with_its_name() -> None:
+    here = span("a()")
+    assert [block.title for block in blocks(here)] == [""]
+    other = LineMark((3, None), 2, "n = 1", "set here")
+    file = LineMark((None, "net.py"), 5, "k = 2", "set there")
+    found = blocks(here, other, file)
+    assert [block.title for block in found] == ["In [7]", "In [3]", "net.py"]
+    assert [[row.is_hot for row in block.rows] for block in found] == [[True], [False], [False]]
+
+
+def test_two_files_of_one_name_are_told_apart() -> None:
+    one, two = (LineMark((None, f"/{name}/net.py"), 5, "k = 2", "m") for name in "ab")
+    titles = [block.title for block in blocks(span("a()"), one, two)]
+    assert len(set(titles)) == 3
+
+
+def test_a_place_is_its_cell_or_file() -> None:
+    assert where_of(None) == (None, None)
+    assert where_of(SourceSpan(cell=3, line=1)) == (3, None)
+    assert where_of(SourceSpan(file="a.py", line=1)) == (None, "a.py")
+
+
+def test_the_common_indentation_is_left_out() -> None:
+    found = blocks(span("        f(", "            x)", at=1, end=2))
+    assert [row.text for row in found[0].rows] == ["f(", "    x)"]
+
+
+# --- labels ---------------------------------------------------------------------------------------
+
+
+def test_labels_that_fit_share_a_row() -> None:
+    line = "loss = f(a, some_other_name)"
+    a = fact("x", "int64[3]", "a", span=(9, 9, 10))
+    b = tensor(line, 9, "y", "some_other_name", "int64[4]", device=None)
+    rows = texts(a, b, line=line, call="f(a, some_other_name)")
+    assert rows == [line, "         │  └ i64[4]", "         └ i64[3]"]
+    wide = "loss = f(a,            some_other_name)"
+    b = tensor(wide, 9, "y", "some_other_name", "int64[4]", device=None)
+    rows = texts(a, b, line=wide, call="f(a,            some_other_name)")
+    assert rows == [wide, "         └ i64[3]      └ i64[4]"]
+
+
+def test_a_label_needs_a_column_between_it_and_the_next() -> None:
+    for blanks, count in ((7, 1), (6, 2)):
+        line = f"f(a,{' ' * blanks}b)"
+        a = fact("x", "int64[3]", "a", span=(9, 2, 3))
+        b = tensor(line, 9, "y", "b", "int64[4]", device=None)
+        assert len(texts(a, b, line=line, call=line)) - 1 == count, blanks
+
+
+def test_at_most_so_many_labels_and_the_tensor_at_fault_among_them() -> None:
+    line = "f(" + ", ".join(f"a{at:02}" for at in range(12)) + ")"
+    many = [tensor(line, 9, f"t{at}", f"a{at:02}", f"int64[{at + 1}]") for at in range(12)]
+    here = source((line,), 0, line)
+    report = make_report(source=here, tensors=tuple(many), argument="t11")
+    found = code_blocks(report, (), here, fold=100, label_room=20)
+    names = next(row.names for row in found[0].rows if row.names)
+    assert len(names) == MAX_LABELS
+    assert [name for name, _, is_bad in names if is_bad] == ["a11"]
+
+
+def test_what_an_expression_only_casts_has_no_label_of_its_own() -> None:
+    line = "f(x.t())"
+    inner = fact(None, "float32[3, 3]", "x", span=(9, 2, 3))
+    outer = fact("input", "float32[3, 3]", "x.t()", span=(9, 2, 7))
+    assert texts(inner, outer, line=line, call=line) == [line, "  └ f32[3, 3]"]
+    other = replace(inner, shape=(3, 4))
+    assert len(texts(other, outer, line=line, call=line)) == 3
+
+
+def test_the_call_the_tensors_and_the_bad_one_have_their_looks() -> None:
+    line = "z = f(a, y)"
+    a = fact("input", "int64[3]", "a", span=(9, 6, 7))
+    y = fact("target", "int64[3]", "y", span=(9, 9, 10))
+    here = source((line,), 0, "f(a, y)")
+    report = make_report(source=here, tensors=(a, y))
+    row = code_blocks(report, (), here, fold=100, label_room=20)[0].rows[0]
+    assert [(piece.text, piece.tone) for piece in row.pieces] == [
+        ("z = ", "plain"),
+        ("f(", "call"),
+        ("a", "tensor"),
+        (", ", "call"),
+        ("y", "bad"),
+        (")", "call"),
+    ]
+
+
+# --- tensors that no line carries -----------------------------------------------------------------
+
+
+def loose(*tensors: TensorFact, **facts: Any) -> list[str | None]:
+    here = source(("f(y)",), 0, "f(y)")
+    report: Report = make_report(source=here, tensors=tensors, **{"argument": "target", **facts})
+    return [item.argument for item in unplaced_tensors(report)]
+
+
+PLACED = fact("input", "float32[3]", "y", span=(9, 2, 3))
+
+
+def test_tensors_that_no_line_carries_the_one_at_fault_first() -> None:
+    a, b = fact("weight", "float32[2]"), fact("target", "int64[5]")
+    assert loose(a, b) == ["target", "weight"]
+    assert loose(PLACED, a) == ["weight"]
+    assert loose(PLACED) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "is_shown"),
+    [
+        (fact("weight", "float16[3]"), False),
+        (fact("weight", "float32[3]"), True),
+        (fact("weight", "float16[4]"), True),
+        (fact("weight", "float16[3]", requires_grad=True), True),
+        (fact("weight", "float16[3]", requires_grad=True, grad_fn="CatBackward0"), False),
+    ],
+)
+def test_a_cast_form_of_a_drawn_tensor_is_not_told(other: TensorFact, is_shown: bool) -> None:
+    assert (loose(PLACED, other) == ["weight"]) is is_shown
+
+
+# --- a long line of code --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "first", "width", "rows"),
+    [
+        ("f(a, b)", 7, 7, ["f(a, b)"]),
+        ("f(a, b)", 6, 6, ["f(a,", "b)"]),
+        ("f(a, b, c)", 8, 8, ["f(a, b,", "c)"]),
+        ("f(a, b, c)", 5, 8, ["f(a,", "b, c)"]),
+        ("abc + defg", 4, 4, ["abc + defg"]),
+        ("f('a b c', d)", 5, 5, ["f(", "'a b c',", "d)"]),
+        ("f(''' open", 3, 3, ["f(''' open"]),
+        ("", 3, 3, [""]),
+    ],
+)
+def test_code_is_broken_within_brackets_alone(
+    code: str, first: int, width: int, rows: list[str]
+) -> None:
+    assert code_rows(code, first, width) == rows
