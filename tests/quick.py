@@ -237,7 +237,7 @@ OTHERS: Final[dict[str, str]] = {
     "recorder/saved_tensor.py": "recorder/test_lineage.py evidence/test_modified_tensor.py",
     "recorder/sites.py": "recorder/test_recorder.py evidence/test_call_stack.py",
     "render/__init__.py": "test_architecture.py",
-    "render/code.py": "render/test_text.py render/test_html.py render/test_screen.py",
+    "render/code.py": "render/test_text.py render/test_screen.py",
     "render/figures.py": "render/test_html.py",
     "render/fold.py": "render/test_html.py render/test_strip.py",
     "render/html.py": "render/test_text.py render/test_screen.py",
