@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
+from torch import nn
 
 from cudalens.core.report import Report
+from cudalens.evidence import module_names
 from cudalens.render.html import history_entries
 from cudalens.render.words import module_types, with_module_names
+from cudalens.source.locate import CallSite
 from tests.hostcells import run_cell
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -59,3 +67,91 @@ def test_a_module_has_a_name_where_one_variable_proves_it(
     assert (report.module_path, dict(report.graph.module_names)) == (path, names)
     shown = [name for name in ("net.0", "held.0", "act.0") if name in report.to_html()]
     assert shown == [name for key, name in names.items() if key == "0"]
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+class Holder(nn.Module):
+    """Two tables, one below the other module."""
+
+    def __init__(self, rows: int = 5) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(rows, 2))
+        self.register_buffer("mean", torch.zeros(2))
+        self.inner = nn.ModuleList([nn.Linear(2, 2)])
+
+
+def owners(
+    values: dict[str, torch.Tensor], stack: list[Any], **facts: Any
+) -> list[tuple[str, ...]]:
+    """Return argument, text and attribute of each owner, seen from the caller's variables."""
+    found = module_names.owner_modules(
+        values, [sys._getframe(1)], stack, facts.get("site", CallSite()), facts.get("line")
+    )
+    return [(item.argument, item.text, item.kind, item.attribute) for item in found]
+
+
+def test_the_owner_of_an_argument_is_the_innermost_module_that_has_it() -> None:
+    net = Holder()
+    inner = net.inner[0]
+    kind = f"{__name__}.Holder"
+    assert owners({"weight": net.table}, [net])[0][:2] == ("weight", "net")
+    assert owners({"weight": net.table}, [net])[0][3] == "table"
+    assert kind.endswith(owners({"weight": net.table}, [net])[0][2])
+    assert owners({"m": net.mean}, [net, inner])[0][3] == "mean"
+    del inner
+    assert owners({"w": net.inner[0].weight}, [net, net.inner[0]]) == [
+        ("w", "net.inner[0]", "nn.Linear", "weight")
+    ]
+
+
+def test_nothing_owns_what_the_line_names_or_no_module_has() -> None:
+    net = Holder()
+    site = CallSite(names=(SimpleNamespace(key="weight"),))
+    assert owners({"weight": net.table}, [net], site=site) == []
+    assert len(owners({"other": net.table}, [net], site=site)) == 1
+    assert owners({"x": torch.zeros(5, 2)}, [net]) == []
+    assert owners({"weight": net.table}, []) == []
+
+
+def test_a_module_of_two_names_has_none() -> None:
+    net = other = Holder()
+    assert owners({"weight": net.table}, [net]) == []
+    del other
+    assert len(owners({"weight": net.table}, [net])) == 1
+
+
+def others(seen: list[Any], held: Any, size: int, dim: int = 0) -> list[tuple[Any, ...]]:
+    found = module_names.other_modules(
+        [(module, 3, 0, 9) for module in seen], [held], held.table, size, dim, [sys._getframe(1)]
+    )
+    return [(item.module, item.calls, item.min, item.max, item.size) for item in found]
+
+
+def test_other_modules_that_ran_the_line_with_another_bound() -> None:
+    net, longer, same = Holder(5), Holder(9), Holder(5)
+    layer = nn.Linear(2, 2)
+    assert others([longer, same, layer], net, 5) == [("longer", 3, 0, 9, 9)]
+    assert others([longer], net, 5, dim=1) == [("longer", 3, 0, 9, 2)]
+    assert others([longer], net, 5, dim=2) == []
+    assert others([longer], net, 9) == []
+    layers = [longer, same]
+    del longer
+    assert others(layers, net, 5) == [("layers.0", 3, 0, 9, 9)]
+
+
+def test_a_tensor_that_no_running_module_has_bounds_nothing() -> None:
+    net, longer = Holder(5), Holder(9)
+    frames = [sys._getframe()]
+    seen = [(longer, 3, 0, 9)]
+    assert module_names.other_modules(seen, [net], torch.zeros(5, 2), 5, 0, frames) == ()
+
+
+def test_a_path_below_a_variable_is_that_of_the_module() -> None:
+    net = Holder()
+    inner = net.inner[0]
+    frames = [sys._getframe()]
+    assert module_names._path_of(inner, frames) == "net.inner.0"
+    _hidden = nn.Linear(1, 1)
+    assert module_names._path_of(_hidden, frames) is None

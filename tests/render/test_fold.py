@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cudalens.core.report import AutogradNeighbourhood, GraphEdge, LineRef
-from cudalens.render.fold import MAX_BOXES, MAX_EDGES, fold
-from tests.builders import node
+import pytest
+
+from cudalens.core.report import AutogradNeighbourhood, GraphEdge, GraphNode, LineRef, Role
+from cudalens.render.fold import (
+    MAX_BOXES,
+    MAX_EDGES,
+    MAX_NODES,
+    Box,
+    fold,
+    is_statement,
+    is_view,
+    node_name,
+)
+from tests.builders import chain, node
 
 
 def test_an_unrolled_loop_is_folded_but_not_beside_the_failure() -> None:
@@ -33,3 +44,167 @@ def test_an_unrolled_loop_is_folded_but_not_beside_the_failure() -> None:
     farther = [len(boxes[key].members) for key in boxes.keys() - {*beside, "f"}]
     assert max(farther) > 1
     assert sum(farther) == ops - states
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        (node("n", "aten::addmm"), "F.linear"),
+        (node("n", "aten::relu_"), "relu"),
+        (node("n", "aten::embedding", "failed"), "nn.Embedding"),
+        (node("n", "EmbeddingBackward0", "failed"), "embedding"),
+        (node("n", "torch.nn.functional.linear"), "F.linear"),
+        (node("n", "torch.Tensor.mul_"), "Tensor.mul_"),
+        (node("n", "mylib::gather_rows.default"), "gather_rows"),
+        (node("n", "", name="ConvolutionBackward0"), "F.conv"),
+        (node("n", "", "parameter", name="net.0.weight"), "net.0.weight"),
+        (node("n", "aten::add", "bad_input", name="y"), "y"),
+        (node("n", "", "leaf", name="AccumulateGrad"), "leaf tensor"),
+        (node("n", "", "leaf", name=""), "unnamed"),
+    ],
+)
+def test_a_node_is_called_as_people_call_it(made: GraphNode, name: str) -> None:
+    assert node_name(made) == name
+
+
+@pytest.mark.parametrize(
+    ("made", "is_it"),
+    [
+        (node("n", "aten::view"), True),
+        (node("n", "aten::t"), True),
+        (node("n", "torch.nn.functional.linear", name="TBackward0"), True),
+        (node("n", "aten::view", "failed"), False),
+        (node("n", "aten::mul"), False),
+        (node("n", "aten::_to_copy"), False),
+    ],
+)
+def test_a_view_only_looks_at_its_input(made: GraphNode, is_it: bool) -> None:
+    assert is_view(made) is is_it
+
+
+def test_a_node_at_fault_is_named_by_the_statement_that_wrote() -> None:
+    line = LineRef(line=2, text="x += 1")
+    assert is_statement(node("n", "aten::add", name="x += 1", source=line))
+    assert not is_statement(node("n", "aten::add", name="x", source=line))
+    assert not is_statement(node("n", "aten::add", name="x += 1"))
+
+
+def boxed(*members: GraphNode, role: Role = "upstream") -> Box:
+    return Box(key="k", role=role, members=members)
+
+
+def test_the_title_of_a_box_is_its_module_else_its_ops() -> None:
+    conv = node("a", "aten::convolution", module_path="net.0")
+    relu = node("b", "aten::relu", module_path="net.0")
+    view = node("c", "aten::view", module_path="net.1")
+    assert boxed(conv, relu, view).title({"net.0": "Block"}) == "Block net.0"
+    assert boxed(conv).title({}) == "F.conv"
+    assert boxed(conv, relu).title({}) == "F.conv → relu"
+    assert boxed(conv, conv, relu).title({}) == "F.conv → relu"
+    assert boxed(conv, node("d", "aten::mul"), relu).title({}) == "F.conv → … → relu"
+    other = node("e", "aten::relu", module_path="net.2")
+    assert boxed(conv, other).module == ""
+    assert boxed(conv, role="failed").module == ""
+
+
+def test_inputs_of_one_box_are_counted() -> None:
+    one, two = (node(key, "", "parameter", name=key) for key in "ab")
+    assert boxed(one, two, role="parameter").title({}) == "2 parameters"
+    assert boxed(one, two, role="leaf").title({}) == "2 inputs"
+    assert boxed(one, role="parameter").title({}) == "a"
+
+
+def test_a_long_title_keeps_both_ends() -> None:
+    first = node("a", "mylib::" + "first_" * 5)
+    last = node("b", "mylib::" + "last__" * 5)
+    title = boxed(first, last).title({})
+    assert len(title) <= 26
+    start, _, end = title.partition(" → ")
+    assert start.startswith("first") and end.startswith("last")
+
+
+# --- what is joined -------------------------------------------------------------------------------
+
+
+def folded(*nodes: GraphNode, links: str, focus: str = "f") -> dict[str, int]:
+    """Return how many nodes each box has; the links are pairs such as ``a>b``."""
+    edges = [GraphEdge(src=link[0], dst=link[2]) for link in links.split()]
+    graph = AutogradNeighbourhood(nodes=nodes, edges=tuple(edges), focus=focus)
+    return {key: len(box.members) for key, box in fold(graph)[0].items()}
+
+
+FAILED = node("f", "aten::embedding", "failed")
+
+
+def test_parameters_of_one_box_are_joined_and_few_inputs_are_not() -> None:
+    params = [node(key, "", "parameter", name=key) for key in "ab"]
+    assert folded(*params, FAILED, links="a>f b>f") == {"a": 2, "f": 1}
+    assert folded(*params[:1], FAILED, links="a>f") == {"a": 1, "f": 1}
+    inputs = [node(key, "", "leaf", name=key) for key in "abcd"]
+    assert folded(*inputs[:3], FAILED, links="a>f b>f c>f") == dict.fromkeys("abcf", 1)
+    assert folded(*inputs, FAILED, links="a>f b>f c>f d>f") == {"a": 4, "f": 1}
+
+
+def test_a_parameter_of_two_boxes_stays_alone() -> None:
+    params = [node(key, "", "parameter", name=key) for key in "ab"]
+    mul = node("m", "aten::mul")
+    made = folded(*params, mul, FAILED, links="a>m a>f b>f m>f")
+    assert made == {"a": 1, "b": 1, "m": 1, "f": 1}
+
+
+def test_a_view_is_joined_with_its_neighbour_and_two_ops_are_not() -> None:
+    mul, exp, view = node("m", "aten::mul"), node("e", "aten::exp"), node("v", "aten::view")
+    assert folded(mul, view, FAILED, links="m>v v>f") == {"v": 2, "f": 1}
+    assert folded(mul, exp, FAILED, links="m>e e>f") == {"m": 1, "e": 1, "f": 1}
+
+
+def test_ops_of_one_module_are_joined() -> None:
+    mul = node("m", "aten::mul", module_path="net.0")
+    exp = node("e", "aten::exp", module_path="net.0")
+    assert folded(mul, exp, FAILED, links="m>e e>f") == {"e": 2, "f": 1}
+    other = replace(exp, module_path="net.1")
+    assert folded(mul, other, FAILED, links="m>e e>f") == {"m": 1, "e": 1, "f": 1}
+
+
+def test_parts_of_one_call_are_joined() -> None:
+    line = LineRef(line=3, cell=1, text="h, c = lstm(x)")
+    parts = [node(key, "torch.lstm", source=line) for key in "ab"]
+    assert folded(*parts, FAILED, links="a>b b>f") == {"b": 2, "f": 1}
+    elsewhere = replace(parts[1], source=replace(line, line=4))
+    assert folded(parts[0], elsewhere, FAILED, links="a>b b>f") == {"a": 1, "b": 1, "f": 1}
+    simple = [node(key, "torch.mul", source=line) for key in "ab"]
+    assert folded(*simple, FAILED, links="a>b b>f") == {"a": 1, "b": 1, "f": 1}
+    unplaced = [node(key, "torch.lstm") for key in "ab"]
+    assert folded(*unplaced, FAILED, links="a>b b>f") == {"a": 1, "b": 1, "f": 1}
+
+
+def test_a_box_never_feeds_itself() -> None:
+    """Joined across another box between them, the two ends of a module would."""
+    mul, exp = (node(key, "aten::mul", module_path="net.0") for key in "me")
+    between = node("x", "aten::sin")
+    made = folded(mul, between, exp, FAILED, links="m>e m>x x>e e>f")
+    assert made == {"m": 1, "x": 1, "e": 1, "f": 1}
+
+
+def test_an_edge_that_would_close_a_circle_is_left_out() -> None:
+    nodes = (node("a", "aten::mul"), node("b", "aten::exp"), FAILED)
+    edges = (*chain("a", "b", "f"), GraphEdge(src="b", dst="a"), GraphEdge(src="gone", dst="a"))
+    graph = AutogradNeighbourhood(nodes=nodes, edges=edges, focus="f")
+    assert fold(graph)[1] == [("a", "b"), ("b", "f")]
+
+
+def test_only_the_nodes_nearest_to_the_failure_are_looked_at() -> None:
+    ids = [f"n{at}" for at in range(MAX_NODES)]
+    nodes = [node(key, "aten::mul") for key in ids]
+    for more in (0, 1):
+        extra = [node("far", "aten::exp")] if more else []
+        graph = AutogradNeighbourhood(
+            nodes=(*extra, *nodes),
+            edges=chain(*(item.id for item in (*extra, *nodes))),
+            focus=ids[-1],
+        )
+        members = [item.id for box in fold(graph)[0].values() for item in box.members]
+        assert sorted(members) == sorted(ids)
