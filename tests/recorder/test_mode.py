@@ -1,0 +1,461 @@
+"""The recording mode by itself: life, waits, watches, what it says of a failure."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks as AFTER_STEPS
+from torch.optim.optimizer import _global_optimizer_pre_hooks as BEFORE_STEPS
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cudalens.core.call import THREAD, ApiCall
+from cudalens.core.errors import DeviceAssertError
+from cudalens.recorder import _torch
+from cudalens.recorder.mode import RecordingMode
+from cudalens.recorder.sites import entries_of
+
+
+class Watch:
+    """Notes what it is shown; what is told to be found is returned."""
+
+    is_strict = False
+    marked = False
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.finds: dict[str, BaseException] = {}
+        self.fails: set[str] = set()
+        self.on_show: dict[str, Callable[[], object]] = {}
+        step = lambda name: lambda *args: self._shown(name)
+        self.steps = SimpleNamespace(before=step("step begins"), after=step("step ends"))
+
+    def _shown(self, what: str) -> BaseException | None:
+        self.seen.append(what)
+        self.on_show.get(what, int)()
+        if what in self.fails:
+            raise KeyError(what)
+        return self.finds.get(what)
+
+    def __call__(self, api: Any, *call: Any) -> BaseException | None:
+        return self._shown(api.stem)
+
+    def before(self, api: Any, args: Any) -> BaseException | None:
+        return self._shown(f"before {api.stem}")
+
+    def read(self, api: Any, args: Any, result: Any, site: Any) -> BaseException | None:
+        return self._shown(f"read {api.stem}")
+
+    def let_go(self) -> None:
+        self._shown("let go")
+
+
+class Net(nn.Module):
+    """Two inputs, one output."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, torch.ones(1, 2))
+
+
+def noted(mode: RecordingMode) -> list[str]:
+    return [item[1].stem for item in mode._ring]
+
+
+X = torch.ones(2, 3)
+
+
+# --- life ----------------------------------------------------------------------------------------
+
+
+def test_nothing_stays_when_it_ends() -> None:
+    before = THREAD.running.extremes
+    kept = len(BEFORE_STEPS), len(AFTER_STEPS)
+    with RecordingMode(watch=Watch()) as mode:
+        assert mode.is_on()
+        assert THREAD.running.extremes == (*before, mode._read)
+        assert len(BEFORE_STEPS) == kept[0] + 2
+        X.exp()
+    assert not mode.is_on()
+    assert THREAD.running.extremes == before
+    assert (len(BEFORE_STEPS), len(AFTER_STEPS)) == kept
+    X.exp()
+    assert noted(mode) == ["exp"]
+
+
+def test_an_inner_recorder_leaves_the_outer_one() -> None:
+    with RecordingMode() as outer:
+        with RecordingMode() as inner:
+            X.exp()
+        assert [item is outer._read for item in THREAD.running.extremes][-1:] == [True]
+        X.log()
+    assert noted(inner) == ["exp"]
+    assert noted(outer) == ["exp", "log"]
+
+
+def test_a_beginning_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    mode, before = RecordingMode(), THREAD.running.extremes
+    monkeypatch.setattr(mode, "install", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        mode.__enter__()
+    assert THREAD.running.extremes == before
+    assert not nn.modules.module._global_forward_pre_hooks
+    X.exp()
+    assert noted(mode) == []
+
+
+def test_an_end_that_is_interrupted_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    mode, closed = RecordingMode(), list[str]()
+    close = mode._close
+
+    def interrupted() -> None:
+        closed.append("")
+        if len(closed) == 1:
+            raise KeyboardInterrupt
+        close()
+
+    mode.__enter__()
+    monkeypatch.setattr(mode, "_close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mode.__exit__()
+    assert len(closed) == 2
+    assert not mode.is_on()
+
+
+def test_another_thread_s_end_stops_the_recording() -> None:
+    with RecordingMode() as mode:
+        X.exp()
+        thread = threading.Thread(target=mode.__exit__)
+        thread.start()
+        thread.join()
+        X.log()
+        X.sin()
+    assert noted(mode) == ["exp"]
+
+
+def test_the_last_call_is_told_with_its_place() -> None:
+    with RecordingMode() as mode:
+        X.exp()
+        X.log()
+    name, site = mode.last_call()
+    assert name == "torch.Tensor.log"
+    assert entries_of(site)[-1].code.co_filename == __file__
+
+
+def test_to_let_go_is_to_forget_the_calls_and_to_tell_the_watch() -> None:
+    watch = Watch()
+    with RecordingMode(watch=watch) as mode:
+        X.exp()
+        mode.let_go()
+        assert noted(mode) == []
+        X.log()
+    assert watch.seen == ["exp", "let go", "log"]
+    assert (noted(mode), mode.recorded_ops) == (["log"], 2)
+
+
+# --- what a watch is shown -----------------------------------------------------------------------
+
+
+def test_what_a_watch_finds_is_raised_after_the_call_is_noted() -> None:
+    watch = Watch()
+    watch.finds["log"] = ArithmeticError("here")
+    with RecordingMode(watch=watch) as mode:
+        X.exp()
+        with pytest.raises(ArithmeticError, match="here"):
+            X.log()
+        X.sin()
+    assert noted(mode) == ["exp", "log", "sin"]
+    assert mode.limits == []
+
+
+def test_a_watch_that_fails_is_a_limit() -> None:
+    watch = Watch()
+    watch.fails = {"exp", "before add_", "read item"}
+    with RecordingMode(watch=watch) as mode:
+        assert X.exp().shape == (2, 3)
+        assert torch.zeros(1).add_(1).item() == 1
+    assert set(mode.limits) == {
+        "a result was not looked at: KeyError: 'exp'",
+        "a result was not looked at: KeyError: 'before add_'",
+    }
+
+
+def test_what_a_write_goes_over_is_shown_before_it() -> None:
+    watch, x = Watch(), torch.zeros(2)
+    watch.on_show["before add_"] = lambda: values.append(x.tolist())
+    watch.on_show["add_"] = lambda: values.append(x.tolist())
+    values: list[Any] = []
+    with RecordingMode(watch=watch):
+        x.add_(1)
+    assert watch.seen == ["before add_", "add_"]
+    assert values == [[0, 0], [1, 1]]
+
+
+def test_a_step_is_shown_from_its_beginning_to_its_end() -> None:
+    weight, watch = nn.Parameter(torch.ones(2)), Watch()
+    weight.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([weight])
+    with RecordingMode(watch=watch):
+        optimizer.step()
+    # What is computed inside is its own.
+    assert [item for item in watch.seen if "before" not in item] == ["step begins", "step ends"]
+
+
+def test_a_strict_watch_is_shown_each_call_of_a_step_instead() -> None:
+    weight, watch = nn.Parameter(torch.ones(2)), Watch()
+    watch.is_strict = True
+    weight.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([weight])
+    with RecordingMode(watch=watch):
+        optimizer.step()
+    assert not {"step begins", "step ends"} & {*watch.seen}
+    assert watch.seen
+
+
+# --- frozen tensors, batches, calls that no mode sees --------------------------------------------
+
+
+def test_where_tensors_were_frozen_is_told_of_all_or_of_none() -> None:
+    left, right, other = (torch.ones(2, requires_grad=True) for _ in range(3))
+    with RecordingMode() as mode:
+        left.requires_grad_(False)
+        right.requires_grad_(False)
+        other.requires_grad_(True)
+        sites = mode.frozen_at([left, right])
+        lines = [entries_of(site)[-1].lineno for site in sites]
+        assert lines[1] == lines[0] + 1
+        assert mode.frozen_at([left, other]) == []
+        left.requires_grad_(False)
+        (last,) = mode.frozen_at([left])
+        assert (entries_of(last)[-1].lineno) > lines[1]
+    assert mode.frozen_at([]) == []
+
+
+def test_a_batch_that_cannot_be_noted_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    mode = RecordingMode()
+    noted: list[tuple[str, Any]] = []
+
+    def note(iterator: Any, data: Any, number: int) -> None:
+        noted.append((data, number))
+        if data == "broken":
+            raise KeyError(data)
+
+    monkeypatch.setattr(mode._batches, "note", note)
+    monkeypatch.setattr(mode._batches, "note_indices", lambda it, items: noted.append(items))
+    mode.note_batch(None, data="rows")
+    mode.note_batch(None, indices=[1, 2])
+    assert noted == [("rows", 0), [1, 2]]
+    assert mode.limits == []
+    mode.note_batch(None, data="broken")
+    assert mode.limits == ["a batch was not noted: KeyError: 'broken'"]
+
+
+def test_a_call_that_no_mode_sees_counts_with_its_nodes() -> None:
+    mode = RecordingMode()
+    mode.note_call(torch.autograd.backward, None, nodes=3)
+    ((seq, api, _, first, last, *_),) = mode._ring
+    assert (seq, api.stem, last - first, mode.recorded_ops) == (1, "backward", 3, 1)
+
+
+# --- waits ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Devices that were waited for."""
+    seen: list[torch.device] = []
+    monkeypatch.setattr(_torch, "wait_if_busy", seen.append)
+    return seen
+
+
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+@pytest.mark.parametrize("is_synchronous", [True, False])
+def test_only_devices_are_waited_for_and_only_where_asked(
+    waits: list[torch.device], is_synchronous: bool
+) -> None:
+    mode = RecordingMode(sync=is_synchronous)
+    mode._wait(CPU)
+    assert mode.devices == set()
+    mode.wait_for_all()
+    assert waits == []
+    mode._wait(CUDA)
+    assert mode.devices == {CUDA}
+    mode.wait_for_all()
+    assert waits == [CUDA] * (2 if is_synchronous else 0)
+
+
+def test_a_call_on_the_device_is_waited_for(sim: object, waits: list[torch.device]) -> None:
+    x = torch.ones(2, device="cuda")
+    with RecordingMode() as mode:
+        waits.clear()
+        torch.exp(x)
+        assert waits == [CUDA] * 2  # what came before, and itself
+        waits.clear()
+        torch.exp(X)
+        assert waits == []
+        x[0].item()
+        assert len(waits) == 3  # of the row, before and after; before a number, which has waited
+        waits.clear()
+        torch.ones(2, device="cuda")
+        assert waits == [CUDA]
+    assert mode.devices == {CUDA}
+
+
+def test_the_current_device_is_waited_for_once_it_is_used(
+    monkeypatch: pytest.MonkeyPatch, waits: list[torch.device]
+) -> None:
+    mode = RecordingMode()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    mode.wait_for_current_device()
+    assert waits == []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    mode.wait_for_current_device()
+    assert waits == [torch.device("cuda", 1)]
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+
+def raised(call: Callable[[], Any]) -> BaseException:
+    with pytest.raises(BaseException) as caught:
+        call()
+    return caught.value
+
+
+def test_the_call_that_raised_is_found_by_its_exception() -> None:
+    left = torch.ones(2, 3)
+    with RecordingMode() as mode:
+        error = raised(lambda: torch.mm(left, left))
+        call = mode.call_of(error)
+        assert call is not None and call.func is torch.mm
+        assert call.args == (left, left) and call.kwargs == {}
+        assert call.code is not None and call.code.co_filename == __file__
+        assert entries_of(call.site)[-1].code.co_filename == __file__
+        assert mode.call_of(raised(lambda: int("x"))) is None
+        assert mode.call_of(None) is None
+        assert mode.recorded_ops == 1
+    assert call.args == ()
+
+
+def test_a_call_that_raised_inside_a_module_is_found() -> None:
+    with RecordingMode() as mode:
+        inner = torch.ones(5)
+        error = raised(lambda: Net()(inner))
+        call = mode.call_of(error)
+        assert call is not None and call.func is nn.functional.linear
+
+
+def test_an_interrupt_has_no_call() -> None:
+    def stop(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with RecordingMode() as mode:
+        error = raised(lambda: X.apply_(stop))
+        assert isinstance(error, KeyboardInterrupt)
+        assert mode.call_of(error) is None
+
+
+def test_the_first_end_of_the_device_stays_and_each_is_told() -> None:
+    told: list[BaseException] = []
+    mode = RecordingMode(
+        is_fatal=lambda error: isinstance(error, RuntimeError), on_device_end=told.append
+    )
+    first, second = ApiCall(func=torch.exp), ApiCall(func=torch.log)
+    mode.note_end(ValueError(), first)
+    assert (mode.is_over, mode.fatal, told) == (False, None, [])
+    lost, later = RuntimeError("lost"), RuntimeError("later")
+    mode.note_end(lost, first)
+    assert mode.is_over and mode.fatal is first
+    mode.note_end(later, second)
+    assert mode.fatal is first
+    assert told == [lost, later]
+
+
+def test_a_finding_of_ours_does_not_end_the_device() -> None:
+    mode = RecordingMode(is_fatal=lambda error: True)
+    mode.note_end(DeviceAssertError.__new__(DeviceAssertError), None)
+    assert not mode.is_over
+
+
+def test_what_is_told_of_the_end_may_fail() -> None:
+    def fail(error: BaseException) -> None:
+        raise KeyError("told")
+
+    mode = RecordingMode(is_fatal=lambda error: True, on_device_end=fail)
+    mode.note_end(RuntimeError(), None)
+    assert mode.is_over
+    assert mode.limits == ["a lost device was not noted: KeyError: 'told'"]
+
+
+def test_what_guards_read_of_a_call_that_failed_is_not_of_the_next() -> None:
+    with RecordingMode() as mode:
+
+        def fail() -> None:
+            mode._read.append(("index", 0, 9))
+            torch.mm(X, X)
+
+        raised(fail)
+        assert mode._read == []
+
+
+def test_values_of_earlier_calls_of_a_line() -> None:
+    seen: list[Any] = []
+    with RecordingMode() as mode:
+        assert mode.seen_before("index") is None  # no call is being made
+
+        class Read(TorchDispatchMode):
+            """Read as guards do, while the call is being made."""
+
+            def __init__(self, low: float, high: float) -> None:
+                super().__init__()
+                self.read = ("index", low, high)
+
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                seen.append(mode.seen_before("index"))
+                mode._read.append(self.read)
+                return func(*args, **(kwargs or {}))
+
+        for extremes in ((1.0, 5.0), (0.0, 3.0), (2.0, 9.0)):
+            with Read(*extremes):
+                torch.neg(X)
+        assert mode.seen_before("index") is None
+    assert [item and (item["calls"], item["min"], item["max"]) for item in seen] == [
+        None,
+        (1, 1.0, 5.0),
+        (2, 0.0, 5.0),
+    ]
+
+
+def test_what_guards_read_in_a_backward_pass_is_of_many_calls() -> None:
+    x = torch.ones(2, requires_grad=True)
+    with RecordingMode() as mode:
+        loss = x.exp().sum()
+        mode._read.append(("index", 0, 9))
+        loss.backward()
+        assert mode._read == []
+    assert mode._seen._extremes == {}
+
+
+def test_a_failed_tensor_lives_no_longer_than_its_exception() -> None:
+    def fail() -> weakref.ref[torch.Tensor]:
+        left = torch.ones(2, 3)
+        with pytest.raises(RuntimeError):
+            left @ left
+        return weakref.ref(left)
+
+    with RecordingMode() as mode:
+        reference = fail()
+        gc.collect()
+        assert reference() is None
+    assert mode.limits == []
