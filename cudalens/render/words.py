@@ -10,6 +10,7 @@ import math
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 from cudalens.core import error_pages
@@ -342,16 +343,29 @@ def is_beginning(step: ProvenanceStep) -> bool:
 
 
 def ranks_line(report: Report) -> str:
-    """Say which of several processes the report is of: ``ranks 1 and 3 of 4``."""
+    """Say which of several processes the report is of: ``rank 1 of 4 (rank 3 failed too)``."""
     failures = [item for item in report.ranks if item.report is not None and not item.outcome]
     names = [item.name.split() for item in failures]
     if len({kind for kind, _ in names}) != 1:
         return ""
-    numbers = sorted(int(number) for _, number in names)
+    own = [item for item in failures if _says_the_same(item.report, report)]
+    if len(own) == 1 and len(failures) > 1:
+        others = _listed([item for item in failures if item is not own[0]])
+        return f"{own[0].name} of {len(report.ranks)} ({others} failed too)"
+    return f"{_listed(failures)} of {len(report.ranks)}"
+
+
+def _says_the_same(one: Report | None, other: Report) -> bool:
+    facts = attrgetter("headline", "offenders", "provenance")
+    return one is not None and bool(facts(one) == facts(other))
+
+
+def _listed(items: list[RankResult]) -> str:
+    kind = items[0].name.split()[0]
+    numbers = sorted(int(item.name.split()[1]) for item in items)
     listed = " and ".join(filter(None, [", ".join(map(str, numbers[:-1])), str(numbers[-1])]))
-    kind = names[0][0]
     several = {"rank": "ranks", "process": "processes"}[kind]
-    return f"{several if len(numbers) > 1 else kind} {listed} of {len(report.ranks)}"
+    return f"{several if len(numbers) > 1 else kind} {listed}"
 
 
 def rank_facts(item: RankResult) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import dropwhile, groupby
+from pathlib import Path
 from types import TracebackType
 
 from cudalens.core._python import entries_from_traceback, is_own_note, linked, set_on
@@ -20,9 +21,15 @@ _SENT = re.compile(
     re.MULTILINE,
 )
 """A frame of a traceback that another process has sent as text, with its lines of code."""
+_CARETS = re.compile(r"^ *[\^~]+\n", re.MULTILINE)
 _OWN_LINES = re.compile(
-    r"^(?:cudalens: .*|  (?:op|where|from|CUDA|try|hint) {2,}.*)\n?", re.MULTILINE
+    r"^ *(?:cudalens: .*|  (?:op|where|from|CUDA|try|hint) {2,}.*)\n?", re.MULTILINE
 )
+_AROUND_FAILURE = re.compile(
+    r"^(?:[=-]{20,}\n?|Failures:\n  <NO_OTHER_FAILURES>\n|  (?:time|host) +: .*\n)", re.MULTILINE
+)
+"""What torchelastic says around a failure, and of the machine, which is that of the notebook."""
+_LAUNCHER = ("accelerate", "launchers.py")
 _DISPATCH = ("_ops.py", "overrides.py")
 """Files of the wrappers through which torch calls an op, and asks a function mode."""
 
@@ -65,9 +72,13 @@ def shown(trace: TracebackType | None) -> TracebackType | None:
 
 
 def without_torch(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of torch, where it has any others."""
-    users = [entry for entry in entries_from_traceback(trace) if not torch_path(file_of(entry))]
+    """Return a traceback without the frames of torch and of its launcher, if others are left."""
+    users = [entry for entry in entries_from_traceback(trace) if not _is_torch(file_of(entry))]
     return linked(users) or trace
+
+
+def _is_torch(file: str) -> bool:
+    return bool(torch_path(file)) or Path(file).parts[-2:] == _LAUNCHER
 
 
 def is_reported(error: BaseException, report: object) -> bool:
@@ -124,14 +135,15 @@ def _cut_repeats(error: BaseException, report: object, action: str, stack: ExitS
 def _without_frames(text: str) -> str:
     """Return what a launcher of processes says of one without the frames of torch and of ours.
 
-    And without the lines of ours behind the error's own: the report beside it has them.
+    And without the lines of ours behind the error's own, which the report beside it has, the marks
+    under the code, and rules.
     """
 
     def kept(frame: re.Match[str]) -> str:
         file = frame["file"]
-        return "" if torch_path(file) or is_own_file(file) else frame[0]
+        return "" if _is_torch(file) or is_own_file(file) else _CARETS.sub("", frame[0])
 
-    return _OWN_LINES.sub("", _SENT.sub(kept, text)).rstrip()
+    return _AROUND_FAILURE.sub("", _OWN_LINES.sub("", _SENT.sub(kept, text))).rstrip()
 
 
 def hide_own_frames(error: BaseException) -> None:

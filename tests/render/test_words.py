@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -348,6 +349,25 @@ def rank(number: int, outcome: str = "", *, is_process: bool = False) -> RankRes
 )
 def test_the_processes_that_a_report_is_of(ranks: tuple[RankResult, ...], line: str) -> None:
     assert words.ranks_line(report(ranks=ranks)) == line
+
+
+@pytest.mark.parametrize(
+    ("others", "line"),
+    [
+        ((rank(0, "ended"),), "rank 2 of 2"),
+        ((rank(0),), "rank 2 of 2 (rank 0 failed too)"),
+        ((rank(3), rank(0), rank(1, "ended")), "rank 2 of 4 (ranks 0 and 3 failed too)"),
+    ],
+)
+def test_a_report_says_of_which_process_its_own_facts_are(
+    others: tuple[RankResult, ...], line: str
+) -> None:
+    """Of two that report the same none is named."""
+    own = rank(2)
+    assert own.report is not None
+    assert words.ranks_line(replace(own.report, ranks=(*others, own))) == line
+    twice = replace(own.report, ranks=(own, replace(own, rank=5)))
+    assert words.ranks_line(twice) == "ranks 2 and 5 of 2"
 
 
 def test_what_is_known_of_a_process() -> None:

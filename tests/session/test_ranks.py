@@ -16,12 +16,14 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.multiprocessing.spawn import ProcessException, ProcessRaisedException
 from torch.utils.data import DataLoader, TensorDataset
 
 import cudalens
 from cudalens.core.report import RankResult, Report
 from cudalens.core.reported import report_beside
+from cudalens.session.exit import attached
 from cudalens.session.ranks import combined, reason
 from cudalens.source.shown_frames import without_repeats
 from tests.processes import python
@@ -85,11 +87,30 @@ def test_beside_the_report_a_process_is_quoted_without_frames_of_torch() -> None
     assert str(error) == whole
     assert re.findall(r"in (\w+)\n", shown) == ["lookup"]
     assert "torch.zeros(MAX, 2)[rows]" in shown and "Process 0 terminated" in shown
+    assert "^^^" not in shown
     assert shown.splitlines()[-1].startswith(
         "cudalens.core.errors.DeviceIndexError: rows[1] = 9 is "
     )
     with without_repeats(error, None):
         assert str(error) == whole
+
+
+def test_beside_the_report_torchelastic_says_what_it_alone_knows(tmp_path: Path) -> None:
+    """Which rank, its exit code and its file, without rules and without our lines a second time."""
+    session, error = failed(0)
+    file = tmp_path / "error.json"
+    sent = {"message": {"extraInfo": {"py_callstack": str(error), "timestamp": "0"}}}
+    file.write_text(json.dumps(sent), encoding="utf-8")
+    elastic = ChildFailedError("train", {0: ProcessFailure(0, 99, 1, str(file))})
+    whole = str(elastic)
+    assert "====" in whole and "NO_OTHER_FAILURES" in whole and "\n    where  " in whole
+    attached(elastic, report_beside(error), "")
+    with without_repeats(elastic, session.report):
+        shown = str(elastic)
+    assert str(elastic) == whole
+    assert "rank      : 0" in shown and f"error_file: {file}" in shown
+    assert not re.search(r"===|---|NO_OTHER|  host  |\^\^\^|    where  |spawn\.py", shown)
+    assert shown.splitlines()[-1].startswith("  cudalens.core.errors.DeviceIndexError: rows[1] = 9")
 
 
 def test_good_processes_make_no_report() -> None:
