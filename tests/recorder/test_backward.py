@@ -1,0 +1,253 @@
+"""A backward pass as a recorder sees it: which node runs, what is looked at, what stays."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from threading import get_ident
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cudalens.core.call import ApiCall
+from cudalens.recorder import Recorder
+from cudalens.recorder.backward import BackwardPass
+
+
+class Twice(torch.autograd.Function):
+    """A custom function, whose node could have any name."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+class AddBackward(Twice):
+    """A custom function with a name of torch's."""
+
+
+class Watch:
+    """A watch that notes the nodes which made gradients."""
+
+    is_strict = False
+    marked = False
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.finds: dict[str, BaseException] = {}
+        self.steps = SimpleNamespace(before=lambda *_: None, after=lambda *_: None)
+
+    def _shown(self, what: str) -> BaseException | None:
+        self.seen.append(what)
+        found = self.finds.get(what)
+        if isinstance(found, KeyError):
+            raise found
+        return found
+
+    def __call__(self, *call: Any) -> None: ...
+
+    def before(self, *call: Any) -> None: ...
+
+    def of_loss(self, outputs: Any, site: Any) -> BaseException | None:
+        return self._shown(f"loss of {len(outputs)}")
+
+    def of_node(self, node: Any, made: Any, inputs: Any, notes: Any) -> BaseException | None:
+        return self._shown(node.name())
+
+    def of_pass(self, notes: Any, result: Any, site: Any) -> BaseException | None:
+        return self._shown("pass")
+
+
+def x() -> Tensor:
+    return torch.ones(2, requires_grad=True)
+
+
+def looked_at(run: Callable[[], Any]) -> list[str]:
+    watch = Watch()
+    with Recorder(watch=watch):
+        run()
+    return watch.seen
+
+
+def test_gradients_are_looked_at_where_a_node_can_make_a_nan() -> None:
+    leaf = x()
+    seen = looked_at(lambda: (leaf.exp().t() + 1).view(2).log().sum().backward())
+    assert seen == ["loss of 1", "LogBackward0", "ExpBackward0", "pass"]
+
+
+@pytest.mark.parametrize("function", [Twice, AddBackward])
+def test_a_custom_function_is_looked_at_whatever_its_name(function: Any) -> None:
+    leaf = x()
+    seen = looked_at(lambda: function.apply(leaf).sum().backward())
+    assert seen == ["loss of 1", f"{function.__name__}Backward", "pass"]
+
+
+def test_each_node_is_looked_at_once_though_two_lead_to_it() -> None:
+    def run() -> None:
+        y = x().exp()
+        torch.autograd.backward([(y * y).sum(), y.sum()])
+
+    assert looked_at(run).count("ExpBackward0") == 1
+    assert looked_at(run)[0] == "loss of 2"
+
+
+def test_a_finding_is_raised_when_the_engine_has_come_back() -> None:
+    watch, leaf = Watch(), x()
+    watch.finds["LogBackward0"] = ArithmeticError("here")
+    loss = leaf.exp().log().sum()
+    with Recorder(watch=watch) as recorder:
+        with pytest.raises(ArithmeticError, match="here"):
+            loss.backward()
+        assert recorder.passes == []
+    # The engine went on, and nothing more was looked at.
+    assert leaf.grad is not None
+    assert watch.seen == ["loss of 1", "LogBackward0"]
+
+
+def test_a_finding_of_the_loss_keeps_the_engine_from_running() -> None:
+    watch, leaf = Watch(), x()
+    watch.finds["loss of 1"] = ArithmeticError()
+    with Recorder(watch=watch) as recorder:
+        with pytest.raises(ArithmeticError):
+            leaf.exp().sum().backward()
+        assert recorder.passes == []
+    assert leaf.grad is None
+
+
+@pytest.mark.parametrize("look", ["loss of 1", "ExpBackward0", "pass"])
+def test_a_watch_that_fails_is_a_limit(look: str) -> None:
+    watch, leaf = Watch(), x()
+    watch.finds[look] = KeyError(look)
+    with Recorder(watch=watch) as recorder:
+        leaf.exp().sum().backward()
+    assert recorder.limits == [f"a gradient was not looked at: KeyError: '{look}'"]
+    assert leaf.grad is not None
+
+
+def test_a_kept_graph_has_no_hook_of_ours_afterwards() -> None:
+    watch, leaf = Watch(), x()
+    loss = leaf.exp().sum()
+    with Recorder(watch=watch) as recorder:
+        loss.backward(retain_graph=True)
+        inside = recorder.recorded_ops
+        seen = [*watch.seen]
+        assert seen == ["loss of 1", "ExpBackward0", "pass"]
+    loss.backward(retain_graph=True)
+    assert (watch.seen, recorder.recorded_ops) == (seen, inside)
+    with Recorder(watch=watch):
+        loss.backward()
+    assert watch.seen == seen * 2
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+
+class Failing(torch.autograd.Function):
+    """Fails in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise KeyError("own")
+
+
+def failure(run: Callable[[], Any]) -> ApiCall:
+    """Return what the recorder knows of the failing call, as far as it is no tensor."""
+    with Recorder() as recorder:
+        with pytest.raises((RuntimeError, KeyError)) as caught:
+            run()
+        call = recorder.call_of(caught.value)
+        assert recorder.passes == []
+        assert recorder.limits == []
+    assert call is not None
+    return call
+
+
+def test_the_node_that_raised_is_told() -> None:
+    def changed() -> None:
+        y = x().exp()
+        z = (y * 1).sum()
+        with torch.no_grad():
+            y.add_(1)
+        z.backward()
+
+    call = failure(changed)
+    assert call.node is not None and call.node.name == "ExpBackward0"
+    assert call.name == "torch.Tensor.backward"
+    call = failure(lambda: Failing.apply(x()).sum().backward())
+    assert call.node is not None and call.node.name == "FailingBackward"
+
+
+def test_a_second_backward_ends_at_the_node_without_its_values() -> None:
+    loss = x().exp().sum()
+    loss.backward()
+    call = failure(loss.backward)
+    assert call.node is not None and call.node.name == "ExpBackward0"
+
+
+def test_a_pass_that_runs_by_itself_is_backward_s() -> None:
+    """A call in a library that no mode sees."""
+    loss = x().exp().sum()
+    with Recorder() as recorder:
+        before = recorder.recorded_ops
+        torch.autograd.backward(loss)
+        (call,) = [it for it in recorder.snapshot().calls if it.api.stem == "backward"]
+        assert call.seq > before
+        assert recorder.is_on()
+
+
+def test_the_node_of_this_thread_or_the_only_one() -> None:
+    run = BackwardPass(Recorder())
+    assert run.running is None
+    left, right = x().exp().grad_fn, x().log().grad_fn
+    run.marks[-1] = left
+    assert run.running is not None and run.running.name == "ExpBackward0"
+    run.marks[-2] = right
+    assert run.running is None
+    run.marks[get_ident()] = right
+    assert run.running is not None and run.running.name == "LogBackward0"
+
+
+def test_a_fault_is_noted_once_with_the_node_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first wait that raises: the node before it has launched what failed."""
+    ended: list[BaseException] = []
+    recorder = Recorder(is_fatal=lambda error: True, on_device_end=ended.append)
+    run = BackwardPass(recorder)
+    left, right = x().exp().grad_fn, x().log().grad_fn
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(recorder, "wait_for_all", fail)
+    run.marks[get_ident()] = left
+    monkeypatch.setattr("cudalens.recorder.backward.current_node", lambda: right)
+    run._wait_and_mark(None)
+    assert run.fault is not None and run.fault.name == "ExpBackward0"
+    assert run.marks[get_ident()] is right
+    assert recorder.fatal is not None and recorder.fatal.node == run.fault
+    run._wait_and_mark(None)
+    assert len(ended) == 1 and run.running is run.fault
+
+
+def test_no_tensor_of_a_failed_pass_is_kept() -> None:
+    def run() -> weakref.ref[Tensor]:
+        leaf = x()
+        with pytest.raises(KeyError):
+            Failing.apply(leaf).sum().backward()
+        return weakref.ref(leaf)
+
+    with Recorder():
+        reference = run()
+        gc.collect()
+        assert reference() is None
