@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from cudalens.core.evidence_types import InPlaceChange
+from cudalens.core.evidence_types import FreedGraph, InPlaceChange
 from cudalens.core.graph_types import AutogradNeighbourhood, ProvenanceStep
 from cudalens.core.report import ErrorFacts
 from cudalens.core.report_types import LineRef
@@ -102,3 +103,44 @@ def test_the_line_that_made_other_rows_is_looked_for_by_their_numbers() -> None:
 )
 def test_a_parameter_is_spelled_as_code_names_it(root: str, path: str, text: str) -> None:
     assert error_causes._spelled(root, path) == text
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_way_to_a_change_is_looked_for_from_a_known_node(
+    monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    freed, asked = FreedGraph(node="MulBackward0"), []
+
+    def freed_graph(*arguments: Any) -> FreedGraph:
+        asked.append(arguments[4])
+        return freed
+
+    monkeypatch.setattr(
+        error_causes, "find_modified", lambda *_: (InPlaceChange(modified=STEP), None)
+    )
+    monkeypatch.setattr(error_causes, "freed_graph", freed_graph)
+    monkeypatch.setattr(error_causes, "stale_lines", lambda *_: (LINE,))
+    monkeypatch.setattr(error_causes, "is_shared", lambda call: True)
+    monkeypatch.setattr(error_causes, "_parameter_name", lambda call, failure: "w")
+    recorder = SimpleNamespace(snapshot=lambda: None, beyond_ring=lambda what: what)
+    given = failure(f"has been {error_causes.MODIFIED}", {}, recorder)
+    given.call = SimpleNamespace(node="node" if is_known else None)
+    changed, way = error_causes.change_or_freed(given)
+    assert changed is not None
+    assert (changed.name, changed.is_shared, changed.stale) == ("w", True, (LINE,))
+    assert (way, asked) == ((freed, ["node"]) if is_known else (None, []))
+    assert given.limits.lines == []
+    # The same for a graph that was freed, where a limit says what is not known.
+    given = failure(error_causes.FREED, {}, recorder)
+    given.call = SimpleNamespace(node="node" if is_known else None)
+    assert error_causes.change_or_freed(given) == (None, freed if is_known else None)
+    assert len(given.limits.lines) == (0 if is_known else 1)
+    assert error_causes.change_or_freed(failure("another error", {}, recorder)) == (None, None)
+
+
+def test_a_write_that_is_not_recorded_any_more_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(error_causes, "find_modified", lambda *_: None)
+    recorder = SimpleNamespace(snapshot=lambda: None, beyond_ring=lambda what: what)
+    given = failure(f"has been {error_causes.MODIFIED}", {}, recorder)
+    assert error_causes.change_or_freed(given) == (None, None)
+    assert given.limits.lines == ["the op that modified the tensor in place"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,3 +84,31 @@ def test_the_graph_is_followed_from_what_backward_was_asked_of(
         assert raising is not None
         freed = freed_graph.freed_graph({argument: second}, recorder, [], None, raising)
     assert (freed is not None and freed.freed is not None) is is_root
+
+
+def shared(lines: str, file: Path) -> bool:
+    """Return whether the tensor that the last call wrote to has another name, too."""
+    names: dict[str, Any] = {"torch": torch}
+    file.write_text(lines)
+    exec(compile(lines, str(file), "exec"), names)
+    with Recorder() as recorder:
+        names["f"]()
+        writes = [call for call in recorder.snapshot().calls if call.written]
+    return freed_graph.is_shared(writes[-1])
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_it"),
+    [
+        ("def f():\n    x = torch.ones(4)\n    x.add_(1)\n", False),
+        ("def f():\n    x = torch.ones(4)\n    x += 1\n", False),
+        ("def f():\n    x = torch.ones(4)[:2]\n    x.add_(1)\n", True),
+        ("def f(x=torch.ones(4)):\n    x.add_(1)\n", True),
+        ("def f(*, x=torch.ones(4)):\n    x += 1\n", True),
+        ("def f():\n    x = torch.ones(4)[:2]\n    y = x.add_(1)\n", False),
+    ],
+)
+def test_what_a_caller_or_the_base_of_a_view_has_is_shared(
+    lines: str, tmp_path: Path, *, is_it: bool
+) -> None:
+    assert shared(lines, tmp_path / "write.py") is is_it

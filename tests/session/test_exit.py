@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,35 @@ def test_the_report_that_is_there_is_the_report() -> None:
     assert report is not None
     assert report.kind == "host_error"
     assert other.__notes__[0].startswith("cudalens: ")
+
+
+def test_an_exception_explained_early_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error = caught(raises)
+    trace = error.__traceback__
+    report = module.explained_early(error, None, None, Limits())
+    assert "mine" in report.headline
+    assert error.__traceback__ is trace and not hasattr(error, "__notes__")
+    monkeypatch.setattr(module, "diagnose", lambda evidence: 1 / 0)
+    assert "mine" in module.explained_early(error, None, None, Limits()).headline
+    assert error.__traceback__ is trace
+
+
+def test_a_time_out_of_the_users_is_not_taken_for_a_failure_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A signal handler may run while we explain: what it raises is the program's."""
+    error = caught(raises)
+    trace = error.__traceback__
+
+    def handler(number: int, frame: Any) -> None:
+        raise TimeoutError("theirs")
+
+    def interrupted(evidence: Any) -> Any:
+        handler(14, sys._getframe())
+
+    monkeypatch.setattr(module, "diagnose", interrupted)
+    with pytest.raises(TimeoutError, match="theirs"):
+        module.explained_early(error, None, None, Limits())
+    assert error.__traceback__ is trace

@@ -23,9 +23,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import cudalens
 from cudalens.core.report import RankResult, Report
 from cudalens.core.reported import report_beside
+from cudalens.session import ranks
 from cudalens.session.exit import attached
-from cudalens.session.ranks import combined, reason
+from cudalens.session.ranks import RankRun, combined, reason
 from cudalens.source.shown_frames import without_repeats
+from tests.builders import make_report
 from tests.processes import python
 
 pytestmark = [
@@ -327,3 +329,93 @@ def test_notebook_launcher_in_a_cell() -> None:
     assert "rank 1 of 2" in done.stdout
     assert "In [1] line 12" in done.stdout
     assert "FOLDED" in done.stdout
+
+
+# --- in the process itself ------------------------------------------------------------------------
+
+
+class Rank:
+    """A process whose ``run`` is called here."""
+
+    error: BaseException | None = None
+    ran = False
+
+    def run(self) -> None:
+        self.ran = True
+        if self.error is not None:
+            raise self.error
+
+
+class Block:
+    """A check that finds what it is given."""
+
+    def __init__(self, report: Report | None = None, late: BaseException | None = None) -> None:
+        self.report, self.late, self.ended = report, late, False
+        self.cause: BaseException | None = None
+
+    def open(self) -> Block:
+        return self
+
+    def __exit__(self, _: object, cause: BaseException | None, __: object) -> None:
+        self.ended, self.cause = True, cause
+        if self.late is not None:
+            raise self.late
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, bool]]:
+    """Return what the rehearsal device was started with; ranks do not wait for each other."""
+    calls: list[dict[str, bool]] = []
+    device = Mock(current=lambda: None, start=lambda **options: calls.append(options))
+    monkeypatch.setattr(ranks, "simulate", device)
+    monkeypatch.setattr(ranks, "give_way", lambda report: None)
+    return calls
+
+
+@pytest.mark.parametrize("is_simulated", [True, False])
+def test_a_rank_has_the_rehearsal_device_where_its_starter_has(
+    started: list[dict[str, bool]], tmp_path: Path, is_simulated: bool
+) -> None:
+    process, block = Rank(), Block()
+    RankRun(process, tmp_path / "report", lambda: block, is_simulated=is_simulated)()
+    assert started == ([{"announce": False}] if is_simulated else [])
+    assert (process.ran, block.ended) == (True, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("started")
+def test_a_rank_leaves_its_report_and_its_exception_goes_on(tmp_path: Path) -> None:
+    process, block, file = Rank(), Block(make_report()), tmp_path / "report"
+    process.error = ValueError("mine")
+    with pytest.raises(ValueError, match="mine"):
+        RankRun(process, file, lambda: block, is_simulated=False)()
+    assert block.cause is process.error
+    assert Report.from_dict(json.loads(file.read_text())).headline == make_report().headline
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.usefixtures("started")
+def test_a_finding_at_the_end_of_a_rank_is_raised(tmp_path: Path) -> None:
+    late = cudalens.DeviceIndexError("found", make_report())
+    with pytest.raises(cudalens.DeviceIndexError) as caught:
+        RankRun(Rank(), tmp_path / "r", lambda: Block(None, late), is_simulated=False)()
+    assert caught.value is late
+
+
+@pytest.mark.usefixtures("started")
+def test_a_rank_whose_check_cannot_be_opened_runs_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = Rank()
+    RankRun(process, tmp_path / "r", lambda: 1 / 0, is_simulated=False)()
+    assert process.ran
+    assert "check" in capsys.readouterr().err
+
+
+def test_a_rank_shows_early_what_it_leaves(started: list[dict[str, bool]], tmp_path: Path) -> None:
+    block = Block(make_report())
+    RankRun(Rank(), tmp_path / "r", lambda: block, is_simulated=False)()
+    (tmp_path / "r").unlink()
+    block.show_early()  # type: ignore[attr-defined]
+    assert (tmp_path / "r").exists()
+    assert started == []

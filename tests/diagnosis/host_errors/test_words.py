@@ -144,6 +144,9 @@ def test_operands_of_a_broadcast_by_their_sizes() -> None:
     assert with_user_names(text.format(4, 3), evidence) == (
         "The size of b (4) must match the size of a (3) at non-singleton dimension 1"
     )
+    # The second operand is broadcast along dimension 0, which it does not have.
+    first = text.replace("dimension 1", "dimension 0").format(2, 4)
+    assert with_user_names(first, evidence).startswith(first)
     unknown = with_user_names(text.format(7, 4), evidence)
     assert unknown.startswith(text.format(7, 4))
 
