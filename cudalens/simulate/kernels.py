@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from cudalens.core._torch import ops_that_read
 from cudalens.simulate.asserts import look
 from cudalens.simulate.op_schema import (
     OpSchema,
@@ -33,12 +34,11 @@ from cudalens.simulate.state import DeviceState, not_rehearsed
 
 _CPU: Final = torch.device("cpu")
 
-# On CUDA these wait for the device, because the shape of the result or the answer is data.
-SYNC_OPS: Final = aten_ops(
-    "nonzero nonzero.out masked_select masked_select.out equal is_nonzero bincount _unique _unique2"
-    " unique_dim unique_consecutive unique_dim_consecutive _coalesce _to_sparse"
-    " _to_sparse.sparse_dim"
-)
+# On CUDA these wait for the device, because the shape of the result or the answer is data.  Torch
+# does not tag the sparse ones, and tags by their schema some that wait for some arguments alone.
+SYNC_OPS: Final = ops_that_read() - aten_ops(
+    "index.Tensor repeat_interleave.Tensor _ctc_loss _ctc_loss.Tensor"
+) | aten_ops("_coalesce _to_sparse _to_sparse.sparse_dim")
 SpecialKernel = Callable[..., Any]
 
 

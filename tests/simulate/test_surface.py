@@ -149,6 +149,8 @@ def test_the_mode_of_synchronisation_speaks_of_waits(sim: simulate.Simulation) -
         x.cpu,
         x.sum().item,
         x.nonzero,
+        x.unique,
+        x.to_sparse,
         lambda: host.to("cuda"),
         torch.cuda.current_stream().synchronize,
     )
