@@ -125,6 +125,12 @@ class Trait(Flag):
     SPREAD = auto()
     """Deviation or variance."""
     EXPONENTIAL = auto()
+    LOGARITHM = auto()
+    """Of numbers above 0; at 0 it is infinite, and so is its slope."""
+    ARC = auto()
+    """Of numbers from -1 to 1; at both the slope is infinite."""
+    CLAMPS = auto()
+    """Takes a bound, which stands in the result for each element below it."""
 
     # --- how it is called ------------------------------------------------------------------------
     TENSOR = auto()
@@ -290,14 +296,20 @@ _ROWS = {
     "convolution": "layer finite",
     "conv_transpose1d conv_transpose2d conv_transpose3d": "layer",
     "relu gelu tanh": "activation tensor",
-    "leaky_relu elu silu softplus hardtanh clamp_min": "activation",
+    "leaky_relu elu silu softplus hardtanh": "activation",
+    "clamp_min": "activation clamps",
+    "clamp": "clamps tensor",
+    "clip clamp_ clip_": "clamps",
     "exp": "exponential finite tensor",
     "expm1 exp2": "exponential finite",
+    "log": "logarithm tensor",
+    "log2 log10": "logarithm",
+    "acos asin": "arc",
     "std var std_mean var_mean": "spread",
     "sum mean": "finite tensor",
     "square sinh cosh prod cumprod reciprocal norm mse_loss addcmul": "finite",
     "scaled_dot_product_attention _add_relu _to_copy": "finite",
-    "abs clamp cos log log_softmax neg sigmoid sin softmax sqrt": "tensor",
+    "abs cos log_softmax neg sigmoid sin softmax sqrt": "tensor",
 }
 """The traits of each function; a name is in one row."""
 

@@ -32,9 +32,7 @@ from cudalens.diagnosis.user_code import (
     written,
 )
 
-_LOGARITHMS = ("log", "log2", "log10")
-_OF_UNIT = ("acos", "asin")
-_SAFE = {"acos": 0, "asin": 0, "atanh": 0, "exp": 0, "expm1": 0, "acosh": 2}
+_SAFE = {**dict.fromkeys(functions(Trait.ARC), 0), "atanh": 0, "exp": 0, "expm1": 0, "acosh": 2}
 """Where a function and its slope are finite; for all others at 1."""
 _LOOKS = functions(Trait.COMPARES) | functions(Trait.FACT) | functions(Trait.NEVER_COPIES)
 _LOOKS |= {"isfinite", "isnan", "isinf", "logical_not", "any", "all", "abs", "sum", "bool", "float"}
@@ -145,10 +143,10 @@ def _within_domain(evidence: Evidence) -> Iterator[Hint]:
     if isinstance(low, str) or isinstance(high, str) or low is None or high is None:
         return
     small = "1e-7" if fact.dtype == "float16" else "1e-8"
-    if name in _LOGARITHMS and low == 0:
+    if name in functions(Trait.LOGARITHM) and low == 0:
         text = f"{name}(0) is -inf: clamp_min changes no value above {small}"
         yield from _hint(evidence, fact, f"{{x}}.clamp_min({small})", "log_of_zero", text)
-    if name in _OF_UNIT and max(-1 - low, high - 1) <= ROUNDING:
+    if name in functions(Trait.ARC) and max(-1 - low, high - 1) <= ROUNDING:
         text = f"rounding took a value beyond the numbers from -1 to 1, which {name} takes"
         inside = "0.999" if fact.dtype in ("float16", "bfloat16") else "0.999999"
         for end in ("1", inside):  # at 1 the slope is infinite

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cudalens.core._python import raise_if_outside
 from cudalens.core.call import ApiCall, Call
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.user_code import Fix
 from cudalens.evidence.attempt import MAX_VALUES, is_torchs, tensors_in
 from cudalens.evidence.failing_call import is_known
@@ -107,8 +108,8 @@ _INPUTS: Mapping[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "exp": ("result", torch.log),
     "div": ("other", _same),
     "pow": ("self", _same),
-    **dict.fromkeys(("log", "log2", "log10", "log1p"), ("self", _same)),
-    **dict.fromkeys(("acos", "asin", "atanh", "acosh"), ("self", _same)),
+    **dict.fromkeys(functions(Trait.LOGARITHM) | functions(Trait.ARC), ("self", _same)),
+    **dict.fromkeys(("log1p", "atanh", "acosh"), ("self", _same)),
 }
 """Functions to what their nodes have saved, and what makes the input of it."""
 

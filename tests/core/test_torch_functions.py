@@ -56,7 +56,7 @@ _ARGUMENTS = {
     "scatter_reduce_": "0, torch.tensor([[0]]), torch.full((1, 1), 9.0), 'sum'",
     "__getitem__": "torch.tensor([1])",
     "topk": "2",
-    "clamp clamp_min": "0.0",
+    "clamp clamp_min clamp_ clip clip_": "0.0",
     "floor_divide __floordiv__ __rfloordiv__ __ifloordiv__": "2.0",
     "cumsum": "0",
     "multinomial": "2",
@@ -467,6 +467,36 @@ def test_the_spread_of_one_number_is_nan(name: str) -> None:
 def test_an_exponential_overflows(name: str) -> None:
     """At 1000, in float32."""
     assert getattr(torch, name)(torch.tensor(1000.0)).isinf()
+
+
+@pytest.mark.parametrize("name", _names(Trait.LOGARITHM))
+def test_a_logarithm_has_a_pole_at_zero(name: str) -> None:
+    """There it and its slope are infinite, below it is NaN, above it is neither."""
+    x = torch.tensor([-1e-6, 0.0, 1e-6], requires_grad=True)
+    made = getattr(torch, name)(x)
+    made.sum().backward()
+    assert x.grad is not None
+    assert made.tolist()[1] == -math.inf
+    assert [made.isnan().tolist(), made.isfinite().tolist()] == [[1, 0, 0], [0, 0, 1]]
+    assert x.grad[1:].isfinite().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("name", _names(Trait.ARC))
+def test_an_arc_is_steep_at_both_ends(name: str) -> None:
+    """At -1 and 1 it is finite and its slope is not; beyond it is NaN."""
+    x = torch.tensor([-1.0, 0.999, 1.0], requires_grad=True)
+    made = getattr(torch, name)(x)
+    made.sum().backward()
+    assert x.grad is not None
+    assert bool(made.isfinite().all())
+    assert x.grad.isfinite().tolist() == [False, True, False]
+    assert getattr(torch, name)(torch.tensor([-1.001, 1.001])).isnan().all()
+
+
+@pytest.mark.parametrize("name", _names(Trait.CLAMPS))
+def test_a_clamp_puts_its_bound_in_place_of_what_is_below(name: str) -> None:
+    """Whatever is at the bound or above stays."""
+    assert getattr(_x(), name)(2.0).tolist() == [[2, 2, 3], [4, 5, 6]]
 
 
 @pytest.mark.parametrize("name", _names(Trait.ACTIVATION))

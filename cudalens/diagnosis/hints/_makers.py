@@ -60,7 +60,6 @@ _MOVES = COPIES | {"sort"}
 """Functions that only move or repeat values."""
 _HANDS_ON = stems(Trait.KEEPS, without=Trait.SUBSTITUTES) - {"embedding"} | {"sort"}
 """Functions that never make a value: they move, choose, store or convert what they were given."""
-_CLAMPS = frozenset(("clamp", "clamp_", "clip", "clip_"))
 _CASTS = stems(Trait.CAST)
 """Functions whose result may overflow: a good value before, a bad one after."""
 _OWN_VALUES = stems(Trait.NUMBERS) | _FACTORIES
@@ -105,7 +104,9 @@ def _is_another(step: ProvenanceStep, since: Iterable[str], evidence: Evidence) 
     bad = evidence.violation.offenders.first if evidence.violation is not None else ()
     listed = [number for it in calls_on_line(step) if it.args for number in _listed(it.args[0])]
     # A clamp hands on what it does not cut off.
-    return not bad or not changed <= _CLAMPS or any(it.value not in listed for it in bad)
+    return (
+        not bad or not changed <= stems(Trait.CLAMPS) or any(it.value not in listed for it in bad)
+    )
 
 
 def makes_value(step: ProvenanceStep, value: object) -> bool:

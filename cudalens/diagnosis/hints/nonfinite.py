@@ -50,8 +50,8 @@ _SPREADS = functions(Trait.SPREAD)
 _EXPONENTIALS = functions(Trait.EXPONENTIAL)
 _STEEP = {
     **dict.fromkeys(("sqrt", "hypot"), ("result", (0,))),
-    **dict.fromkeys(("log", "log2", "log10"), ("self", (0,))),
-    **dict.fromkeys(("acos", "asin", "atanh"), ("self", (-1, 1))),
+    **dict.fromkeys(functions(Trait.LOGARITHM), ("self", (0,))),
+    **dict.fromkeys(functions(Trait.ARC) | {"atanh"}, ("self", (-1, 1))),
     "log1p": ("self", (-1,)),
     "acosh": ("self", (1,)),
 }
@@ -191,7 +191,7 @@ def _kept_above(node: ast.AST) -> Iterator[ast.expr]:
     """Yield what an expression adds, or clamps from below with."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         yield from (node.left, node.right)
-    if isinstance(node, ast.Call) and last_name(node.func) in ("clamp", "clamp_min", "clip"):
+    if isinstance(node, ast.Call) and last_name(node.func) in functions(Trait.CLAMPS):
         yield from node.args[:2]
         yield from (item.value for item in node.keywords if item.arg == "min")
 

@@ -11,6 +11,7 @@ from cudalens.core.api_names import stem_of
 from cudalens.core.evidence_types import GraphCut, SavedValues
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, format_shape
+from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern
 from cudalens.diagnosis.host_errors._words import expression_of, named
 from cudalens.diagnosis.user_code import place
@@ -134,14 +135,14 @@ def anomalous_gradient(evidence: Evidence, match: re.Match[str]) -> Answer:
 
 def _is_at_pole(stem: str, saved: SavedValues) -> bool:
     """Return whether a value that a node has saved is one where the function has no slope."""
-    if stem in ("acos", "asin"):
+    if stem in functions(Trait.ARC):
         return bool(max(-saved.min, saved.max) >= 1)
     return bool(saved.nearest == 0)
 
 
 _STEEP_AT = {
     **dict.fromkeys(("sqrt", "norm", "linalgvectornorm"), "result"),
-    **dict.fromkeys(("pow", "log", "acos", "asin"), "self"),
+    **dict.fromkeys({"pow", "log"} | functions(Trait.ARC), "self"),
     "div": "other",
 }
 """The value that tells whether the function has a slope, by the name that its node saves it as."""
