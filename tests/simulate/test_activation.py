@@ -1,0 +1,189 @@
+"""Starting and stopping the rehearsal device: where it is refused, what is tried first."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from cudalens.core.errors import SimulationError
+from cudalens.simulate import activation
+from cudalens.simulate.activation import Simulation, start
+from cudalens.simulate.state import DeviceState
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Steps of a start, none of which is taken: what was tried in another process first."""
+    steps: list[str] = []
+    monkeypatch.setattr(Simulation, "running", None)
+    monkeypatch.setattr(Simulation, "_install", lambda self: steps.append("installed"))
+    monkeypatch.setattr(activation, "_try_in_another_process", steps.append)
+    monkeypatch.setattr(activation.atexit, "register", lambda call: None)
+    monkeypatch.setattr(activation.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(activation.sys, "platform", "linux")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(activation.torch, "__version__", "2.13.0")
+    return steps
+
+
+def test_what_the_tests_ran_with_is_started_at_once(
+    started: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulation = start()
+    assert started == ["installed"]
+    assert simulation.is_active
+    assert capsys.readouterr().out == f"{activation.ANNOUNCEMENT}\n"
+    assert start() is simulation
+    assert started == ["installed"]
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "version", "tried"),
+    [
+        ("darwin", "x86_64", "2.13.0", "darwin x86_64"),
+        ("linux", "aarch64", "2.13.0", "linux aarch64"),
+        ("linux", "x86_64", "2.9.1", "torch 2.9.1"),
+        ("linux", "aarch64", "2.99.0", "torch 2.99.0"),
+    ],
+)
+def test_what_they_did_not_run_with_is_tried_in_another_process(
+    started: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    system: str, machine: str, version: str, tried: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch, "__version__", version)
+    start()
+    assert started == [tried, "installed"]
+    assert f"Not tried with {tried}; the self-check passed.\n" in capsys.readouterr().out
+
+
+def test_nothing_is_printed_where_nothing_is_announced(
+    started: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.9.1")
+    start(announce=False)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"has_gpu": True}, "This machine has a GPU"),
+        ({"platform": "win32"}, "on Windows, use WSL 2"),
+        ({"machine": "riscv64"}, "this is linux riscv64"),
+        ({"version": "2.7.1"}, "needs torch 2.8 or newer; this is torch 2.7.1"),
+        ({"version": "2.8.0+cpu"}, None),
+        ({"version": "3.0.0"}, None),
+    ],
+)
+def test_where_it_cannot_run_it_is_refused(
+    started: list[str], monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any],
+    why: str | None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: changed.get("has_gpu", False))
+    monkeypatch.setattr(sys, "platform", changed.get("platform", "linux"))
+    monkeypatch.setattr(platform, "machine", lambda: changed.get("machine", "x86_64"))
+    monkeypatch.setattr(torch, "__version__", changed.get("version", "2.13.0"))
+    if why is None:
+        assert start(announce=False).is_active
+        return
+    with pytest.raises(SimulationError, match=why):
+        start(announce=False)
+    assert started == []
+    assert Simulation.running is None
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "why"),
+    [
+        (0, "a warning\n", None),
+        (1, "a warning\nno such op\n", "no such op"),
+        (1, "", "no reason given"),
+        (-11, "", "with torch 9: its self-check ended the process with signal 11"),
+    ],
+)
+def test_how_the_other_process_ended(
+    monkeypatch: pytest.MonkeyPatch, code: int, stderr: str, why: str | None
+) -> None:
+    seen: list[Any] = []
+
+    def run(command: list[str], *, env: dict[str, str], **options: Any) -> Any:
+        seen.append((command[:2], env["PYTHONPATH"].split(os.pathsep)))
+        return SimpleNamespace(returncode=code, stderr=stderr)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    if why is None:
+        activation._try_in_another_process("torch 9")
+    else:
+        with pytest.raises(SimulationError, match=why):
+            activation._try_in_another_process("torch 9")
+    ((command, path),) = seen
+    assert command == [sys.executable, "-c"]
+    assert path == [*filter(None, sys.path)]
+
+
+def test_a_self_check_that_fails_says_why_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Simulation) -> None:
+        raise SimulationError("no such op")
+
+    monkeypatch.setattr(Simulation, "_install", fail)
+    with pytest.raises(SystemExit) as ended:
+        activation.check_self()
+    assert ended.value.code == "no such op"
+
+
+def test_the_with_statement_that_started_it_stops_it(started: list[str]) -> None:
+    with start(announce=False) as outer:
+        with start(announce=False) as inner:
+            assert inner is outer
+        assert outer.is_active
+        with outer:
+            pass
+        assert outer.is_active
+        outer._remove = outer._registrations.remove  # type: ignore[method-assign]
+    assert not outer.is_active
+    assert Simulation.running is None
+
+
+def test_a_with_statement_around_a_running_one_leaves_it_running(started: list[str]) -> None:
+    simulation = start(announce=False)
+    with start(announce=False):
+        pass
+    assert simulation.is_active
+
+
+def test_a_step_that_fails_takes_back_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    undone: list[str] = []
+
+    def fail() -> None:
+        raise KeyError("first line\nsecond")
+
+    monkeypatch.setattr(activation, "yaml_facts", fail)
+    monkeypatch.setattr(Simulation, "_remove", lambda self: undone.append("removed"))
+    with pytest.raises(SimulationError, match="the list of ops failed: KeyError") as caught:
+        Simulation(DeviceState())._install()
+    assert undone == ["removed"]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_program_that_ends_without_a_wait_prints_what_is_pending(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    simulation = Simulation(DeviceState())
+    simulation._print_pending()
+    assert capfd.readouterr().err == ""
+    simulation.device_assert("aten::mine", "mine.cu:1: Assertion `x` failed.")
+    assert simulation.pending == "mine.cu:1: Assertion `x` failed."
+    simulation._print_pending()
+    assert capfd.readouterr().err == "mine.cu:1: Assertion `x` failed.\n"
+    simulation.reset()
+    assert (simulation.pending, simulation.fault, simulation.is_poisoned) == (None, None, False)
