@@ -186,3 +186,14 @@ def test_places_are_said_from_the_failing_line() -> None:
     assert lines == [False, True, True, False]
     assert not is_failing_line(LineRef(line=4, cell=5), here)
     assert not is_failing_line(LineRef(line=4), Evidence())
+
+
+def test_a_call_that_is_not_as_typed_is_written_anew() -> None:
+    """The columns of a call in several lines are not those of its text."""
+    over = evidence("f(x +\n  y, z)")
+    assert over.call is not None and not over.call.is_written_so
+    assert written(over, over.call.node.args[0]) == "x + y"
+    assert with_changes(over, [(fact("z"), "{x}.T")]) == "f(x + y, z.T)"
+    flat = evidence("f(x+y, z)")
+    assert written(flat, flat.call.node.args[0]) == "x+y"
+    assert written(evidence("="), over.call.node.args[1]) == "z"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from cudalens.core.report import Report
+from cudalens.evidence import dataset_column
 from tests.hostcells import run_cell
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -238,3 +242,100 @@ def test_a_reading_says_what_it_was_judged_on(made: str, says: str, tested: str)
     assert [hint.text.partition(":")[0] for hint in report.hints] == [says]
     assert report.hints[0].tried
     assert f"Tested on {tested}: it runs." in " ".join(report.to_text().split())
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("column", "wanted"),
+    [
+        ([3, 1], ([0, 1], [3, 1])),
+        ([[3, 4], [], [1]], ([0, 0, 2], [3, 4, 1])),
+        ([torch.tensor([3, 4]), 5], ([0, 0, 1], [3, 4, 5])),
+        (torch.tensor([[3, 4], [1, 2]]), ([0, 0, 1, 1], [3, 4, 1, 2])),
+        (np.array([3, 1], dtype="uint8"), ([0, 1], [3, 1])),
+        (np.array([3, 1], dtype="uint64"), None),
+        (np.array([3.0, 1.0]), None),
+        (torch.tensor([3.0]), None),
+        (torch.tensor(3), None),
+        (torch.tensor([], dtype=torch.int64), None),
+        ([3, 1.0], None),
+        ([[3, True]], None),
+        ([True], None),
+        ([], None),
+        ((3, 1), None),
+    ],
+)
+def test_whole_numbers_of_a_column_and_the_row_of_each(column: Any, wanted: Any) -> None:
+    found = dataset_column._whole_numbers(column)
+    assert (None if found is None else tuple(it.tolist() for it in found)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("samples", "columns"),
+    [
+        ([(1, 2), (3, 4)], [(0, [1, 3]), (1, [2, 4])]),
+        ([[1], [2]], [(0, [1, 2])]),
+        ([{"x": 1, "y": 2}, {"x": 3, "y": 4}], [("x", [1, 3]), ("y", [2, 4])]),
+        ([(1, 2), (3,)], [(0, [1, 3])]),
+        ([{"x": 1, "y": 2}, {"x": 3}], [("x", [1, 3])]),
+        ([(1,), [2], (3,)], [(0, [1, 3])]),
+        ([5, 6], []),
+    ],
+)
+def test_columns_of_a_list_of_samples(samples: list[Any], columns: list[Any]) -> None:
+    found = list(dataset_column._of_samples(samples))
+    assert found == columns
+
+
+def arrow(values: dict[str, tuple[str, list[Any]]], order: list[int] | None) -> list[Any]:
+    """Return the columns of a stored table with these types and values, in an order of rows."""
+
+    def column(kind: str, items: list[Any]) -> Any:
+        class Column:
+            type = kind
+            __len__ = lambda self: len(items)
+            to_pylist = lambda self: list(items)
+
+        return Column()
+
+    made = {name: column(*item) for name, item in values.items()}
+    table = SimpleNamespace(column_names=list(values), column=made.__getitem__)
+    rows = None if order is None else SimpleNamespace(column=lambda at: column("int64", order))
+    return list(dataset_column._of_arrow({"_data": table, "_indices": rows}))
+
+
+def test_columns_of_a_table_are_in_the_order_of_its_rows() -> None:
+    columns = {"label": ("int64", [7, 8, 9]), "text": ("string", ["a", "b", "c"])}
+    assert arrow(columns, None) == [("label", [7, 8, 9])]
+    assert arrow(columns, [2, 0]) == [("label", [9, 7])]
+    assert arrow({"ids": ("list<item: int32>", [[1], [2]])}, None) == [("ids", [[1], [2]])]
+    assert arrow({"ids": ("struct<a: int32>", [{}])}, None) == []
+    assert list(dataset_column._of_arrow({})) == []
+
+
+class ClassLabel:
+    def __init__(self, names: object) -> None:
+        self.names = names
+
+
+def data_set(**own: object) -> SimpleNamespace:
+    return SimpleNamespace(**own)
+
+
+@pytest.mark.parametrize(
+    ("own", "classes"),
+    [
+        ({"classes": ["a", "b"]}, 2),
+        ({"classes": ("a",)}, 1),
+        ({"classes": 3}, None),
+        ({"_info": data_set(features={"y": ClassLabel(["a", "b", "c"]), "x": 1})}, 3),
+        ({"_info": data_set(features={"y": ClassLabel(["a"]), "z": ClassLabel(["b"])})}, None),
+        ({"_info": data_set(features={"y": ClassLabel(None)})}, None),
+        ({"_info": data_set(features={})}, None),
+        ({}, None),
+    ],
+)
+def test_how_many_classes_a_dataset_names(own: dict[str, Any], classes: int | None) -> None:
+    assert dataset_column._classes(data_set(**own)) == classes

@@ -22,10 +22,12 @@ from cudalens.evidence.failing_call import (
     call_of,
     is_known,
     refused_arguments,
+    running_api_call,
     text_of,
     value_of,
 )
 from cudalens.evidence.variables import line_of
+from cudalens.recorder import Recorder
 from cudalens.source.running_call import ABSENT
 from tests.probes import asked, cell
 
@@ -198,3 +200,23 @@ def test_arguments_are_read_from_a_call_at_the_same_instruction(
     failing_call._learn_from_api(call, api)
     assert [text_of(node) for node, _ in pairs] == learned
     assert [text_of(node) for node in api.nodes] == learned
+
+
+def test_the_call_that_a_recorder_sees_is_read_while_it_runs() -> None:
+    assert running_api_call() is None
+    seen: list[ApiCall | None] = []
+
+    class Seeing(torch.Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(running_api_call())
+            return None
+
+    with Recorder():
+        torch.add(X.as_subclass(Seeing), 2, alpha=3)
+    (call,) = seen
+    assert call is not None
+    assert (call.func, call.args[1:], call.kwargs) == (torch.add, (2,), {"alpha": 3})
+    assert running_api_call() is None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
-from cudalens.evidence.memory import MAX_LISTED, format_bytes
+import pytest
+import torch
+
+from cudalens.evidence.memory import MAX_LISTED, format_bytes, is_full, largest
 from tests.hostcells import run_cell
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -56,3 +60,41 @@ def test_a_cell_that_keeps_nothing_gets_no_list() -> None:
 def test_sizes_are_spoken_as_torch_does(size: int, text: str) -> None:
     """Binary units with two decimals."""
     assert format_bytes(size) == text
+
+
+def held(**names: Any) -> list[str]:
+    frame = SimpleNamespace(f_code=held.__code__, f_locals=names, f_globals=names)
+    return [item.partition(":")[0] for item in largest([frame])]
+
+
+def test_only_variables_that_hold_memory_of_the_device_are_listed() -> None:
+    """Names with an underscore are a shell's own results."""
+    one, two = (torch.zeros(8 * at, device="cuda") for at in (1, 2))
+    assert held(one=one, two=two) == ["two", "one"]
+    assert held(_one=one, two=two) == ["two"]
+    assert held(on_cpu=torch.zeros(8), number=3) == []
+    assert held(one=one, part=one[:2], again=[one]) == ["one"]
+    assert held(items=[one, 3], table={"two": two}) == ["table", "items"]
+
+
+def test_an_object_that_answers_anything_holds_nothing() -> None:
+    class Odd:
+        @property
+        def __class__(self) -> Any:
+            return list
+
+        def __iter__(self) -> Any:
+            raise AssertionError
+
+        def __len__(self) -> int:
+            raise AssertionError
+
+    assert held(odd=Odd()) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "is_it"),
+    [("CUDA out of memory. Tried", True), ("CUDA error: invalid argument", False)],
+)
+def test_an_error_says_that_the_device_is_full(message: str, is_it: bool) -> None:
+    assert is_full(message) is is_it
