@@ -112,6 +112,21 @@ def test_values_that_cannot_be_read_have_the_guard_asked() -> None:
     assert not required.are_good((TABLE, GOOD))
 
 
+@pytest.mark.parametrize(
+    ("indices", "good"),
+    [([None, GOOD], True), ([None, BAD], False), ([GOOD, GOOD], True), ([GOOD, BAD], False),
+     ([BAD, GOOD], False)],
+)  # fmt: skip
+def test_each_index_of_a_list_is_read(indices: list[torch.Tensor | None], good: bool) -> None:
+    data = torch.zeros(3, 3)
+    required = required_of(guarded_op(torch.ops.aten.index.Tensor).plans, (data, indices), {})
+    assert required.intervals is not None
+    assert [item for _, item, _ in required.intervals] == [
+        at for at, index in enumerate(indices) if index is not None
+    ]
+    assert required.are_good((data, indices)) is good
+
+
 def test_a_guard_that_fails_is_asked_at_each_call() -> None:
     required = required_of(guarded_op(EMBEDDING).plans, ("no table", GOOD, -1), {})
     assert (required.intervals, required.deferred) == (None, [])

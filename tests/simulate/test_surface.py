@@ -97,6 +97,52 @@ def test_device_queries_streams_events() -> None:
     assert 0 < free <= total
 
 
+def test_one_device_has_no_peer() -> None:
+    assert torch.cuda.can_device_access_peer(0, 0) is False
+    for pair in ((0, 1), (1, 0)):
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            torch.cuda.can_device_access_peer(*pair)
+    for call in (torch.cuda.set_device, torch.cuda.synchronize, torch.cuda.get_device_properties):
+        call("cuda:0")
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            call(1)
+
+
+def test_only_memory_of_the_pinning_allocator_is_pinned() -> None:
+    plain, pinned = torch.empty(2), torch.empty(2, pin_memory=True)
+    for item, expected in ((plain, False), (pinned, True), (on_cuda(2), False)):
+        assert item.is_pinned() is expected
+        assert item.untyped_storage().is_pinned() is expected
+    assert plain.pin_memory().is_pinned()
+    assert not plain.to_sparse().is_pinned()
+
+
+def test_old_tensor_types_are_told_by_device_and_dtype() -> None:
+    x = on_cuda(2)
+    assert isinstance(x, torch.cuda.FloatTensor)
+    assert not isinstance(x, torch.cuda.DoubleTensor)
+    assert not isinstance(x.cpu(), torch.cuda.FloatTensor)
+    assert not isinstance(1, torch.cuda.FloatTensor)
+    assert torch.cuda.FloatTensor(2, 3).shape == (2, 3)
+    assert torch.cuda.FloatTensor().shape == (0,)
+    assert torch.cuda.LongTensor([1, 2]).tolist() == [1, 2]
+    assert torch.cuda.FloatTensor(torch.Size([4])).shape == (4,)
+    assert torch.cuda.FloatTensor(3).shape == (3,)
+    made = torch.cuda.DoubleTensor([1])
+    assert made.is_cuda and made.dtype == torch.float64
+
+
+def test_a_storage_of_the_device_makes_others_of_it() -> None:
+    storage = on_cuda(4).untyped_storage()
+    assert storage.new().device == CUDA
+    assert torch.empty(4).untyped_storage().new().device.type == "cpu"
+    assert storage.resize_(64) is storage
+    assert storage.nbytes() == 64
+    host = torch.empty(4).untyped_storage()
+    assert host.resize_(64) is host
+    assert host.nbytes() == 64
+
+
 # --- copies and files ----------------------------------------------------------------------
 
 

@@ -79,6 +79,47 @@ def test_a_registered_cell_has_its_number_and_text_until_it_is_forgotten() -> No
     assert name not in linecache.cache
 
 
+def test_a_title_is_shown_until_the_cell_is_forgotten() -> None:
+    name = "<titled cell>"
+    files.CELLS.register(name, 4, ["x = 1"], title="a chat")
+    try:
+        assert files.title_of(name) == "a chat"
+    finally:
+        files.CELLS.forget(name)
+    assert files.title_of(name) == name
+    files.CELLS.register(name, 4, ["x = 1"])
+    try:
+        assert files.title_of(name) == name
+    finally:
+        files.CELLS.forget(name)
+    files.CELLS.forget(name)  # one that is not registered
+
+
+def test_both_caches_of_lines_have_a_cell_until_it_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """IPython 7 writes its own over Python's."""
+    shells: dict[str, object] = {}
+    monkeypatch.setattr(linecache, "_ipython_cache", shells, raising=False)
+    name = "<cell of two caches>"
+    files.CELLS.register(name, 4, ["x = 1"])
+    assert shells[name] == linecache.cache[name] == (6, None, ["x = 1\n"], name)
+    files.CELLS.forget(name)
+    assert name not in shells and name not in linecache.cache
+
+
+def test_a_debugger_is_shown_what_was_typed() -> None:
+    name = "<typed cell>"
+    files.CELLS.register(name, 4, ["run('%time')", "x = 1"], typed=["%time"])
+    try:
+        before = linecache.cache[name]
+        with files.CELLS.as_typed():
+            assert linecache.getlines(name) == ["%time\n", "x = 1\n"]
+        assert linecache.cache[name] == before
+    finally:
+        files.CELLS.forget(name)
+
+
 def test_the_text_of_a_cell_survives_a_check_of_the_line_cache() -> None:
     files.CELLS.register("/tmp/ipykernel_1/2.py", 1, ["x = 1"])
     try:
