@@ -197,7 +197,7 @@ OTHERS: Final[dict[str, str]] = {
     "logs/log_verdict.py": "logs/test_crash_log.py",
     "notebook/__init__.py": "notebook/test_magics.py",
     "notebook/cells.py": "notebook/test_magics.py notebook/test_inner_cells.py",
-    "notebook/statement.py": "notebook/test_last_value.py notebook/test_magics.py",
+    "notebook/statement.py": "notebook/test_last_value.py",
     "recorder/__init__.py": "test_architecture.py",
     "recorder/_torch.py": (
         "recorder/test_unnoticed.py recorder/test_recorder.py recorder/test_nan_arrivals.py"
