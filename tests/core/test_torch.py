@@ -451,3 +451,25 @@ def test_other_threads_wait_for_themselves(sync_mode: list[int]) -> None:
         thread.join()
         assert sync_mode == [2, 0]
     assert sync_mode == [2, 0, 2]
+
+
+def test_zeros_on_a_device_are_waited_for_by_the_current_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread has made them, on the default stream."""
+    waits: list[Any] = []
+    current = SimpleNamespace(wait_stream=waits.append)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: f"default of {device}")
+    makers: list[int] = []
+
+    def make(*size: int, dtype: Any, device: Any) -> str:
+        makers.append(threading.get_ident())
+        return f"zeros of {size}"
+
+    monkeypatch.setattr(torch, "zeros", make)
+    assert _torch.zeros(2, 3, torch.int32, torch.device("cuda", 1)) == "zeros of (2, 3)"  # type: ignore[comparison-overlap]
+    assert waits == ["default of cuda:1"]
+    assert makers != [threading.get_ident()]
+    assert _torch.zeros(2, 3, torch.int32, CPU) == "zeros of (2, 3)"  # type: ignore[comparison-overlap]
+    assert len(waits) == 1
