@@ -273,6 +273,53 @@ def test_of_a_guards_error_that_led_to_another_one_a_notebook_shows_no_more(
     assert any(entry.name == "_call_impl" for entry in entries)
 
 
+class ReportedError(Exception):
+    """An error with a report."""
+
+    def __init__(self, *args: object, report: object = None) -> None:
+        super().__init__(*args)
+        self.report = report
+
+
+def test_beside_its_report_an_exception_says_one_line_and_what_to_do() -> None:
+    """A cause that the report is about too has no action of its own; afterwards all are whole."""
+    report = SimpleNamespace(offenders=None)
+    cause = ReportedError("cause\nmore", report=report)
+    error = ReportedError("error\nmore", 7, report=report)
+    error.__cause__ = cause
+    error.add_note("a note of the user's")
+    error.add_note("cudalens: a note of ours")
+    with shown_frames.without_repeats(error, report, "restart the kernel"):
+        assert error.args == ("error\nrestart the kernel", 7)
+        assert cause.args == ("cause",)
+        assert error.__notes__ == ["a note of the user's"]
+    assert (error.args, cause.args) == (("error\nmore", 7), ("cause\nmore",))
+    assert error.__notes__ == ["a note of the user's", "cudalens: a note of ours"]
+    with shown_frames.without_repeats(error, report):
+        assert error.args == ("error", 7)
+
+
+def test_beside_another_s_report_an_exception_is_whole() -> None:
+    error = ReportedError("error\nmore", report=SimpleNamespace(offenders=None))
+    for other in (None, SimpleNamespace(offenders=None)):
+        with shown_frames.without_repeats(error, other, "restart the kernel"):
+            assert error.args == ("error\nmore",)
+    offenders = object()
+    error.report = SimpleNamespace(offenders=offenders)
+    with shown_frames.without_repeats(error, SimpleNamespace(offenders=offenders)):
+        assert error.args == ("error",)
+
+
+def test_what_to_do_is_a_note_where_the_text_is_torch_s() -> None:
+    error, report = RuntimeError("CUDA error"), SimpleNamespace(offenders=None)
+    error.report = report  # type: ignore[attr-defined]
+    error.args = ()
+    error.__notes__ = ["cudalens: where it was"]
+    with shown_frames.without_repeats(error, report, "restart the kernel"):
+        assert error.__notes__ == ["cudalens: restart the kernel"]
+    assert error.__notes__ == ["cudalens: where it was"]
+
+
 def hit(x: torch.Tensor) -> torch.Tensor:
     os.kill(os.getpid(), signal.SIGINT)
     return x.clone()
