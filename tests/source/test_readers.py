@@ -39,3 +39,65 @@ def test_a_name_that_is_bound_anew_is_another_value(body: str, lines: list[int])
         exec(code, names)
         names["run"](1)  # type: ignore[operator]
     assert found == [lines]
+
+
+@pytest.mark.parametrize(
+    ("body", "every", "counting"),
+    [
+        # An index, a number added and a comparison with one need the numbers as they are.
+        ("look(x)\ntable[x]", [3], [3]),
+        ("look(x)\nx[0]", [3], []),
+        ("look(x)\nx + 1", [3], [3]),
+        ("look(x)\n1 + x", [3], [3]),
+        ("look(x)\nx + table", [3], []),
+        ("look(x)\nx == 1", [3], [3]),
+        ("look(x)\n1 < x", [3], [3]),
+        ("look(x)\nx == table", [3], []),
+        # A cast, a move or a shape reads no number.
+        ("look(x)\nx.long()", [], []),
+        ("look(x)\nx.shape", [], []),
+        ("look(x)\nx.sum()", [3], []),
+        # What a comprehension's variable runs over has its values, in pairs with others too.
+        ("[look(y) for y in x]\nuse(x)", [3], []),
+        ("[look(y) for y in x.items]\nuse(x.items)", [3], []),
+        ("[look(y) for y in x[0]]\nuse(x[0])", [3], []),
+        ("[look(y) for y in use(x)]\nuse(x)", [], []),
+        ("[look(y) for y, z in zip(x, table)]\nuse(x)\nuse(table)", [3], []),
+        ("[look(y) for z, y in zip(table, x)]\nuse(x)\nuse(table)", [3], []),
+        ("[look(y) for n, y in enumerate(x)]\nuse(x)", [3], []),
+        ("[look(n) for n, y in enumerate(x)]\nuse(x)", [], []),
+    ],
+)
+def test_lines_that_read_the_value_and_those_that_need_its_numbers(
+    body: str, every: list[int], counting: list[int]
+) -> None:
+    found: list[Any] = []
+
+    class Value:
+        """Anything that can be read."""
+
+        items: Any = property(lambda self: self)
+        shape = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda: self
+
+        def __getitem__(self, key: object) -> Any:
+            if type(key) is int and key > 0:
+                raise IndexError
+            return self
+
+        __add__ = __radd__ = __lt__ = __gt__ = lambda self, other: self
+
+    def look(value: object) -> object:
+        run = running(place_of(sys._getframe(1)))
+        assert isinstance(run.node, ast.Call)
+        found[:] = [other_readers(run, run.node.args[0])]
+        return value
+
+    text = "\n    ".join(body.splitlines())
+    with cell(f"def run(x, table):\n    {text}") as code:
+        names = {"look": look, "use": lambda value: value}
+        exec(code, names)
+        names["run"](Value(), Value())  # type: ignore[operator]
+    assert found == [(every, counting)]
