@@ -16,7 +16,14 @@ from cudalens.core.call import function_name
 from cudalens.core.evidence_types import DatasetColumn, OwnerModule
 from cudalens.core.graph_types import CHANGED, AutogradNeighbourhood, ProvenanceStep
 from cudalens.core.report import Evidence, is_of_cell
-from cudalens.core.report_types import Replay, SeenBefore, SourceSpan, TensorFact, Timing
+from cudalens.core.report_types import (
+    Replay,
+    SeenBefore,
+    SourceSpan,
+    TensorFact,
+    Timing,
+    Violation,
+)
 from cudalens.core.user_objects import is_tensor
 from cudalens.evidence import autograd_graph, context, memory
 from cudalens.evidence.call_stack import worker_line
@@ -63,6 +70,9 @@ def evidence_of(failure: FailureContext, **given: Any) -> Evidence:
     Args:
         given: the parts of the evidence that only its maker knows: phase, what became of the call.
     """
+    failure.violation = failure.limits.attempt(
+        "dataset", partial(_with_samples, failure), lambda: failure.violation
+    )
     site, violation = failure.site, failure.violation
     api = failure.op.api or site.api
     if not failure.frames and not (api or "").startswith("torch.nn.functional."):
@@ -88,6 +98,16 @@ def evidence_of(failure: FailureContext, **given: Any) -> Evidence:
             _fill(failure, collector)
     failure.found.limits = (*site.limits, *failure.limits.lines)
     return Evidence(**vars(failure.found))
+
+
+def _with_samples(failure: FailureContext) -> Violation | None:
+    """Return the finding with the dataset's row of each bad value that is known."""
+    violation, samples = failure.violation, failure.way.samples
+    if violation is None or not samples:
+        return violation
+    offenders = violation.offenders
+    first = tuple(replace(item, sample=samples.get(item.position)) for item in offenders.first)
+    return replace(violation, offenders=replace(offenders, first=first))
 
 
 def _fill(failure: FailureContext, collector: Collector) -> None:
@@ -216,9 +236,16 @@ def replay_of(failure: FailureContext) -> Replay:
 
 
 def seen_before(failure: FailureContext) -> SeenBefore | None:
-    """Return what earlier calls of the line gave the argument at fault."""
-    violation, read = failure.violation, getattr(failure.recorder, "seen_before", None)
-    earlier = None if read is None or violation is None else read(bad_key(violation))
+    """Return what earlier calls of the line gave the argument at fault.
+
+    Of calls on the CPU, whose values no guard has read, it is their number.
+    """
+    violation, recorder = failure.violation, failure.recorder
+    if failure.guarded is None:
+        raised = failure.raised
+        calls = 0 if raised is None else recorder.snapshot().calls_of_line(raised)
+        return SeenBefore(calls=calls) if calls else None
+    earlier = None if violation is None else recorder.seen_before(bad_key(violation))
     if earlier is None or violation is None:
         return None
     modules = earlier.pop("modules", ())
@@ -275,8 +302,14 @@ COLLECTORS: tuple[Collector, ...] = (
     Collector("marks", "marks", marks_of_finding, "violation"),
     Collector("variables", "nan_holder", lambda it: nan_holder(it, it.way.origin), "violation"),
     Collector("values", "nan_cause", lambda it: nan_cause(it.way), "guarded"),
-    Collector("dataset", "dataset_column", _column, "guarded"),
-    Collector("earlier calls", "seen_before", seen_before, "guarded"),
+    Collector("dataset", "dataset_column", _column, "violation"),
+    Collector("earlier calls", "seen_before", seen_before, "violation recorder"),
+    Collector(
+        "earlier calls",
+        "other_functions",
+        lambda it: it.recorder.snapshot().other_functions(it.raised),
+        "recorder raised",
+    ),
     Collector("lost dimension", "lost_dimension", lost_batch, "error recorder"),
     Collector(
         "features", "flattened", lambda it: flattened(it.recorder.snapshot()), "error recorder"

@@ -90,6 +90,7 @@ def evidence_of_error(
         is_lost=is_lost,
         op=OpName() if failed is None else _op_of(failed),
         arguments=arguments,
+        raised=raised,
         recorder=recorder,
         trial=trial,
         beside=beside,
@@ -105,10 +106,6 @@ def evidence_of_error(
             failure.op = OpName(api=observed.api or None)
     if failed is not None and was_handled_inside:
         failure.site = attempt("source", lambda: site_of_call(failed), CallSite)
-    others: tuple[str, ...] = ()
-    if recorder is not None and raised is not None:
-        find_others = partial(recorder.snapshot().other_functions, raised)
-        others = attempt("earlier calls", find_others, tuple)
     is_backward = any(item.f_code.co_name == "_engine_run_backward" for item in failure.frames)
     is_assert = is_device_assert(facts) and not was_lost
     is_synchronous = recorder is not None and recorder.is_synchronous
@@ -125,7 +122,6 @@ def evidence_of_error(
             is_op_unwaited=failed is not None and not is_synchronous,
         ),
         has_run_kernels=observed is not None and observed.has_run_kernels,
-        other_functions=others,
         is_checked=is_checked,
     )
     return evidence, None if is_lost else trial

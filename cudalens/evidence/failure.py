@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from cudalens.core import _torch
-from cudalens.core.call import Call, OpCall
+from cudalens.core.call import ApiCall, Call, OpCall
 from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN, ProvenanceStep
 from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence
@@ -49,6 +49,8 @@ class FailureContext:
     """All that it was given, by argument."""
     named: Sequence[tuple[str, object]] = ()
     """Arguments of the function that the user called, where its op has others."""
+    raised: ApiCall | None = None
+    """The call of the user's that raised, where a recorder saw one."""
     node: Any = None
     """The autograd node that is running."""
     recorder: Any = None

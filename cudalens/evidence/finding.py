@@ -51,7 +51,6 @@ from cudalens.evidence.tensors import bad_key, with_own_planes
 from cudalens.evidence.trial import ApiTrial, call_of_finding
 from cudalens.guards.past_calls import PastCall, StackLine
 from cudalens.guards.process import PROCESS
-from cudalens.recorder.provenance import Provenance
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.files import is_user_file
 from cudalens.source.locate import locate_entries
@@ -200,13 +199,9 @@ def evidence_of_call(
     called = failure.call.api
     if getattr(called and called.func, "__module__", None) == functional.__name__:
         failure.named = attempt("arguments", lambda: tuple(arguments_of(called).items()), tuple)
-    # The finding in the user's own shape, with rows of the dataset: the collectors read it.
+    # The finding in the user's own shape: the collectors read it.
     in_own_shape = partial(with_own_planes, violation, failure.values, failure.site)
-    own = attempt("planes", in_own_shape, lambda: violation)
-    failure.violation = own
-    if failure.way.samples:
-        with_samples = partial(_with_samples, own, failure.way)
-        failure.violation = attempt("dataset", with_samples, lambda: own)
+    failure.violation = attempt("planes", in_own_shape, lambda: violation)
     evidence = evidence_of(
         failure,
         phase=phase_of(frames, in_backward=node is not None),
@@ -270,13 +265,6 @@ def _compiled_function(op: str, entries: Sequence[Entry]) -> str | None:
     name = stem_of(ast.unparse(node.func)) if isinstance(node, ast.Call) else ""
     is_known = f"F.{name}" in api_names(op) and not is_tensor_method(name)
     return f"torch.nn.functional.{name}" if is_known else None
-
-
-def _with_samples(violation: Violation, way: Provenance) -> Violation:
-    """Add the dataset's row of each bad value."""
-    offenders = violation.offenders
-    first = tuple(replace(item, sample=way.samples.get(item.position)) for item in offenders.first)
-    return replace(violation, offenders=replace(offenders, first=first))
 
 
 def _written_buffers(past: PastCall) -> str:

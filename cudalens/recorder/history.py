@@ -26,7 +26,7 @@ from cudalens.recorder.earlier_calls import (
     version_or_none,
 )
 from cudalens.recorder.places import address_of
-from cudalens.recorder.sites import SiteReader, phase_of, shared_site
+from cudalens.recorder.sites import RawSite, SiteReader, phase_of, shared_site
 from cudalens.recorder.tensor_refs import Ref
 
 _LONG = re.compile(r"^torch\.(?:(b?f|u|i|c)(?:loat|int|nt|omplex))?")
@@ -133,6 +133,12 @@ class Snapshot:
             and item.api.func is not call.func
         )
         return tuple(dict.fromkeys(named))
+
+    def calls_of_line(self, call: ApiCall) -> int:
+        """Return how often the line of a refused call has called its function, in its module."""
+        place = _line_and_module(call.site)
+        same = (it for it in self.calls if it.api.func is call.func)
+        return sum(_line_and_module(item.site) == place for item in same)
 
     # --- who made a tensor, and wrote to it ------------------------------------------------------
 
@@ -251,6 +257,14 @@ class Snapshot:
         for call in (*self.earlier.calls, *self.calls):
             index.add(call)
         return index
+
+
+def _line_and_module(site: RawSite) -> tuple[object, ...]:
+    shared = shared_site(site)
+    module = None if shared is None else shared.module
+    if isinstance(site, tuple):
+        return (*site[:2], module)
+    return (None, 0, module) if shared is None else (shared.code, shared.lasti, module)
 
 
 def _own_address(tensor: Ref) -> int | None:

@@ -203,6 +203,22 @@ def test_the_graph_behind_the_tensors_of_a_line_that_fails() -> None:
     assert graph(torch.ones(2)).nodes == ()
 
 
+def test_each_bad_value_gets_its_row_of_the_dataset() -> None:
+    given = failure(
+        violation=violation(0, 4, 2, argument="ids"),
+        arguments={"ids": IDS},
+        recorder=SimpleNamespace(
+            provenance=lambda *_: Provenance(samples={(0,): 40}),
+            seen_before=lambda _: None,
+            history=tuple,
+            recorded_ops=0,
+        ),
+    )
+    found = evidence_of(given).violation
+    assert found is not None
+    assert [item.sample for item in found.offenders.first] == [40]
+
+
 def test_the_time_since_the_work_began() -> None:
     timing = timing_since(0.0)
     assert timing.diagnose_s > 0

@@ -17,7 +17,6 @@ from cudalens.core.report_types import Offender, Offenders, Violation
 from cudalens.evidence import collect, finding
 from cudalens.evidence.failure import FailureContext
 from cudalens.guards.past_calls import PastCall
-from cudalens.recorder.provenance import Provenance
 
 OWN = sys._getframe().f_code
 LIBRARY = torch.overrides.wrap_torch_function.__code__
@@ -142,11 +141,6 @@ def test_a_nan_that_arrived_is_told_by_the_watch(
     op = OpCall(op=None, args=(), kwargs={}, arguments={"index": bad})
     found: Any = finding._nan_that_arrived(violation(value, argument=argument), op)
     assert found == ((error, "aten::embedding", bad) if asked else None)
-
-
-def test_each_bad_value_gets_its_row_of_the_dataset() -> None:
-    found = finding._with_samples(violation(), Provenance(samples={(1,): 40}))
-    assert [item.sample for item in found.offenders.first] == [40, None]
 
 
 EMBEDDING = torch.ops.aten.embedding.default

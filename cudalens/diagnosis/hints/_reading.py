@@ -15,9 +15,9 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, LineRef, Offender, TensorFact, Violation
 from cudalens.core.torch_functions import Trait, functions, stems
 from cudalens.diagnosis.hints._base import Reading
-from cudalens.diagnosis.hints._makers import calls_on_line, is_numbered
+from cudalens.diagnosis.hints._makers import calls_on_line, is_numbered, maker_steps
 from cudalens.diagnosis.hints._roles import INTEGERS, Role, bad_values, fault, origin, role_of
-from cudalens.diagnosis.user_code import last_name
+from cudalens.diagnosis.user_code import last_name, statement_of
 
 LOST_NUMBERS = frozenset({-(1 << 63), (1 << 63) - 1, -(1 << 31)})
 """Integers that NaN and the infinities become when they are cast."""
@@ -61,7 +61,8 @@ class Ids:
     bad_share: float
     """Which part of all values is bad."""
     may_have_zero: bool
-    """True if a 0 may have been seen: in a tensor that these are a part of, or beside a mark."""
+    """True if a 0 may have been seen: in a tensor that these are a part of, beside a mark, or in an
+    earlier call of which nothing is known."""
     is_computed: bool
     """True if the line computes the numbers, or a call that numbers things of its own."""
     is_whole: bool
@@ -191,7 +192,7 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
     whole_vector = _vector_of(evidence, fact)
     is_whole = whole_vector is not None or (column is not None and bool(column.count))
     # Beside a mark nobody knows which other values earlier calls had.
-    is_open = bool({*ends} & {*violation.bounds.also_allowed})
+    is_open = bool({*ends} & {*violation.bounds.also_allowed}) or None in ends
     whole = [*_cut_from(evidence, fact)]
     # Both ends of edges number the same nodes: a 0 among the others counts too.
     alike = (item for item in evidence.tensors if item.shape == fact.shape)
@@ -320,6 +321,39 @@ def shifting_step(evidence: Evidence) -> LineRef | None:
     name = "" if first is None else stem_of(first.op or "")
     is_sum = name.rstrip("_") in ("add", "sub", "rsub")
     return line if is_sum else None
+
+
+def adding_line(evidence: Evidence, number: int) -> LineRef | None:
+    """Return the line of the user's that added this number to what has the values at fault.
+
+    Only where that is all it does: ``y = y + 1``, ``y += 1``, and not ``y = x % 10 + 1``.
+    """
+    for step in maker_steps(evidence):
+        text = step.source.text if step.source is not None else None
+        match statement_of(text):
+            case ast.Assign(value=ast.BinOp(left, ast.Add(), ast.Constant(added))):
+                pass
+            case ast.Assign(value=ast.BinOp(ast.Constant(added), ast.Add(), left)):
+                pass
+            case ast.AugAssign(left, ast.Add(), ast.Constant(added)):
+                pass
+            case _:
+                continue
+        is_sum = stem_of(step.op or "").strip("_") in ("add", "iadd", "radd")
+        if is_sum and added == number and _is_held(left):
+            return step.source
+    return None
+
+
+def _is_held(node: ast.AST) -> bool:
+    """Return whether an expression reads a variable as it is, or moves and cuts it."""
+    while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
+        if isinstance(node, ast.Call):
+            if not isinstance(node.func, ast.Attribute) or node.func.attr not in _KEEPING:
+                return False
+            node = node.func
+        node = node.value
+    return isinstance(node, ast.Name)
 
 
 _FILLING = {name.rstrip("_") for name in stems(Trait.CONSTANT)}

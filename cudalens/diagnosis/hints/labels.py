@@ -6,18 +6,19 @@ import re
 from typing import Literal
 
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint
+from cudalens.core.report_types import Hint, LineRef
 from cudalens.diagnosis.hints._makers import is_made
 from cudalens.diagnosis.hints._reading import (
     MARKS,
     Ids,
+    adding_line,
     fills_row_ends,
     ids_rule,
     is_written,
     runs_from_one,
     shifting_step,
 )
-from cudalens.diagnosis.user_code import in_library, list_of, rewritten, with_keyword
+from cudalens.diagnosis.user_code import in_library, list_of, place, rewritten, with_keyword
 
 LOSSES = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss")
 _TOKEN_HEAD = re.compile(
@@ -47,6 +48,8 @@ def one_based_labels(evidence: Evidence, ids: Ids) -> Hint | None:
     """Labels run from 1 to C: shift them down by one."""
     if ids.size < 2 or not ids.counts_from_one or head_of(evidence) == "tokens":
         return None
+    if (line := adding_line(evidence, 1)) is not None:
+        return Hint(text=_added(line, 1, f"{ids.size} classes", ids, evidence))
     return Hint(
         text=f"{ids.every('labels')} run from {ids.low} to {ids.high}: they look 1-based",
         fix=rewritten(evidence, ids.named, "{x} - 1"),
@@ -72,7 +75,10 @@ def relabel(evidence: Evidence, ids: Ids) -> Hint | None:
             return None  # of earlier calls the ends are known, and not which numbers they had
         every = f"the {what} of this call"
     is_run = seen == tuple(range(seen[0], seen[0] + places))
-    if is_run and (seen[0] >= places or seen[0] < -1):
+    is_first = evidence.seen_before is None or ids.is_whole
+    if is_run and is_first and (seen[0] >= places or seen[0] < -1):
+        if (line := adding_line(evidence, seen[0])) is not None:
+            return Hint(text=_added(line, seen[0], f"{places} {of}", ids, evidence))
         sign = "-" if seen[0] > 0 else "+"
         return Hint(
             text=f"{every} run from {seen[0]} to {seen[-1]}, as many as there are {of}: "
@@ -95,6 +101,11 @@ def relabel(evidence: Evidence, ids: Ids) -> Hint | None:
         text=f"{every} are {len(seen)} different numbers: {list_of(seen, first=outside)}; the "
         f"{places} {of} are numbered 0 … {places - 1}"
     )
+
+
+def _added(line: LineRef, number: int, places: str, ids: Ids, evidence: Evidence) -> str:
+    text = f"{place(line, evidence)} adds {number} ({line.text}), and the {places} are numbered"
+    return f"{text} 0 … {ids.size - 1}"
 
 
 # --- marks and masks ------------------------------------------------------------------------------
@@ -151,7 +162,8 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
     index = evidence.scalar("ignore_index")
     ignores = "this loss ignores nothing" if index is None else f"the loss ignores {index}"
     # A -1 may as well be a class 0 from which 1 was subtracted, where nothing shows that it pads.
-    is_255_sure = is_255 and ids.fact.dtype != "uint8" and not is_made(evidence)
+    is_other = ids.fact.dtype != "uint8" and ids.distinct != (0, 255)
+    is_255_sure = is_255 and is_other and not is_made(evidence)
     is_sure = mark == -100 or is_255_sure
     if is_sure or fills_row_ends(ids) or is_written(evidence, mark):
         text = f"{mark} usually marks {what} to leave out; {ignores}"

@@ -25,7 +25,8 @@ def too_few_places(evidence: Evidence, ids: Ids) -> Hint | None:
         return None
     seen, column = evidence.seen_before, evidence.dataset_column
     is_whole = column is not None and bool(column.count)
-    was_within = seen is not None and isinstance(seen.max, int) and seen.max < ids.size
+    # A call that came back, and whose values nobody has read, had none beyond.
+    was_within = seen is not None and (not isinstance(seen.max, int) or seen.max < ids.size)
     if ids.is_computed or is_made(evidence) or (was_within and not is_whole):
         return None
     if runs_from_one(ids.fact.summary.unique, ids.size, numel(ids.fact)):

@@ -38,7 +38,7 @@ def _numbers(evidence: Evidence, *ops: str) -> tuple[str, TensorFact, float, flo
     has besides is no other scale.
     """
     at_fault, seen = fault(evidence), evidence.seen_before
-    if seen is not None and seen.min != seen.max:
+    if seen is not None and (seen.min is None or seen.min != seen.max):
         return None
     if at_fault is None or evidence.op.name not in ops or "float" not in at_fault[1].dtype:
         return None

@@ -155,7 +155,7 @@ NEIGHBOURS: dict[str, Cause] = {
         rule="one_based_labels",
         fix="F.cross_entropy(z, y - 1)",
     ),
-    "bad before the sum": Cause(
+    "a line before has added 1": Cause(
         labels(
             ONE_TO_TEN,
             10,
@@ -164,6 +164,11 @@ NEIGHBOURS: dict[str, Cause] = {
                 step("aten::_to_copy", "y = y.cuda()", line=2),
             ),
         ),
+        rule="one_based_labels",
+        says=("line 4 adds 1 (y = y + 1), and the 10 classes are numbered 0 … 9",),
+    ),
+    "a line before has added another number": Cause(
+        labels(ONE_TO_TEN, 10, provenance=(step("aten::add.Tensor", "y = y + 2"),)),
         rule="one_based_labels",
         fix="F.cross_entropy(z, y - 1)",
     ),

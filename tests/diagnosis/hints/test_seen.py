@@ -47,6 +47,62 @@ def test_an_earlier_zero_rules_out_a_count_from_one(
     assert fix is not None or "an earlier call of the line had" in hint.text
 
 
+@pytest.mark.parametrize(
+    ("batches", "rule", "has_fix"),
+    [
+        ([FIVE], "one_based_labels", True),
+        ([ids(0, 1, 2), FIVE], "observations", False),
+        ([ids(5, 6, 7, 8, 9)], "relabel", True),
+        ([ids(0, 1, 2), ids(5, 6, 7, 8, 9)], "relabel", False),
+        ([ids(*[0, 1, 2, 3, 4, 5] * 9)], "too_few_places", False),
+        ([ids(0, 1, 2), ids(*[0, 1, 2, 3, 4, 5] * 9)], "observations", False),
+    ],
+)
+@pytest.mark.parametrize("loss", ["F.cross_entropy", "nn.CrossEntropyLoss()"])
+def test_on_the_cpu_nobody_has_read_what_earlier_calls_had(
+    batches: list[str], rule: str, has_fix: bool, loss: str
+) -> None:
+    on_cpu = [it.removesuffix(".cuda()") for it in batches]
+    outcome = loop("loss(torch.zeros(len(b), 5), b)", *on_cpu, before=f"loss = {loss}")
+    hint = spoken(outcome.shown)
+    assert (hint.rule, hint.fix is not None) == (rule, has_fix)
+
+
+@pytest.mark.parametrize(
+    ("first", "rule"), [("zeros", "observations"), ("ones", "one_based_labels")]
+)
+def test_on_the_cpu_the_column_of_the_dataset_is_read(first: str, rule: str) -> None:
+    code = f"""\
+from torch.utils.data import DataLoader, TensorDataset
+y = torch.cat([torch.{first}(20), torch.arange(20.) % 5 + 1]).long()
+data = TensorDataset(torch.randn(40, 5), y)
+for x, b in DataLoader(data, batch_size=20):
+    F.cross_entropy(x, b)
+"""
+    report = run_cell(SETUP + code, fast=False).shown
+    assert report.observations[0].text.startswith("4 of 40 labels of the dataset are 5")
+    assert spoken(report).rule == rule
+
+
+@pytest.mark.parametrize(
+    ("line", "rule", "says", "fix"),
+    [
+        ("y = y + 1", "one_based_labels", "line 6 adds 1 (y = y + 1), and the 5 classes", None),
+        ("y = 1 + y.long()", "one_based_labels", "line 6 adds 1 (y = 1 + y.long())", None),
+        ("y += 7", "relabel", "line 6 adds 7 (y += 7), and the 5 outputs are numbered 0", None),
+        ("y = y % 5 + 1", "one_based_labels", "they look 1-based", "F.cross_entropy(z, y - 1)"),
+        ("y = y + y.new_ones(20)", "one_based_labels", "1-based", "F.cross_entropy(z, y - 1)"),
+    ],
+)
+def test_no_number_is_subtracted_that_a_line_before_has_added(
+    line: str, rule: str, says: str, fix: str | None
+) -> None:
+    made = "z, y = torch.zeros(20, 5).cuda(), (torch.arange(20) % 5).cuda()"
+    hint = spoken(run_cell(f"{SETUP}{made}\n{line}\nF.cross_entropy(z, y)", fast=False).shown)
+    assert (hint.rule, hint.fix) == (rule, fix)
+    assert says in hint.text
+
+
 @pytest.mark.parametrize(("bad", "rule"), [(1, "observations"), (2, "labels_as_binary_target")])
 def test_a_rare_target_is_no_third_class(bad: int, rule: str) -> None:
     """One of twelve values is a stray one, two may be a class."""
