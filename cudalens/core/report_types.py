@@ -235,7 +235,7 @@ class Violation:
     dtype: str = ""
     """For a first NaN or infinity: the type of the result."""
     is_masked_row: bool = False
-    """True if the NaN is that of a softmax over a row of -inf alone."""
+    """True if the NaN is that of a softmax over rows of -inf alone."""
     is_discarded: bool = False
     """True if they are gradients, and ``where`` discards the function's result at their places."""
     is_index: bool = True

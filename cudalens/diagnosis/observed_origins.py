@@ -120,6 +120,8 @@ def _is_write(step: ProvenanceStep) -> bool:
 def _the_bad(evidence: Evidence) -> Sequence[Number]:
     """Return the bad value where all are equal, nothing where they differ."""
     violation = evidence.violation
+    if violation is not None and violation.is_nonfinite and not violation.argument:
+        return ["inf"]  # what a call made NaN of: the way is that of an infinity it was given
     listed = [item.value for item in violation.offenders.first] if violation is not None else []
     is_one = violation is not None and len(listed) == violation.offenders.count
     if evidence.marks.value is not None:

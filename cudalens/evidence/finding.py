@@ -47,6 +47,7 @@ from cudalens.evidence.collect import evidence_of
 from cudalens.evidence.failing_call import arguments_of
 from cudalens.evidence.failure import FailureContext, current_recorder
 from cudalens.evidence.finite_trial import FiniteTrial, RunningNode
+from cudalens.evidence.recorded_way import refs_of
 from cudalens.evidence.tensors import bad_key, with_own_planes
 from cudalens.evidence.trial import ApiTrial, call_of_finding
 from cudalens.guards.past_calls import PastCall, StackLine
@@ -196,6 +197,8 @@ def evidence_of_call(
         started=started,
         limits=limits,
     )
+    if isinstance(trial, FiniteTrial):
+        trial.is_bad_before = attempt("trial", partial(_is_bad_before, failure), lambda: False)
     called = failure.call.api
     if getattr(called and called.func, "__module__", None) == functional.__name__:
         failure.named = attempt("arguments", lambda: tuple(arguments_of(called).items()), tuple)
@@ -209,6 +212,20 @@ def evidence_of_call(
         context_usable=True,
     )
     return evidence, trial
+
+
+def _is_bad_before(failure: FailureContext) -> bool:
+    """Return whether a tensor that led to the call has values which another call has made bad."""
+    recorder, watch = failure.recorder, getattr(failure.recorder, "watch", None)
+    if watch is None:
+        return False
+    snapshot = recorder.snapshot()
+    node = failure.call.node
+    forward = None if node is None else snapshot.forward_call(node.sequence_nr)
+    given = failure.values.values() if forward is None else (it() for it in forward.inputs)
+    sources = (it for root in given if root is not None for it in refs_of(root, snapshot))
+    marks = (watch.marked.get(id(it)) for it in sources)
+    return any(mark is not None and (mark.has_nan or mark.maker.kind == "made") for mark in marks)
 
 
 def _trial(

@@ -45,11 +45,13 @@ class FiniteTrial(ApiTrial):
         self._node_run = None if node is None else _NodeCopy(node)
         self._is_bad_again: bool | None = None
         self._ends: float | None = None
+        self.is_bad_before = False
+        """True if values on the way to the call are not finite either: no edit of it mends them."""
 
     def makes_finite(self, fix: Fix) -> bool:
         """Return whether values and gradients are finite with an edit, and not without it."""
         self._ends = self._ends or time.thread_time() + MAX_SECONDS
-        if time.thread_time() > self._ends:
+        if self.is_bad_before or time.thread_time() > self._ends:
             return False
         if self._is_bad_again is None:
             self._is_bad_again = self._is_finite(None) is False

@@ -123,12 +123,16 @@ def frozen_parameters(tensor: Tensor, snapshot: Snapshot) -> list[nn.Parameter]:
 
 def sources_of(tensor: Tensor, snapshot: Snapshot) -> list[Tensor]:
     """Return a tensor and the living ones that have led to it, nearest first."""
-    found: dict[int, Tensor] = {}
+    living = (it() for it in refs_of(tensor, snapshot))
+    return [it for it in living if it is not None]
+
+
+def refs_of(tensor: Tensor, snapshot: Snapshot) -> list[Ref]:
+    """Return a tensor and all that have led to it, dead ones too, nearest first."""
+    found: dict[int, Ref] = {}
 
     def visit(current: Ref, call: Recorded | None) -> Sequence[Ref]:
-        living = current()
-        if living is not None:
-            found.setdefault(id(living), living)
+        found.setdefault(id(current), current)
         return () if call is None else call.inputs
 
     _walk([ref(tensor)], snapshot, visit)

@@ -13,6 +13,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from cudalens.core._python import raise_if_outside
 from cudalens.core._torch import base_of
@@ -53,6 +54,7 @@ class Api:
 
     __slots__ = (
         "adds",
+        "counts",
         "extra_of",
         "forgets",
         "freezes",
@@ -102,6 +104,8 @@ class Api:
         """True if it runs a backward pass."""
         self.value_at: int = value_at(name)
         """The place among the arguments of what it writes to some elements; 0 for others."""
+        self.counts = func is functional.batch_norm
+        """True if it may write to running statistics."""
         self.adds = name in _ADDS
         """True if it adds that to what was there."""
         makes_none = (self.is_view and name not in CONVERSIONS) or name in _RESERVES
@@ -273,13 +277,20 @@ _NUMBERS = (int, float, bool)
 
 
 def writes_of(
-    api: Api, tensors: Sequence[Tensor], versions: Sequence[int] | None
+    api: Api,
+    tensors: Sequence[Tensor],
+    versions: Sequence[int] | None,
+    args: Sequence[Any],
+    kwargs: Any,
 ) -> tuple[Write, ...]:
     """Return which of its tensors a call wrote to, by their versions before it.
 
     Args:
         versions: ``None`` in inference mode, where tensors have none.
+        args, kwargs: of the call.
     """
+    if api.counts:
+        return _statistics_of(args, kwargs)
     if versions is None:
         return (Write(ref(tensors[0])),) if api.is_in_place else ()
     writes = []
@@ -290,6 +301,20 @@ def writes_of(
             shown = None if base is None else ref(base)
             writes.append(Write(ref(tensor), before, after, shown))
     return tuple(writes)
+
+
+_OF_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training")
+
+
+def _statistics_of(args: Sequence[Any], kwargs: Any) -> tuple[Write, ...]:
+    """Return the running statistics that ``F.batch_norm`` wrote to; their versions stay as is."""
+    given = dict(zip(_OF_BATCH_NORM, args, strict=False)) | (kwargs or {})
+    written = (given.get("running_mean"), given.get("running_var"))
+    tensors = [it for it in written if given.get("training") and is_tensor(it)]
+    return tuple(
+        Write(ref(it)) if is_of_inference(it) else Write(ref(it), version_of(it), version_of(it))
+        for it in tensors
+    )
 
 
 def operand_of(

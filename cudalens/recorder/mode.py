@@ -30,13 +30,7 @@ from cudalens.core.limits import Limits
 from cudalens.recorder import _torch
 from cudalens.recorder._torch import device_of, on_host, version_of
 from cudalens.recorder.backward import BackwardPass
-from cudalens.recorder.calls import (
-    Api,
-    Apis,
-    Write,
-    describe_results,
-    writes_of,
-)
+from cudalens.recorder.calls import Api, Apis, Write, describe_results, writes_of
 from cudalens.recorder.dataloader import Batches
 from cudalens.recorder.earlier_values import EarlierValues, caller_of
 from cudalens.recorder.replaced import REPLACED, forget, here
@@ -323,7 +317,7 @@ class RecordingMode(_torch.RemovableMode):
             if self.passes:
                 site, number, last = self._of_worker(site, number, last)
             if versions is not _UNWRITTEN:
-                written = writes_of(api, tensors, versions)
+                written = writes_of(api, tensors, versions, args, kwargs)
             output: Any
             shape: Any
             kind = type(result)

@@ -31,6 +31,7 @@ from cudalens.recorder.nonfinite_inputs import at_fault
 from cudalens.recorder.nonfinite_marks import (
     Arrival,
     Maker,
+    MakerKind,
     NonFiniteTensor,
     NonFiniteTensors,
     Reports,
@@ -46,6 +47,9 @@ from cudalens.recorder.nonfinite_values import (
     is_surely_finite,
     item_of_list,
     nonfinite,
+    of_saved_nan,
+    saved_nonfinite,
+    saved_value,
     suspects,
     violation_of_call,
     violation_of_input,
@@ -66,8 +70,9 @@ _SHELL = "IPython/core/displayhook.py"
 class PassNotes:
     """Facts on one backward pass."""
 
-    makers: list[tuple[Maker, list[Ref]]] = field(default_factory=list)
-    """Each node that made values, and the leaves that they can reach."""
+    makers: list[tuple[Maker, tuple[Step, ...], list[Ref]]] = field(default_factory=list)
+    """Each maker of values, the calls that they passed in forward, and the leaves that they can
+    reach."""
     conditions: dict[int, tuple[Tensor, bool]] = field(default_factory=dict)
     """Conditions of ``where``, by the numbers of the nodes before it, until these have run; and the
     truth for which it takes what that node gives."""
@@ -191,7 +196,9 @@ class NonFiniteWatch:
         written: Sequence[Tensor],
     ) -> BaseException | None:
         before, self._before = self._before, {}
-        results = floats(written if result is None else (result,))
+        # Running statistics are written besides a result.
+        beside = written if result is None or api.counts else ()
+        results = floats((result, *beside))
         found = list(nonfinite(results))
         is_bad = {id(tensor) for tensor, _, _ in found}
         given = {id(item) for item in tensors_in([kwargs.get("out")])}
@@ -424,11 +431,34 @@ class NonFiniteWatch:
                 arguments = {"gradient": inputs[0]} if inputs else {}
                 if self.is_strict:
                     return self._reports.stop(arguments, violation, condition)
+                has_nan = bool(values.isnan().any())
+                saved = None
+                if not violation.is_discarded:
+                    saved = saved_nonfinite(node, violation.inputs)
+                mark = None if saved is None else self._mark_in_forward(node)
+                if mark is not None:
+                    notes.makers.append((mark.maker, mark.way, _leaves(node, at)))
+                    continue
+                kind: MakerKind = "made"
+                if saved == "nan":
+                    kind, violation = "entered", of_saved_nan(violation)
                 case = self._reports.note(arguments, violation, condition)
-                step = Step(violation.op, None)
-                maker = Maker("made", step, bool(values.isnan().any()), violation, case)
-                notes.makers.append((maker, _leaves(node, at)))
+                maker = Maker(kind, Step(violation.op, None), has_nan, violation, case)
+                notes.makers.append((maker, (), _leaves(node, at)))
         return None
+
+    def _mark_in_forward(self, node: Any) -> NonFiniteTensor | None:
+        """Return the mark of what the call behind a node was given or gave, if it is one.
+
+        An infinity that was asked for is a mask, and what a node makes of it is the node's.
+        """
+        call = self._recorder().snapshot().forward_call(node._sequence_nr())
+        tensors = () if call is None else (*call.inputs, *call.outputs)
+        marks = [mark for item in tensors if (mark := self._marks.bad.get(id(item))) is not None]
+        nan = [it for it in marks if it.has_nan]
+        made = [it for it in marks if it.maker.kind == "made"]
+        makers = {id(it.maker): it for it in nan or made}
+        return next(iter(makers.values())) if len(makers) == 1 else None
 
     def of_pass(self, notes: PassNotes, result: Any, site: RawSite) -> BaseException | None:
         """Stop after a backward pass that has left gradients which are not finite."""
@@ -440,14 +470,15 @@ class NonFiniteWatch:
         step = Step("torch.autograd.backward", site)
         for tensor, values, _ in nonfinite(tensors_in((result,))):  # of torch.autograd.grad
             has_nan = bool(values.isnan().any())
-            self._marks.mark(tensor, notes.makers[0][0], has_nan=has_nan, way=(step,))
-        for maker, leaves in notes.makers:
+            maker, way, _ = notes.makers[0]
+            self._marks.mark(tensor, maker, has_nan=has_nan, way=(*way, step))
+        for maker, way, leaves in notes.makers:
             for leaf in leaves:
                 parameter = leaf()
                 grad = None if parameter is None else parameter.grad
                 for own, values, _ in nonfinite(() if grad is None else (grad,)):
                     has_nan = bool(values.isnan().any())
-                    mark = self._marks.mark(own, maker, has_nan=has_nan, way=(step,))
+                    mark = self._marks.mark(own, maker, has_nan=has_nan, way=(*way, step))
                     if not self.steps.leaves_to_scaler(mark):
                         return self._arrived("gradient", mark, step, parameter)
         return None
@@ -464,12 +495,13 @@ def _is_of_itself(call: JudgedCall, target: Tensor) -> bool:
 
 def keep_condition(node: Any, notes: PassNotes) -> None:
     """Keep the condition of a ``where`` for the nodes before it that have a pole: it is let go."""
-    for at, (following, _) in enumerate(node.next_functions):
+    condition = saved_value(node, "_saved_condition")
+    for at, (following, _) in enumerate(node.next_functions if condition is not None else ()):
         inputs = [following] if following is not None else []
         if inputs and following.name().startswith("MulBackward"):  # 1 / x: its reciprocal times 1
             inputs = [item for item, _ in following.next_functions if item is not None]
         if len(inputs) == 1 and is_steep(inputs[0].name()):
-            notes.conditions[inputs[0]._sequence_nr()] = node._saved_condition, at == 0
+            notes.conditions[inputs[0]._sequence_nr()] = condition, at == 0
 
 
 def _has_nan(tensor: Tensor) -> bool:

@@ -13,6 +13,7 @@ from cudalens.core import _torch
 from cudalens.recorder.nonfinite_marks import (
     Arrival,
     Maker,
+    MakerKind,
     NonFiniteTensor,
     NonFiniteTensors,
     Reports,
@@ -96,8 +97,11 @@ class StepWatch:
                         optimizer, name, parameter, values, bad, step.name
                     )
                     has_nan = bool(values.isnan().any())
+                    kind: MakerKind = (
+                        "made" if are_finite(tensors_in((parameter.grad,))) else "entered"
+                    )
                     mark = self._marks.mark(
-                        item, Maker("made", step, has_nan, violation), has_nan=has_nan
+                        item, Maker(kind, step, has_nan, violation), has_nan=has_nan
                     )
                     arguments = {"param": parameter, "grad": parameter.grad}
                     arrival = Arrival.of("parameter", mark, step, parameter, arguments=arguments)

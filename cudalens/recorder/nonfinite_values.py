@@ -7,7 +7,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -143,7 +143,7 @@ def violation_of_call(
         largest=tuple(largest.items())[:MAX_INPUTS],
         overwritten=tuple(overwritten),
         dtype=_torch.dtype_name(result.dtype),
-        is_masked_row=_is_masked_row(api.stem, read, first),
+        is_masked_row=_is_masked_row(api.stem, read, bad),
     )
 
 
@@ -167,6 +167,7 @@ _OPERANDS = ("self", "other", "input", "exponent", "end", "min", "max")
 """Arguments that an elementwise op computes with where they are numbers; others are settings."""
 _FINITE = "all values of the inputs were finite"
 _INFINITIES = "the inputs contained infinities, but no NaN"
+_SAVED_INFINITIES = "what it saved in forward contained infinities, but no NaN"
 _UNKNOWN = "all values of the other inputs were finite"
 
 
@@ -234,16 +235,15 @@ def make_violation(
     )
 
 
-def _is_masked_row(name: str, arguments: Mapping[str, Any], first: Offender) -> bool:
-    """Return whether a softmax was given a row of -inf alone: every place of it was masked."""
+def _is_masked_row(name: str, arguments: Mapping[str, Any], bad: Tensor) -> bool:
+    """Return whether a softmax was given -inf alone in each row of which it made NaN."""
     scores, dim = arguments.get("self", arguments.get("input")), arguments.get("dim")
     if name not in _SOFTMAXES or not isinstance(scores, Tensor) or not isinstance(dim, int):
         return False
-    at: list[Any] = list(first.position)
-    if not at:
+    if not scores.dim() or scores.shape != bad.shape:
         return False
-    at[dim] = slice(None)
-    return bool(scores[tuple(at)].isneginf().all())
+    masked: Tensor = scores.detach().isneginf().all(dim)
+    return bool((masked | ~bad.any(dim)).all())
 
 
 def operands_beside(
@@ -281,7 +281,9 @@ def beside_of_node(
     """
     if not is_pointwise(name.partition("Backward")[0].lower()):
         return {}
-    inputs = {"gradient": grads[0]} if len(grads) == 1 else {}
+    # What was repeated to the result's shape has a gradient of another shape than the result.
+    is_aligned = len(grads) == 1 and grads[0].shape == shape
+    inputs = {"gradient": grads[0]} if is_aligned else {}
     for key in _SAVED:
         try:
             value = getattr(node, f"_saved_{key}", None)
@@ -327,14 +329,51 @@ def violation_of_node(
     name = node.name().rpartition("::")[2]
     offenders = find_offenders(real(values), bad)
     beside = beside_of_node(node, name, inputs, values.shape).items()
-    at_first = ((key, str(value_at(item, offenders.first[0]))) for key, item in beside)
+    at_first = tuple((key, str(value_at(item, offenders.first[0]))) for key, item in beside)
+    saved = saved_nonfinite(node, at_first)
     return make_violation(
         name,
         f"the backward node {name}",
         offenders,
-        inputs=tuple(at_first),
+        before=_SAVED_INFINITIES if saved == "inf" else _FINITE,
+        inputs=at_first,
         dtype=_torch.dtype_name(values.dtype),
     )
+
+
+def of_saved_nan(violation: Violation) -> Violation:
+    """Say of a node's result that a NaN of forward went into it."""
+    count = violation.explanation.partition(";")[0]
+    return replace(
+        violation,
+        headline=f"the backward node {violation.op} computes with a nan that forward has saved",
+        explanation=f"{count}; the gradient that it was given is.",
+    )
+
+
+def saved_nonfinite(node: Any, at_first: Sequence[tuple[str, str]]) -> Literal["nan", "inf"] | None:
+    """Return what a node has saved in forward that was not finite already.
+
+    Args:
+        at_first: of the node of an elementwise op its operands at the first bad place.
+    """
+    own = [value for key, value in at_first if key != "gradient"]
+    if not own:
+        names = (name for name in dir(node) if name.startswith("_saved_"))
+        for item in floats(saved_value(node, name) for name in names):
+            values = physical(item)
+            own += ["nan"] if bool(values.isnan().any()) else []
+            own += ["inf"] if bool(values.isinf().any()) else []
+    return "nan" if "nan" in own else "inf" if {"inf", "-inf"} & {*own} else None
+
+
+def saved_value(node: Any, name: str) -> Any:
+    """Return what a node has saved, ``None`` where a hook does not give it again."""
+    try:
+        return getattr(node, name)
+    except Exception as trouble:  # it was changed in place, or a hook for saved tensors raised
+        raise_if_outside(trouble)
+        return None
 
 
 def is_discarded_at(bad: Tensor, gradient: Tensor, taken: Tensor) -> bool:

@@ -280,6 +280,60 @@ WRONG = {
         "torch.Tensor.div made nan at [0] from w = 0.0, w = 0.0",
         (3, 4),
     ),
+    "a running mean of a batch with NaN": (
+        """
+        x = torch.zeros(4, 3, device="cuda")
+        x = x / x
+        bn = nn.BatchNorm1d(3).to("cuda")
+        bn(x)
+        loss = bn.eval()(torch.ones(4, 3, device="cuda")).sum()
+        loss.backward()
+        """,
+        "torch.Tensor.div made nan at [0, 0] from x = 0.0, x = 0.0",
+        (2, 6),
+    ),
+    "a NaN of forward that backward multiplies by 0": (
+        """
+        x = torch.tensor([-1., 4.], device="cuda")
+        w = torch.ones(2, device="cuda", requires_grad=True)
+        y = x.sqrt() * w
+        y[1:].sum().backward()
+        """,
+        "torch.Tensor.sqrt made nan at [0] from x = -1.0",
+        (3, 4),
+    ),
+    "an infinity of forward that a product multiplies by 0": (
+        """
+        x = torch.ones(2, 2, device="cuda") / torch.tensor([[0., 1.]], device="cuda").T
+        w = torch.ones(2, 2, device="cuda", requires_grad=True)
+        y = x @ w
+        y[1:].sum().backward()
+        """,
+        'torch.Tensor.div made inf at [0, 0] from torch.ones(2, 2, device="cuda") = 1.0, '
+        'torch.tensor([[0., 1.]], device="cuda").T = 0.0',
+        (1, 4),
+    ),
+    "a row without a key before a product": (
+        """
+        mask = torch.tensor([[1, 0], [0, 0]], device="cuda")
+        a = torch.zeros(2, 2, device="cuda").masked_fill(mask == 0, -INF).softmax(-1)
+        w = torch.ones(2, 2, device="cuda", requires_grad=True)
+        out = a @ w
+        out[:1].sum().backward()
+        """,
+        "torch.Tensor.softmax made nan at [1, 0]",
+        (2, 5),
+    ),
+    "a gradient of another shape than the result": (
+        """
+        x = torch.zeros(4, device="cuda", requires_grad=True)
+        y = x / x.sum()
+        torch.nan_to_num(y).sum().backward()
+        """,
+        "the backward node DivBackward0 made nan at [0] from gradient = 0.0, self = 0.0, "
+        "other = 0.0",
+        (2, 3),
+    ),
     "an older value beside it that where() discards": (
         """
         gap = torch.tensor([0., 1.], device="cuda")
@@ -325,6 +379,63 @@ def test_a_parameter_that_was_bad_before_is_no_step_s_making() -> None:
     report = checked("net(torch.ones(1, 2).cuda()).sum().backward()\nopt.step()", **bad)
     assert report is not None
     assert report.headline.startswith("net.bias[0] = nan already where torch.nn.")
+
+
+def test_a_nan_that_forward_has_saved_in_an_earlier_cell() -> None:
+    """No call of this one has made it, and neither has the node."""
+    w = torch.ones(2, requires_grad=True)
+    report = checked("y[1:].sum().backward()", y=torch.tensor([NAN, 2.0]) * w)
+    assert report is not None
+    assert (
+        report.headline
+        == "the backward node MulBackward0 computes with a nan that forward has saved"
+    )
+    assert [
+        item.text.partition(" in ")[0] for item in report.observations if item.kind == "maker"
+    ] == ["NaN comes"]
+    infinity = checked("y[1:].sum().backward()", y=torch.tensor([INF, 2.0]) * w)
+    assert infinity is not None
+    assert infinity.headline.startswith("the backward node MulBackward0 made nan at [0]")
+    assert "what it saved in forward contained infinities, but no NaN" in infinity.explanation
+
+
+def test_a_step_does_not_make_the_nan_of_its_gradient() -> None:
+    code = """
+    net = nn.Linear(2, 1).to("cuda")
+    h = net(torch.ones(3, 2, device="cuda"))
+    h.register_hook(lambda grad: grad * NAN)
+    h.sum().backward()
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+    """
+    report = checked(code)
+    assert report is not None
+    maker = next(it.text for it in report.observations if it.kind == "maker")
+    assert maker.startswith("NaN comes in here")
+
+
+def test_a_condition_that_a_checkpoint_gives_once_is_left_out() -> None:
+    code = """
+    from torch.utils.checkpoint import checkpoint
+    x = torch.tensor([0., 1.], device="cuda", requires_grad=True)
+    f = lambda t: torch.where(t > 0, t.sqrt(), 0.)
+    checkpoint(f, x, use_reentrant=False).sum().backward()
+    """
+    report = checked(code)
+    assert report is not None
+    assert report.limits == ()
+
+
+@pytest.mark.parametrize(("logits", "has_fix"), [("[[1000., 0.]]", False), ("[[88., -88.]]", True)])
+def test_no_edit_is_shown_where_the_values_were_bad_before(logits: str, has_fix: bool) -> None:
+    code = f"""
+    logits = torch.tensor({logits}, requires_grad=True)
+    p = torch.exp(logits) / torch.exp(logits).sum(1, keepdim=True)
+    loss = -torch.log(p[:, 1]).mean()
+    loss.backward()
+    """
+    report = checked(code)
+    assert report is not None
+    assert any(hint.fix for hint in report.hints) is has_fix
 
 
 def test_strict_stops_at_the_maker() -> None:

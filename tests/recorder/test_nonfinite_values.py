@@ -144,7 +144,12 @@ def test_what_was_overwritten_is_no_operand() -> None:
 
 @pytest.mark.parametrize(
     ("scores", "masked"),
-    [([[0.0, 1.0], [-INF, -INF]], True), ([[0.0, 1.0], [INF, -INF]], False)],
+    [
+        ([[0.0, 1.0], [-INF, -INF]], True),
+        ([[0.0, 1.0], [INF, -INF]], False),
+        ([[-INF, -INF], [INF, 0.0]], False),
+        ([[-INF, -INF], [-INF, -INF], [0.0, -INF]], True),
+    ],
 )
 @pytest.mark.parametrize("dim", [1, -1])
 def test_a_row_of_a_softmax_that_was_masked_whole(scores: Any, masked: bool, dim: int) -> None:

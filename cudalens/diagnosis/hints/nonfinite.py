@@ -201,8 +201,9 @@ def all_masked(evidence: Evidence) -> Hint | None:
     if evidence.violation is None or not evidence.violation.is_masked_row:
         return None
     return Hint(
-        text="this row is -inf everywhere: all its positions are masked, and softmax divides 0 by "
-        "0. Leave at least one position unmasked, or mask with torch.finfo(dtype).min"
+        text="every row with nan is -inf everywhere in the input, and softmax divides 0 by 0 "
+        "there. Where -inf is a mask, leave at least one position of each row unmasked, or mask "
+        "with torch.finfo(dtype).min"
     )
 
 
