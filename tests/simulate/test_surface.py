@@ -106,6 +106,10 @@ def test_one_device_has_no_peer() -> None:
         call("cuda:0")
         with pytest.raises(RuntimeError, match="invalid device ordinal"):
             call(1)
+    with pytest.raises(RuntimeError, match="invalid device ordinal"), torch.cuda.device(1):
+        pass
+    with torch.cuda.device(-1):
+        assert torch.cuda.current_device() == 0
 
 
 def test_only_memory_of_the_pinning_allocator_is_pinned() -> None:
@@ -130,6 +134,22 @@ def test_old_tensor_types_are_told_by_device_and_dtype() -> None:
     assert torch.cuda.FloatTensor(3).shape == (3,)
     made = torch.cuda.DoubleTensor([1])
     assert made.is_cuda and made.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("BFloat16Tensor", torch.bfloat16), ("BoolTensor", torch.bool),
+        ("ByteTensor", torch.uint8), ("CharTensor", torch.int8),
+        ("DoubleTensor", torch.float64), ("FloatTensor", torch.float32),
+        ("HalfTensor", torch.float16), ("IntTensor", torch.int32),
+        ("LongTensor", torch.int64), ("ShortTensor", torch.int16),
+    ],
+)  # fmt: skip
+def test_each_old_tensor_type_has_its_dtype(name: str, dtype: torch.dtype) -> None:
+    made = getattr(torch.cuda, name)(2)
+    assert made.dtype == dtype and made.is_cuda
+    assert made.type() == f"torch.cuda.{name}"
 
 
 def test_a_storage_of_the_device_makes_others_of_it() -> None:

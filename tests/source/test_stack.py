@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import sys
 from types import FrameType, TracebackType
 
@@ -120,3 +121,18 @@ def test_the_entries_of_frames_and_tracebacks_are_places() -> None:
     assert (inner.code, inner.lineno) == (failing.__code__, failing.__code__.co_firstlineno + 1)
     here = stack.place_of(sys._getframe())
     assert (here.code, here.variables["inner"]) == (sys._getframe().f_code, inner)
+
+
+def test_the_running_instruction_has_a_range_where_the_code_has_columns() -> None:
+    """Columns count from 0; code without a table of columns has lines alone."""
+    code = compile("x = 1\ny = f(\n    2,\n)", "<columns>", "exec")
+    calls = [
+        at for at in range(0, len(code.co_code), 2)
+        if dis.opname[code.co_code[at]] == "CALL"
+    ]  # fmt: skip
+    place = stack.place_of(StackEntry(code, 2, calls[0]))
+    assert place.position == (2, 4, 4, 1)
+    assert not place.is_generated
+    function = compile("def f():\n    return 1", "<columns>", "exec").co_consts[0]
+    bare = function.replace(co_linetable=b"")
+    assert stack.place_of(StackEntry(bare, 1, 0)).position is None
