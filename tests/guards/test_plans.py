@@ -127,6 +127,18 @@ def test_each_index_of_a_list_is_read(indices: list[torch.Tensor | None], good: 
     assert required.are_good((data, indices)) is good
 
 
+def test_a_condition_and_a_mask_have_the_guard_asked() -> None:
+    """Both may refer to tensors of this one call."""
+    x, target = torch.zeros(2, 3), torch.tensor([[0, 1, -1], [1, -1, 9]])
+    masked = guarded_op(torch.ops.aten.multilabel_margin_loss_forward.default)
+    stated = guarded_op(torch.ops.aten._assert_async.default)
+    for op, args in ((masked, (x, target, 1)), (stated, (torch.tensor(1),))):
+        required = required_of(op.plans, args, {})
+        assert required.intervals is None
+        assert required.at_once == [*op.entries]
+        assert required.deferred == []
+
+
 def test_a_guard_that_fails_is_asked_at_each_call() -> None:
     required = required_of(guarded_op(EMBEDDING).plans, ("no table", GOOD, -1), {})
     assert (required.intervals, required.deferred) == (None, [])

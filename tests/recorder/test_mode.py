@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cudalens.core.call import THREAD, ApiCall
 from cudalens.core.errors import DeviceAssertError
 from cudalens.recorder import _torch
+from cudalens.recorder.calls import Recorded
 from cudalens.recorder.mode import RecordingMode
 from cudalens.recorder.sites import entries_of
 
@@ -205,6 +206,19 @@ def test_a_step_is_shown_from_its_beginning_to_its_end() -> None:
         optimizer.step()
     # What is computed inside is its own.
     assert [item for item in watch.seen if "before" not in item] == ["step begins", "step ends"]
+
+
+def test_what_an_optimizer_reads_is_not_noted() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([weight], foreach=False)
+    with RecordingMode() as mode:
+        weight.exp()
+        optimizer.step()
+    calls = [Recorded._make(item) for item in mode._ring]
+    outside, inside = calls[0], [call for call in calls[1:] if call.written]
+    assert outside.reads is not None and outside.reads[0]() is weight
+    assert inside and all(call.reads is None for call in inside)
 
 
 def test_a_strict_watch_is_shown_each_call_of_a_step_instead() -> None:

@@ -67,6 +67,7 @@ def test_time_lies_between_two_recorded_events_that_have_it() -> None:
         lambda stream, event: stream.synchronize(),
         lambda stream, event: event.query(),
         lambda stream, event: event.synchronize(),
+        lambda stream, event: event.elapsed_time(event),
         lambda stream, event: torch.cuda.synchronize(),
     ],
 )
