@@ -47,6 +47,7 @@ from cudalens.evidence.collect import evidence_of
 from cudalens.evidence.failing_call import arguments_of
 from cudalens.evidence.failure import FailureContext, current_recorder
 from cudalens.evidence.finite_trial import FiniteTrial, RunningNode
+from cudalens.evidence.max_norm import of_lookup
 from cudalens.evidence.recorded_way import refs_of
 from cudalens.evidence.tensors import bad_key, with_own_planes
 from cudalens.evidence.trial import ApiTrial, call_of_finding
@@ -69,6 +70,9 @@ def on_violation(op: OpCall, violation: Violation) -> BaseException | None:
     of_nan = Limits().attempt("NaN", partial(_nan_that_arrived, violation, op))
     if of_nan is not None:
         return of_nan
+    op, violation = Limits().attempt(
+        "lookup", partial(of_lookup, op, violation), lambda: (op, violation)
+    )
     return _raised(violation, *_reported(violation, partial(_report_of_call, violation, op)))
 
 
