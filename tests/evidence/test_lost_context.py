@@ -153,3 +153,23 @@ def test_the_devices_own_error_behind_a_librarys(monkeypatch: pytest.MonkeyPatch
     assert lost_context.hidden_fault(own).hidden_error is None
     pending.error = None
     assert lost_context.hidden_fault(status).hidden_error is None
+
+
+@pytest.mark.parametrize(
+    ("error", "is_it"),
+    [
+        (None, False),
+        (RuntimeError("CUDA error: invalid argument"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+    ],
+)
+def test_an_answer_that_proves_neither_life_nor_end(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, is_it: bool
+) -> None:
+    def asked(*, wait: bool) -> None:
+        assert wait
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(lost_context._torch, "raise_pending_cuda_error", asked)
+    assert lost_context.is_unanswered() is is_it

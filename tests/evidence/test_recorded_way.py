@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from cudalens.evidence import recorded_way
+from cudalens.recorder import Recorder
 from tests.hostcells import SETUP, run_cell
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -254,3 +257,20 @@ def test_the_last_batch_in_a_forward(lines: str, says: list[str]) -> None:
 def test_what_other_variables_were_is_not_said(code: str) -> None:
     """A call gave several of them, each its own, or gave the same to what is still there."""
     assert earlier(code) == []
+
+
+def test_the_view_that_made_other_rows_of_so_many() -> None:
+    with Recorder() as recorder:
+        whole = torch.ones(2, 6)
+        made = whole.reshape(4, 3)
+        later = made * 2
+        same = whole.view(2, 2, 3)
+        snapshot = recorder.snapshot()
+        for tensor in (made, later):
+            found = recorded_way.regrouped(tensor, 2, snapshot)
+            assert found is not None
+            assert (found.before, found.after) == ((2, 6), (4, 3))
+            assert "reshape(4, 3)" in (found.line.text or "")
+        assert recorded_way.regrouped(made, 3, snapshot) is None
+        assert recorded_way.regrouped(same, 2, snapshot) is None
+        assert recorded_way.regrouped(whole, 2, snapshot) is None
