@@ -20,7 +20,7 @@ from cudalens.source.files import CELLS
 from cudalens.source.locate import CallSite, locate
 from cudalens.source.stack import stack_of
 
-_numbers = itertools.count(1000)
+_numbers = itertools.count(1)
 
 
 class Untouchable:
@@ -108,7 +108,8 @@ def run_cell(text: str, names: dict[str, Any], number: int = 7) -> None:
 @contextmanager
 def cell(text: str, number: int = 7) -> Iterator[Any]:
     """Compile text as a registered cell and forget it afterwards."""
-    filename = f"<cell {next(_numbers)}>"
+    # Not a name of tests.hostcells too, whose cells may run while this one is registered.
+    filename = f"<cell of a probe {next(_numbers)}>"
     CELLS.register(filename, number, text.splitlines())
     try:
         yield compile(text, filename, "exec")
