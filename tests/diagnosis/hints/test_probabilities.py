@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from cudalens.core.graph_types import FIRST_NAN
+from cudalens.diagnosis.hints.probabilities import nan_before
 from tests.hint_evidence import (
     EXP,
     LINEAR,
@@ -72,6 +74,11 @@ CAUSES: dict[str, Cause] = {
         says=("-1 to 1",),
     ),
     "bce_nan": Cause(bce([0.5, math.nan]), rule="nan_before", says=("1 of 2",)),
+    "bce_nan_made": Cause(
+        bce([0.5, math.nan], provenance=(step("torch.log", "p = x.log()", FIRST_NAN),)),
+        rule="nan_before",
+        says=("Line 4 made them: p = x.log()",),
+    ),
     "drawn_logits": Cause(
         drawn([-2.5, 0.5, 3.0]),
         rule="bad_weights",
@@ -148,3 +155,11 @@ NEIGHBOURS: dict[str, Cause] = {
 @pytest.mark.parametrize("cause", (rows := {**CAUSES, **NEIGHBOURS}).values(), ids=rows)
 def test_the_cause_and_no_other_is_said(cause: Cause) -> None:
     check_cause(cause)
+
+
+def test_a_line_that_only_gives_the_numbers_of_python_has_not_made_a_nan() -> None:
+    for op, is_made in (("torch.log", True), ("torch.tensor", False)):
+        made = step(op, "p = g(x)", FIRST_NAN)
+        hint = nan_before(bce([0.5, math.nan], provenance=(made,)))
+        assert hint is not None
+        assert ("made them" in hint.text) is is_made
