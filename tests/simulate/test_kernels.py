@@ -104,3 +104,12 @@ def test_found_optimizer_step_before_backward_is_found(fused: bool) -> None:
     optimizer.step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         stale.backward()
+
+
+def test_a_result_that_overlaps_what_is_read_is_refused_as_on_cuda(seeded: None) -> None:
+    x = torch.ones(4, device="cuda")
+    with pytest.raises(RuntimeError, match="some elements of the input tensor and the written-to"):
+        torch.sin(x[:3], out=x[1:])
+    assert torch.sin(x[:2], out=x[2:]).shape == (2,)
+    x[:2].copy_(x[2:])
+    assert torch.equal(x[:2], x[2:])
