@@ -32,6 +32,9 @@ from cudalens.guards._ranges import (
 )
 
 INDEX_DTYPES = (torch.int64, torch.int32)
+MASK_DTYPES = (torch.bool, torch.uint8)
+"""An index of these selects where it is true, and is no number."""
+UNIT_INTERVAL = Bounds(min=0.0, max=1.0, text="0 … 1")
 NARROWED = "The kernel compares the low 32 bits alone: they are another index, and nothing asserts."
 Late = Callable[..., Any]
 """A function of the guard's own arguments, called only once something is wrong."""

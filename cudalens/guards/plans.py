@@ -23,7 +23,15 @@ from cudalens.guards._base import (
     schema_parameters,
 )
 from cudalens.guards._ranges import FLOATS
-from cudalens.guards.engine import INDEX_DTYPES, Between, Within, fulfils, interval, replacer
+from cudalens.guards.engine import (
+    INDEX_DTYPES,
+    MASK_DTYPES,
+    Between,
+    Within,
+    fulfils,
+    interval,
+    replacer,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +133,6 @@ def _guarded_op(op: Any, entries: tuple[Guard, ...]) -> GuardedOp:
 
 PLAIN: Final = frozenset({int, float, bool, str, type(None)})
 """Types of arguments that are no tensor and no list."""
-_MASKS = (torch.bool, torch.uint8)
 _DTYPES: dict[type, Any] = {Within: frozenset({*INDEX_DTYPES, torch.uint8}), Between: FLOATS}
 """Dtypes whose intervals deferred guards check without a wait; an odd dtype waits."""
 _MOST_FORMS = 256
@@ -282,7 +289,7 @@ def _requirements(plan: Plan, values: Sequence[Any]) -> list[Requirement] | None
         if isinstance(need, Within):
             # Masks select how many elements there are.
             if need.skip_if is not None:
-                can_wait &= not any(i is not None and i.dtype in _MASKS for i in value)
+                can_wait &= not any(i is not None and i.dtype in MASK_DTYPES for i in value)
             # Nothing that is remembered may refer to a tensor.
             need.skip_if = None
             need.asserts = need.asserts(*values) if callable(need.asserts) else need.asserts

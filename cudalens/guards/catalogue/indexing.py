@@ -14,10 +14,9 @@ from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
 from cudalens.guards._ranges import unexpanded
 from cudalens.guards.catalogue._dims import NEGATIVES_WRAP, broadcast, copies_whole_rows
-from cudalens.guards.engine import INDEX_DTYPES, Asserts, Condition, Need, Within
+from cudalens.guards.engine import INDEX_DTYPES, MASK_DTYPES, Asserts, Condition, Need, Within
 
 Indices = Sequence[Tensor | None]
-_MASK_DTYPES = (torch.bool, torch.uint8)
 _UNCHECKED = "The kernel of this write checks nothing and writes outside the tensor's memory."
 
 
@@ -32,7 +31,7 @@ def _selectors(source: Tensor, indices: Indices) -> list[tuple[int, int]]:
     for place, index in enumerate(indices):
         if index is None:
             dim += 1
-        elif index.dtype in _MASK_DTYPES:
+        elif index.dtype in MASK_DTYPES:
             if tuple(source.shape[dim : dim + index.dim()]) != tuple(index.shape):
                 return []
             dim += index.dim()
@@ -48,12 +47,12 @@ def _selectors(source: Tensor, indices: Indices) -> list[tuple[int, int]]:
 
 
 def _masks(indices: Indices) -> list[Tensor]:
-    return [index for index in indices if index is not None and index.dtype in _MASK_DTYPES]
+    return [index for index in indices if index is not None and index.dtype in MASK_DTYPES]
 
 
 def _common_shape(indices: Indices, masks: Sequence[Tensor]) -> tuple[int, ...] | None:
     counts = [(int(mask.count_nonzero()),) for mask in masks if mask.dim()]
-    integers = [index for index in indices if index is not None and index.dtype not in _MASK_DTYPES]
+    integers = [index for index in indices if index is not None and index.dtype not in MASK_DTYPES]
     return broadcast([*(index.shape for index in integers), *counts])
 
 
@@ -61,7 +60,7 @@ def _fits_selection(values: Tensor, source: Tensor, indices: Indices) -> bool:
     """Return whether torch can spread ``values`` over what the indices select."""
     # A mask of k dimensions takes the place of k indices.
     slots = [
-        (index.dim() if index is not None and index.dtype in _MASK_DTYPES else 1, index is not None)
+        (index.dim() if index is not None and index.dtype in MASK_DTYPES else 1, index is not None)
         for index in indices
     ]
     used = [is_index for width, is_index in slots for _ in range(width)]

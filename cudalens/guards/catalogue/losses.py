@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cudalens.core.report_types import Bounds
 from cudalens.guards._base import guard
 from cudalens.guards._ranges import FLOATS
-from cudalens.guards.engine import Between, Need, Within
+from cudalens.guards.engine import UNIT_INTERVAL, Between, Need, Within
 
 _NO_REDUCTION = 0
 _MAX_UINT8 = 255
@@ -247,12 +246,11 @@ def _labels_read(
 # --- binary cross entropy: the input and the target are probabilities -----------------------------
 
 
-_UNIT = Bounds(min=0.0, max=1.0, text="0 … 1")
 _LOGARITHMS = "The loss takes the logarithms of the input and of one minus it."
 _SHARES = "A target of this loss is a probability: 0 and 1 for the two classes."
 # They are the same in every call.
-_INPUT = Between("self", 0, 1, bounds=_UNIT, why=_LOGARITHMS, asserts="bce_input")
-_TARGET = Between("target", 0, 1, bounds=_UNIT, why=_SHARES, asserts="bce_target")
+_INPUT = Between("self", 0, 1, bounds=UNIT_INTERVAL, why=_LOGARITHMS, asserts="bce_input")
+_TARGET = Between("target", 0, 1, bounds=UNIT_INTERVAL, why=_SHARES, asserts="bce_target")
 
 
 @guard("aten::binary_cross_entropy", records=("bce_input",), frequency="very common")

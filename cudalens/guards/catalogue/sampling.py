@@ -21,9 +21,8 @@ from cudalens.guards._ranges import (
     format_position,
 )
 from cudalens.guards.catalogue._dims import broadcast
-from cudalens.guards.engine import Between, Condition, Need
+from cudalens.guards.engine import UNIT_INTERVAL, Between, Condition, Need
 
-_UNIT = Bounds(min=0.0, max=1.0, text="0 … 1")
 _WEIGHTS = Bounds(min=0.0, text="finite and at least 0")
 # It is the same in every call.
 _RATE = Between(
@@ -206,7 +205,9 @@ def _probabilities(p: Tensor, shape: torch.Size, drawn: torch.dtype, *, argument
     # The kernel converts p before it compares: 1 + 1e-12 in float64 is a valid float32.
     dtype = torch.float64 if drawn == torch.float64 else torch.float32
     why = "Each element is drawn as 1 with its probability."
-    return Between(argument, 0, 1, bounds=_UNIT, dtype=dtype, why=why, asserts="bernoulli_p1")
+    return Between(
+        argument, 0, 1, bounds=UNIT_INTERVAL, dtype=dtype, why=why, asserts="bernoulli_p1"
+    )
 
 
 @guard("aten::poisson", records=("poisson",), covers_inner=True)
