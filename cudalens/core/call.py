@@ -130,7 +130,11 @@ class _OfThread(threading.local):
 
 
 THREAD = _OfThread()
-"""``THREAD.running`` is that of the calling thread."""
+"""``THREAD.running`` is that of the calling thread.
+
+Between a recorder and a guard are torch's dispatcher and autograd, which hand on the arguments of
+the call and nothing of ours.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

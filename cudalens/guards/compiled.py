@@ -44,7 +44,11 @@ _SCHEMA = "in_bounds(Tensor index, SymInt size, str meaning) -> Tensor"
 _read = lru_cache(256)(json.loads)
 
 _installed: list[CompiledGuards] = []
-"""Those who are told what compiled code finds: the last of them, or nobody."""
+"""Those who are told what compiled code finds: the last of them, or nobody.
+
+A compiled graph outlives the guards that it was compiled with, and is loaded from a cache on disk:
+it can only call an op by its name.
+"""
 
 
 class CompiledGuards:

@@ -37,6 +37,7 @@ class TrainingCheck:
         deferred: checks that do not wait for the device at a call.
     """
 
+    # Frameworks tell no callback of an exception: the next training ends what that has left open.
     _open: ClassVar[weakref.WeakSet[TrainingCheck]] = weakref.WeakSet()
 
     def __init__(self, *, deferred: bool = True) -> None:

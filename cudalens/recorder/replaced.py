@@ -21,7 +21,11 @@ from cudalens.recorder.sites import SiteTracker
 from cudalens.source.stack import is_loader_worker
 
 _of_thread: dict[int, list[Any]] = {}
-"""The open recorders of each thread, innermost last."""
+"""The open recorders of each thread, innermost last.
+
+By the thread's number, and no ``threading.local``: a generator or a fixture may close a block on
+another thread than the one that opened it, and :func:`forget` has to reach that one's list.
+"""
 
 
 def here() -> list[Any]:

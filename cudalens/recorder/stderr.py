@@ -38,7 +38,9 @@ for tee, which ends by itself."""
 
 
 _open: list[DeviceText] = []
-"""Those that are open, of all threads: they need not be closed in reverse order."""
+"""Those that are open, of all threads: the process has one descriptor 2, which each has led on to
+the one before, and they need not be closed in reverse order.
+"""
 
 
 class DeviceText:

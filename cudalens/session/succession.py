@@ -14,7 +14,7 @@ from cudalens.source.files import cell_number, is_user_file
 
 
 class Succession:
-    """The checked blocks of this process."""
+    """The checked blocks of this process: no object of the user's leads from one to the next."""
 
     def __init__(self) -> None:
         self._earlier: Any = None

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 class _Bound:
-    """The device that streams and events wait for; none while no simulation runs."""
+    """The device that streams and events wait for; none while no simulation runs.
+
+    Programs and torch make them by their classes, which nobody hands a device, and keep them beyond
+    the end of the simulation.
+    """
 
     state: DeviceState | None = None
 

@@ -129,7 +129,7 @@ class CellRegistry:
 
 
 CELLS = CellRegistry()
-"""The cells of this process."""
+"""The cells of this process.  A frame names its cell by a file name alone, as for ``linecache``."""
 
 
 def title_of(filename: str) -> str:
