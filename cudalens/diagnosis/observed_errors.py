@@ -19,6 +19,7 @@ from cudalens.core.report_types import (
     TensorFact,
     format_count,
     format_shape,
+    syntax,
 )
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.candidates import Trial
@@ -291,13 +292,14 @@ def _operands(
                 continue
             seen.add(name)
             what = _what(fact, kind) if name == fact.expression else ""
+            verb = "made" if _is_new(made, trial) else "set"
             is_what = f" is {what}," if what else " is"
-            text = f"{name}{is_what} made in {place(made.at, evidence)}: {code_of(made)}"
+            text = f"{name}{is_what} {verb} in {place(made.at, evidence)}: {code_of(made)}"
             if kind == "device" and fact.device == "cpu" and _is_without_device(made):
                 text += " (without device=)"
-            mark = f"{what or name} is made here"
-            if kind == "device" and what:
-                mark = f"{name} is made here, {what}"
+            mark = f"{what or name} is {verb} here"
+            if what and (kind == "device" or verb == "set"):
+                mark = f"{name} is {verb} here, {what}"
             yield Observation(
                 kind=kind,
                 text=text,
@@ -327,6 +329,27 @@ def _is_without_device(made: Binding) -> bool:
     module, _, function = (made.called or "").rpartition(".")
     is_factory = f"{module}.".startswith("torch.") and function in _FACTORIES
     return is_factory and not {"device", "**"} & {*made.keywords}
+
+
+_HAND_ON = functions(Trait.VIEW) | {"as_tensor", "asarray", "from_numpy"}
+_MAY_DO_NOTHING = re.compile(r"[Dd]ropout|^(?:Identity|Sequential|Flatten)$")
+
+
+def _is_new(made: Binding, trial: Trial) -> bool:
+    """Return whether a line makes its value, and does not hand on one of another place.
+
+    A call of the user's may return a tensor that it has kept, a dropout the one that it is given.
+    """
+    called = made.called or ""
+    layer = trial.binding(called) if called else None
+    called = called if layer is None else layer.called or ""
+    root, name = called.partition(".")[0], called.rpartition(".")[2]
+    if called:
+        is_library = root in ("torch", "F", "nn", "functional", "np", "numpy")
+        is_class = layer is None and name[:1].isupper()
+        return is_class or (is_library and not (name in _HAND_ON or _MAY_DO_NOTHING.search(name)))
+    names_another = ast.Name | ast.Attribute | ast.Subscript | ast.IfExp
+    return not isinstance(syntax(made.value), names_another)
 
 
 def _what(fact: TensorFact, kind: ObservationKind) -> str:

@@ -18,7 +18,13 @@ from cudalens.core.evidence_types import (
 )
 from cudalens.core.graph_types import ProvenanceStep
 from cudalens.core.report import ErrorFacts, Evidence
-from cudalens.core.report_types import LineRef, Observation, SourceSpan, TensorSummary
+from cudalens.core.report_types import (
+    Expression,
+    LineRef,
+    Observation,
+    SourceSpan,
+    TensorSummary,
+)
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.observed_errors import marked, observe_error
 from tests.builders import fact
@@ -147,6 +153,35 @@ def test_the_mark_of_a_device_names_the_tensor() -> None:
     operands = on("cpu", "float32[2,3]", "x"), on("cuda:0", "float32[4,5]", "y")
     known = Known(operands, x=made(3, "torch.rand(2, 3)"), y=made(4, "f()"))
     assert marks(message, known)[0] == "x is made here, on cpu"
+
+
+@pytest.mark.parametrize(
+    ("value", "verb"),
+    [
+        ("torch.rand(2, 3)", "made"),
+        ("a + b", "made"),
+        ("Net(3)", "made"),
+        ("linear(a)", "made"),
+        ("drop(a)", "set"),  # in eval it returns what it is given
+        ("F.dropout(a, training=False)", "set"),
+        ("cached(a)", "set"),
+        ("torch.flatten(a, 1)", "set"),
+        ("a.to('cpu')", "set"),
+        ("kept", "set"),
+        ("batch['x']", "set"),
+    ],
+)
+def test_what_may_be_handed_on_is_not_made_there(value: str, verb: str) -> None:
+    call = ast.parse(value, mode="eval").body
+    called = {"called": ast.unparse(call.func)} if isinstance(call, ast.Call) else {}
+    layers = {
+        "linear": made(1, "nn.Linear(3, 3)", called="nn.Linear"),
+        "drop": made(1, "nn.Dropout()", called="nn.Dropout"),
+    }
+    known = Known((X,), x=made(3, Expression(value, call), **called), **layers)
+    assert texts("sizes must match", known) == [f"x is [2, 3], {verb} in line 3: {value}"]
+    mark = "[2, 3] is made here" if verb == "made" else "x is set here, [2, 3]"
+    assert marks("sizes must match", known) == [mark]
 
 
 def test_one_device_is_no_misfit_of_devices() -> None:
