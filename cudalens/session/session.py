@@ -187,6 +187,7 @@ class CheckSession:
         self._limits.attempt("earlier blocks", partial(SUCCESSION.end, recorder))
 
     def _enter_recording(self, stack: ExitStack) -> None:
+        # Imported here: a block that only guards is opened without them.
         from cudalens.recorder import Recorder
         from cudalens.recorder.eager import EagerCompiler
         from cudalens.recorder.stderr import DeviceText
@@ -195,11 +196,19 @@ class CheckSession:
             self.device_text = self._optional(stack, "device text", DeviceText)
         if self.force_eager:  # else the compiler would compile the recorder's mode and its hooks
             self._optional(stack, "eager mode", EagerCompiler)
+            watch, is_strict = None, self.nan == "strict"
+            if self.nan:
+                from cudalens.evidence.nonfinite import NonFiniteReports
+                from cudalens.recorder.nonfinite import NonFiniteWatch
+
+                # The recorder exists only once it has been given its watch.
+                reports, recorder = NonFiniteReports(), lambda: self.recorder
+                watch = NonFiniteWatch(reports, recorder, is_strict=is_strict)
             make = partial(
                 Recorder,
                 max_ops=self.max_ops,
                 sync=self.sync and not self.fast,
-                watch=self._make_watch() if self.nan else None,
+                watch=watch,
                 is_fatal=lost_context.is_fatal,
                 on_device_end=self._on_device_end,
             )
@@ -207,13 +216,6 @@ class CheckSession:
         if self.nan and self.recorder is None:
             reason = self._limits.lines[-1] if self.force_eager else "functions stay compiled"
             print(f"cudalens: NaN and infinity are not looked for: {reason}", file=sys.stderr)
-
-    def _make_watch(self) -> Any:
-        from cudalens.evidence.nonfinite import NonFiniteReports
-        from cudalens.recorder.nonfinite import NonFiniteWatch
-
-        is_strict = self.nan == "strict"
-        return NonFiniteWatch(NonFiniteReports(), lambda: self.recorder, is_strict=is_strict)
 
     def _optional(self, stack: ExitStack, what: str, make: Any) -> Any:
         # A cell runs without what cannot be opened, and the report says so.

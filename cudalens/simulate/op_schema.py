@@ -163,19 +163,6 @@ def method_name(facts: OpSchema) -> str:
     return f"wrapper_CUDA_{cpp}" + (f"_{overload}" if overload else "")
 
 
-def _check_wrapper(facts: OpSchema, tensors: list[tuple[str, bool, Tensor]]) -> None:
-    outs = {facts.names[i] for i in facts.outs}
-    ordered = sorted(tensors, key=lambda item: item[0] not in outs)
-    common = ordered[0][2].device
-    for name, _, tensor in ordered:
-        if tensor.device != common:
-            raise RuntimeError(
-                "Expected all tensors to be on the same device, but got"
-                f" {name} is on {tensor.device}, different from other tensors on {common}"
-                f" (when checking argument in method {method_name(facts)})"
-            )
-
-
 def _check_index(facts: OpSchema, values: Sequence[Any]) -> None:
     """Refuse device indices of a CPU tensor, and values with dimensions on the other device.
 
@@ -215,7 +202,17 @@ def check_devices(facts: OpSchema, values: Sequence[Any]) -> None:
                 f" {mask.device} and self on {self.device}"
             )
     elif facts.check is DeviceCheck.WRAPPER:
-        _check_wrapper(facts, tensors)
+        # The wrapper compares with what it meets first, and looks at the results before all else.
+        outs = {facts.names[i] for i in facts.outs}
+        ordered = sorted(tensors, key=lambda item: item[0] not in outs)
+        common = ordered[0][2].device
+        for name, _, tensor in ordered:
+            if tensor.device != common:
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but got"
+                    f" {name} is on {tensor.device}, different from other tensors on {common}"
+                    f" (when checking argument in method {method_name(facts)})"
+                )
     elif facts.name in _NO_SCALARS or any(
         not t.is_cuda and (t.dim() > 0 or written) for _, written, t in tensors
     ):

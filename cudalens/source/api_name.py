@@ -29,16 +29,8 @@ def api_name(places: Sequence[Place], argument_names: Collection[str] = ()) -> s
     places = [place for place in places if place.code.co_name != "__torch_function__"]
     of_torch = itertools.takewhile(lambda place: is_torch_file(place.filename), reversed(places))
     group = list(of_torch)[::-1]  # at the inner end of the stack, outermost of them first
-    named = _of_frames(group)
-    if named is not None or not places:
-        return named
-    name = RunningCall.at(places[-1]).api(argument_names)
-    if name is None and group and is_module(owner := group[-1].variables.get("self")):
-        return class_name(type(owner))
-    return name
-
-
-def _of_frames(group: Sequence[Place]) -> str | None:
+    # A function of torch's in Python, by its frame.  Functions of nn.functional call one another
+    # (cross_entropy calls nll_loss): the innermost of them runs the op.
     named = [(place, torch_path(place.filename), place.code.co_name) for place in group]
     for _, path, name in reversed(named):
         if path == "nn/functional.py" and not name.startswith(("_", "<")):
@@ -55,4 +47,10 @@ def _of_frames(group: Sequence[Place]) -> str | None:
             kind = class_name(type(owner))
             if kind is not None:
                 return f"{kind}.{name}"
-    return None
+    if not places:
+        return None
+    # A function in C++, which has no frame, by the syntax of the line that called it.
+    read = RunningCall.at(places[-1]).api(argument_names)
+    if read is None and group and is_module(owner := group[-1].variables.get("self")):
+        return class_name(type(owner))
+    return read
