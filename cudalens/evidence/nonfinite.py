@@ -204,6 +204,8 @@ def _with_way(report: Report, arrival: Arrival) -> Report:
     return replace(
         report,
         provenance=steps,
+        # Where several nodes made bad values, a change to one leaves those of the others.
+        hints=tuple(it for it in report.hints if arrival.is_alone or not it.tried),
         observations=observations,
         explanation=f"{report.explanation} {sentence[0].upper()}{sentence[1:]}.".strip(),
     )
@@ -217,6 +219,8 @@ def _first_step(report: Report, maker: Maker | None) -> ProvenanceStep:
         note = FIRST_NAN
     if maker is not None and maker.kind == "entered":
         note = f"{value} {_ENTERED}"
+        if report.argument == "gradient" and report.phase == "backward":
+            note = f"the gradient of the result is {value}"
     return ProvenanceStep(
         op=report.op.name, source=None if source is None else source.ref, note=note
     )

@@ -21,7 +21,7 @@ from cudalens.core._torch import Unseen, current_node
 from cudalens.core.call import ApiCall, NodeMark
 from cudalens.core.evidence_types import SavedValues
 from cudalens.recorder import _torch
-from cudalens.recorder.nonfinite import PassNotes, keep_condition
+from cudalens.recorder.nonfinite_passes import PassNotes, keep_condition
 from cudalens.recorder.nonfinite_values import saved_values
 from cudalens.recorder.sites import Site
 

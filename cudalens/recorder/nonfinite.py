@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 from weakref import ref
@@ -38,25 +38,25 @@ from cudalens.recorder.nonfinite_marks import (
     Sink,
     Step,
 )
+from cudalens.recorder.nonfinite_passes import PassNotes, leaves_of
 from cudalens.recorder.nonfinite_steps import StepWatch
 from cudalens.recorder.nonfinite_values import (
     floats,
     is_discarded_at,
     is_finite,
-    is_steep,
     is_surely_finite,
     item_of_list,
     nonfinite,
     of_saved_nan,
     saved_nonfinite,
-    saved_value,
     suspects,
     violation_of_call,
+    violation_of_gradient,
     violation_of_input,
     violation_of_node,
 )
 from cudalens.recorder.sites import RawSite
-from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
+from cudalens.recorder.tensor_refs import NO_TENSORS, tensors_in
 
 _MAX_MAKERS = 16
 """Makers in one backward pass that are kept."""
@@ -64,18 +64,6 @@ _RENEWING = functions(Trait.OVERWRITES) | functions(Trait.RENEWS)
 """Writes in place whose result has nothing of what was there."""
 _READS = functions(Trait.READS)
 _SHELL = "IPython/core/displayhook.py"
-
-
-@dataclass
-class PassNotes:
-    """Facts on one backward pass."""
-
-    makers: list[tuple[Maker, tuple[Step, ...], list[Ref]]] = field(default_factory=list)
-    """Each maker of values, the calls that they passed in forward, and the leaves that they can
-    reach."""
-    conditions: dict[int, tuple[Tensor, bool]] = field(default_factory=dict)
-    """Conditions of ``where``, by the numbers of the nodes before it, until these have run; and the
-    truth for which it takes what that node gives."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -417,12 +405,16 @@ class NonFiniteWatch:
     def _judge_node(
         self, node: Any, made: Sequence[Any], grads: Sequence[Any], notes: PassNotes
     ) -> BaseException | None:
-        inputs = floats(grads)
-        condition, taken_if = notes.conditions.get(node._sequence_nr(), (None, True))
+        inputs, number = floats(grads), node._sequence_nr()
+        condition, taken_if = notes.conditions.get(number, (None, True))
+        if (given := next(nonfinite(inputs), None)) is not None:
+            self._note_given(node, given, notes)
+            return None
         for at, item in enumerate(made):
             for _, values, bad in nonfinite((item,) if item is not None else ()):
-                if not all(map(is_finite, inputs)) or len(notes.makers) >= _MAX_MAKERS:
+                if len(notes.makers) >= _MAX_MAKERS:
                     return None
+                notes.nodes.add(number)
                 violation = violation_of_node(node, values, bad, inputs)
                 if condition is not None and len(inputs) == 1:
                     taken = condition if taken_if else ~condition
@@ -437,15 +429,32 @@ class NonFiniteWatch:
                     saved = saved_nonfinite(node, violation.inputs)
                 mark = None if saved is None else self._mark_in_forward(node)
                 if mark is not None:
-                    notes.makers.append((mark.maker, mark.way, _leaves(node, at)))
+                    notes.makers.append((mark.maker, mark.way, leaves_of(node, at)))
                     continue
                 kind: MakerKind = "made"
                 if saved == "nan":
                     kind, violation = "entered", of_saved_nan(violation)
                 case = self._reports.note(arguments, violation, condition)
                 maker = Maker(kind, Step(violation.op, None), has_nan, violation, case)
-                notes.makers.append((maker, (), _leaves(node, at)))
+                notes.makers.append((maker, (), leaves_of(node, at)))
         return None
+
+    def _note_given(
+        self, node: Any, given: tuple[Tensor, Tensor, Tensor], notes: PassNotes
+    ) -> None:
+        """Take note of a gradient that is not finite, unless a node has made such a one before.
+
+        A hook has made it then, or it was given to ``backward``.
+        """
+        if notes.makers or self.is_strict:
+            return
+        gradient, values, bad = given
+        violation = violation_of_gradient(node, values, bad)
+        case = self._reports.note({"gradient": gradient}, violation)
+        has_nan = bool(values.isnan().any())
+        maker = Maker("entered", Step(violation.op, None), has_nan, violation, case)
+        for at in range(len(node.next_functions)):
+            notes.makers.append((maker, (), leaves_of(node, at)))
 
     def _mark_in_forward(self, node: Any) -> NonFiniteTensor | None:
         """Return the mark of what the call behind a node was given or gave, if it is one.
@@ -480,7 +489,9 @@ class NonFiniteWatch:
                     has_nan = bool(values.isnan().any())
                     mark = self._marks.mark(own, maker, has_nan=has_nan, way=(*way, step))
                     if not self.steps.leaves_to_scaler(mark):
-                        return self._arrived("gradient", mark, step, parameter)
+                        is_alone = len(notes.nodes) < 2
+                        arrival = Arrival.of("gradient", mark, step, parameter, is_alone=is_alone)
+                        return self._reports.arrived(arrival)
         return None
 
 
@@ -493,37 +504,8 @@ def _is_of_itself(call: JudgedCall, target: Tensor) -> bool:
     return any(_torch.shares_storage(item, target) for item in tensors_in(given))
 
 
-def keep_condition(node: Any, notes: PassNotes) -> None:
-    """Keep the condition of a ``where`` for the nodes before it that have a pole: it is let go."""
-    condition = saved_value(node, "_saved_condition")
-    for at, (following, _) in enumerate(node.next_functions if condition is not None else ()):
-        inputs = [following] if following is not None else []
-        if inputs and following.name().startswith("MulBackward"):  # 1 / x: its reciprocal times 1
-            inputs = [item for item, _ in following.next_functions if item is not None]
-        if len(inputs) == 1 and is_steep(inputs[0].name()):
-            notes.conditions[inputs[0]._sequence_nr()] = condition, at == 0
-
-
 def _has_nan(tensor: Tensor) -> bool:
     return any(bool(physical(item).isnan().any()) for item in floats((tensor,)))
-
-
-def _leaves(node: Any, at: int) -> list[Ref]:
-    """Return the leaves that the gradient of an input of a node goes to."""
-    following = node.next_functions
-    nodes = [following[at][0]] if at < len(following) else []
-    leaves: list[Ref] = []
-    seen = set()
-    while nodes:
-        item = nodes.pop()
-        if item is None or item in seen:
-            continue
-        seen.add(item)
-        leaf = getattr(item, "variable", None)
-        if isinstance(leaf, Tensor):
-            leaves.append(ref(leaf))
-        nodes += [other for other, _ in item.next_functions]
-    return leaves
 
 
 def _is_shown_by_shell() -> bool:

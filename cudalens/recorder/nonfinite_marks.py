@@ -71,6 +71,8 @@ class Arrival(NamedTuple):
     """More of it, in words."""
     arguments: Mapping[str, Any] | None = None
     """The arguments of the maker, where it has only just run."""
+    is_alone: bool = True
+    """False if other nodes of the pass have made such values, too."""
 
     @classmethod
     def of(

@@ -397,12 +397,26 @@ def violation_of_input(
 ) -> Violation:
     """Say of a tensor that it was not finite when a call first read it."""
     key = next((key for key, item in tensor_values(arguments).items() if item is tensor), "input")
+    before = "no call that was seen has made them so"
+    return _already(api.name, key, values, bad, before, reader=api.name)
+
+
+def violation_of_gradient(node: Any, values: Tensor, bad: Tensor) -> Violation:
+    """Say of a gradient that it was not finite when the first node of a pass read it."""
+    name = node.name().rpartition("::")[2]
+    before = "no node that was seen has made it so, but a hook may have, or the caller of backward"
+    return _already(name, "gradient", values, bad, before, reader=f"the backward node {name}")
+
+
+def _already(
+    name: str, key: str, values: Tensor, bad: Tensor, before: str, *, reader: str
+) -> Violation:
+    """Say of what an op reads that it was not finite before."""
     offenders = find_offenders(real(values), bad)
     first = offenders.first[0]
     at = f"[{', '.join(map(str, first.position))}]" if first.position else ""
-    before = "no call that was seen has made them so"
-    found = make_violation(api.name, api.name, offenders, of="the tensor", before=before)
-    headline = f"{{input:{key}}}{at} = {first.value} already where {api.name} reads it"
+    found = make_violation(name, name, offenders, of="the tensor", before=before)
+    headline = f"{{input:{key}}}{at} = {first.value} already where {reader} reads it"
     return replace(found, headline=headline, argument=key, dtype=_torch.dtype_name(values.dtype))
 
 

@@ -403,7 +403,7 @@ def test_a_step_does_not_make_the_nan_of_its_gradient() -> None:
     code = """
     net = nn.Linear(2, 1).to("cuda")
     h = net(torch.ones(3, 2, device="cuda"))
-    h.register_hook(lambda grad: grad * NAN)
+    net.weight.register_hook(lambda grad: grad * NAN)  # behind all nodes
     h.sum().backward()
     torch.optim.SGD(net.parameters(), lr=0.1).step()
     """

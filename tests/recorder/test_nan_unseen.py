@@ -380,3 +380,157 @@ def test_of_two_inputs_with_nan_the_one_that_was_read_is_followed(line: str, pla
     report = checked(f"{TWO}y = {line}\nprint(y.sum().item())")
     assert report is not None
     assert places(report)[0] == place
+
+
+GIVEN = {
+    "an input of a layer, of which backward takes another row": """
+        x = torch.tensor([[1., NAN], [3., 4.]], device=D)
+        w = torch.nn.Linear(2, 1).to(D)
+        out = w(x)[1:].sum()
+        out.backward()
+    """,
+    "an operand": """
+        y = torch.tensor([0., 1.], device=D) / 0
+        w = torch.ones(2, device=D, requires_grad=True)
+        z = torch.nan_to_num(w * y)
+        z.sum().backward()
+    """,
+    "a view of what a loss ignores": """
+        x = weight[None] + torch.tensor([[0.], [0.], [NAN]], device=D)
+        labels = torch.tensor([0, 1, -100], device=D)
+        loss = F.cross_entropy(x.reshape(-1, 2), labels)
+        loss.backward()
+    """,
+    "running statistics that took it from data": """
+        x = torch.ones(4, 3, device=D); x[2, 1] = NAN
+        norm = nn.BatchNorm1d(3).to(D); norm(x); norm.eval()
+        loss = norm(torch.ones(4, 3, device=D)).sum()
+        loss.backward()
+    """,
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_was_nan_in_forward_is_not_made_by_a_node_behind_it(name: str) -> None:
+    weight = torch.ones(3, 2, device="cuda", requires_grad=True)
+    report = checked(GIVEN[name], D="cuda", weight=weight)
+    assert places(report) == (1, 4)
+    assert report is not None
+    assert "Backward" not in report.headline
+    assert "already" not in report.headline
+
+
+def test_the_slope_of_a_function_is_made_by_its_node() -> None:
+    """Its neighbour: what the node reads is finite."""
+    code = """
+        x = torch.zeros(2, device=D, requires_grad=True)
+        y = torch.where(x > 1, x.sqrt(), 0)
+        y.sum().backward()
+    """
+    report = checked(code, D="cuda")
+    assert report is not None
+    assert report.headline.startswith("the backward node SqrtBackward0 made nan at [0]")
+
+
+HOOKS = [
+    ("h.register_hook(lambda g: g / 0 * 0)", "gradient[0, 0] = nan already where the backward"),
+    ("net.weight.register_hook(lambda g: g * NAN)", "torch.optim.SGD.step made net.weight[0, 0]"),
+]
+
+
+@pytest.mark.parametrize(("hook", "headline"), HOOKS)
+def test_what_a_hook_makes_of_a_gradient_is_made_by_no_call(hook: str, headline: str) -> None:
+    code = f"""
+        h = net(torch.ones(4, 2, device="cuda"))
+        {hook}
+        h.sum().backward()
+        opt.step()
+    """
+    net = nn.Linear(2, 1).to("cuda")
+    report = checked(code, net=net, opt=torch.optim.SGD(net.parameters(), lr=0.1))
+    assert report is not None
+    assert report.headline.startswith(headline)
+    marks = {line.mark for item in report.observations for line in item.sources}
+    assert "NaN is made here" not in marks
+    assert report.hints == ()
+
+
+def test_a_gradient_of_fewer_elements_than_it_comes_from_is_described() -> None:
+    code = """
+        x = torch.zeros(4, device="cuda", requires_grad=True)
+        y = x / x.sum()
+        torch.nan_to_num(y).sum().backward()
+    """
+    report = checked(code)
+    assert report is not None
+    assert "DivBackward0 made nan" in report.headline
+
+
+def test_the_condition_of_a_where_in_a_checkpoint_is_not_asked_for_again() -> None:
+    code = """
+        from torch.utils.checkpoint import checkpoint
+        def f(t):
+            return torch.where(t > 0, t.sqrt(), 0.)
+        x = torch.tensor([0., 1.], device="cuda", requires_grad=True)
+        checkpoint(f, x, use_reentrant=False).sum().backward()
+    """
+    report = checked(code)
+    assert report is not None
+    assert report.limits == ()
+
+
+STILL_BAD = [
+    (
+        """
+        x = torch.tensor([[1000., 0.]], device="cuda", requires_grad=True)
+        p = torch.exp(x) / torch.exp(x).sum(1, keepdim=True)
+        loss = -torch.log(p[:, 1]).mean()
+        loss.backward()
+        """,
+        "torch.log made -inf at [0] from p[:, 1] = 0.0",
+    ),
+    (
+        """
+        x = torch.tensor([0., 1., 4.], device="cuda", requires_grad=True)
+        a = torch.where(x > 2, x.sqrt(), x ** .5)
+        a.sum().backward()
+        """,
+        "the backward node PowBackward0 made inf at [0]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "headline"), STILL_BAD)
+def test_no_edit_is_offered_that_leaves_a_bad_gradient(code: str, headline: str) -> None:
+    report = checked(code)
+    assert report is not None
+    assert report.headline.startswith(headline)
+    assert not any(item.tried for item in report.hints)
+
+
+def test_an_edit_is_offered_where_it_leaves_none() -> None:
+    code = """
+        x = torch.tensor([[0., 0.]], device="cuda", requires_grad=True)
+        p = torch.softmax(x, 1) * torch.tensor([1., 0.], device="cuda")
+        loss = -torch.log(p[:, 1]).mean()
+        loss.backward()
+    """
+    report = checked(code)
+    assert report is not None
+    assert any(item.tried for item in report.hints)
+
+
+def test_the_way_of_an_infinity_is_not_that_of_a_nan() -> None:
+    code = """
+        x = torch.tensor([[-INF, -INF], [INF, 0.]], device="cuda")
+        w = torch.ones(2, device="cuda", requires_grad=True)
+        (x.softmax(-1) * w)[1].sum().backward()
+    """
+    report = checked(code)
+    assert report is not None
+    marks = {line.mark for item in report.observations for line in item.sources}
+    assert "inf comes in here" in marks
+    assert "nan comes in here" not in marks
+    assert [item.text for item in report.hints] == [
+        "x contains inf, and softmax of a row with inf is nan"
+    ]

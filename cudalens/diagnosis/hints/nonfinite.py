@@ -72,7 +72,7 @@ _HIDDEN = (
 def made(evidence: Evidence) -> str:
     """Return the last part of the name of what made the first NaN or infinity."""
     violation = evidence.violation
-    if violation is None or not violation.is_nonfinite:
+    if violation is None or not violation.is_nonfinite or violation.argument:  # it was read there
         return ""
     stem = stem_of(violation.op).strip("_")
     return _OTHER_NAMES.get(stem, stem)

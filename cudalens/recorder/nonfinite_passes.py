@@ -1,0 +1,56 @@
+"""What is noted of one backward pass under the watch for NaN and infinity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import ref
+
+from torch import Tensor
+
+from cudalens.recorder.nonfinite_marks import Maker, Step
+from cudalens.recorder.nonfinite_values import is_steep, saved_value
+from cudalens.recorder.tensor_refs import Ref
+
+
+@dataclass
+class PassNotes:
+    """Facts on one backward pass."""
+
+    makers: list[tuple[Maker, tuple[Step, ...], list[Ref]]] = field(default_factory=list)
+    """Each maker of values, the calls that they passed in forward, and the leaves that they can
+    reach."""
+    nodes: set[int] = field(default_factory=set)
+    """The numbers of the nodes that made values of finite ones."""
+    conditions: dict[int, tuple[Tensor, bool]] = field(default_factory=dict)
+    """Conditions of ``where``, by the numbers of the nodes before it, until these have run; and the
+    truth for which it takes what that node gives."""
+
+
+def keep_condition(node: Any, notes: PassNotes) -> None:
+    """Keep the condition of a ``where`` for the nodes before it that have a pole: it is let go."""
+    condition = saved_value(node, "_saved_condition")
+    for at, (following, _) in enumerate(node.next_functions if condition is not None else ()):
+        inputs = [following] if following is not None else []
+        if inputs and following.name().startswith("MulBackward"):  # 1 / x: its reciprocal times 1
+            inputs = [item for item, _ in following.next_functions if item is not None]
+        if len(inputs) == 1 and is_steep(inputs[0].name()):
+            notes.conditions[inputs[0]._sequence_nr()] = condition, at == 0
+
+
+def leaves_of(node: Any, at: int) -> list[Ref]:
+    """Return the leaves that the gradient of an input of a node goes to."""
+    following = node.next_functions
+    nodes = [following[at][0]] if at < len(following) else []
+    leaves: list[Ref] = []
+    seen = set()
+    while nodes:
+        item = nodes.pop()
+        if item is None or item in seen:
+            continue
+        seen.add(item)
+        leaf = getattr(item, "variable", None)
+        if isinstance(leaf, Tensor):
+            leaves.append(ref(leaf))
+        nodes += [other for other, _ in item.next_functions]
+    return leaves
