@@ -28,7 +28,9 @@ OTHERS: Final[dict[str, str]] = {
     "core/tensor_values.py": "diagnosis/hints/test_nan_origin.py",
     "core/version.py": "test_main.py",
     "diagnosis/__init__.py": "test_architecture.py",
-    "diagnosis/assert_meanings.py": "diagnosis/test_assert_verdict.py logs/test_fitting_call.py",
+    "diagnosis/assert_meanings.py": (
+        "core/test_device_asserts.py diagnosis/test_assert_verdict.py logs/test_fitting_call.py"
+    ),
     "diagnosis/candidates.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/diagnose.py": (
         "evidence/test_finding.py diagnosis/hints/test_nan_origin.py "
