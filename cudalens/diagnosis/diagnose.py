@@ -25,6 +25,7 @@ from cudalens.core.report_types import (
 from cudalens.diagnosis.assert_verdict import explain_assert
 from cudalens.diagnosis.candidates import Trial, search, verify_fixes
 from cudalens.diagnosis.hints import find_hints
+from cudalens.diagnosis.hints._roles import LOOKUP_OPS
 from cudalens.diagnosis.host_errors import REFUSED, Verdict, explain_host_error, is_of_cpu
 from cudalens.diagnosis.nonfinite_edits import finite_edit
 from cudalens.diagnosis.observations import observe
@@ -35,7 +36,14 @@ from cudalens.diagnosis.origins import (
     lost_dimension,
     true_division,
 )
-from cudalens.diagnosis.user_code import LONGEST_NAME, Fix, call_node, list_items, written
+from cudalens.diagnosis.user_code import (
+    LONGEST_NAME,
+    Fix,
+    call_node,
+    list_items,
+    statement_of,
+    written,
+)
 
 _ASSERT_SENTENCE = "device-side assert triggered"
 _CAUSES = ("table_of_positions", "input_beyond_positions", "problem_type")
@@ -279,7 +287,9 @@ def _what_became_of_it(evidence: Evidence, violation: Violation) -> str:
 def _name_in_manual(evidence: Evidence, related: str | None) -> str | None:
     """Return the name under which the manual of the called function knows the op's ``self``."""
     functional = (evidence.op.api or "").startswith("torch.nn.functional.")
-    return "input" if related == "self" and functional else related
+    # What cuts the norms of a table has it as self, and a lookup's input are the ids.
+    is_table = evidence.op.name in LOOKUP_OPS
+    return "input" if related == "self" and functional and not is_table else related
 
 
 def _in_own_names(evidence: Evidence, violation: Violation) -> str:
@@ -303,12 +313,30 @@ def _in_own_names(evidence: Evidence, violation: Violation) -> str:
     if name is None and template is None and (evidence.op.name or "").startswith("aten::"):
         # `input`, `self` and `weight` are no words of the user's.
         template = violation.headline.replace(" of {related}", "")
+    if _is_of_a_part(evidence):
+        template = re.sub(r"dimension \d+ \(", "its dimension (", template or violation.headline)
     return violation.sentence(
         template=template,
         related=name or related,
         inputs=_input_names(evidence),
         **_own_element(evidence, violation),
     )
+
+
+def _is_of_a_part(evidence: Evidence) -> bool:
+    """Return whether a subscript has other dimensions than the user's tensor.
+
+    For ``x[0, i]`` and ``x[:, None, i]`` the op is given a view of x.
+    """
+    node: ast.AST | None = call_node(evidence)
+    fact = evidence.tensor("self")
+    match statement_of(None if evidence.source is None else evidence.source.text):
+        case ast.Assign(targets=[ast.Subscript() as target]) if node is None:
+            node = target
+        case ast.AugAssign(ast.Subscript() as target) if node is None:
+            node = target
+    is_of_parts = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
+    return is_of_parts and (fact is None or fact.expression is None)
 
 
 def _own_element(evidence: Evidence, violation: Violation) -> dict[str, Any]:
@@ -322,9 +350,12 @@ def _own_element(evidence: Evidence, violation: Violation) -> dict[str, Any]:
         return {"argument": _own_name(expression), "position": position}
     if name := _own_name(expression):
         return {"argument": name}
-    for fact in evidence.tensors if violation.argument else ():
-        if fact.bad_at is not None and (name := _own_name(fact.expression)):
+    own = [fact for fact in evidence.tensors if violation.argument and fact.bad_at is not None]
+    for fact in own:
+        if name := _own_name(fact.expression):
             return {"argument": name, "position": fact.bad_at}
+    if own:
+        return {"argument": violation.argument, "position": own[0].bad_at}
     # No function of torch's has an argument of this name for its callers.
     name = "input" if violation.argument == "self" else violation.argument
     item = "" if violation.list_position is None else f"[{violation.list_position}]"

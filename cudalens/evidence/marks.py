@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 
@@ -56,13 +57,24 @@ def marks_of(
     few = [int(it) for it in kinds if it == it and it == int(it)] if len(kinds) < 5 else []  # noqa: PLR0124
     return Marks(
         value=number(kinds[0]) if len(kinds) == 1 and values.numel() > 1 else None,
-        constants=tuple(_constants(few, frames)),
+        constants=tuple(
+            # What is one past the last may be equal to any number of the program's.
+            it
+            for it in _constants(few, frames)
+            if it.value != size or _stands_in(it.name, steps)
+        ),
         zero_at=next((name for name, it in others if _is_zero_at(it, tensor, bad)), None),
         in_slice=slice_of(None, bad),
         is_size=size is not None and kinds == [size],
         copies=_copies(tensor),
         maker=maker,
     )
+
+
+def _stands_in(name: str, steps: Iterable[ProvenanceStep]) -> bool:
+    """Return whether a line that made the values has a name."""
+    texts = (it.source.text or "" for it in steps if it.source is not None)
+    return any(re.search(rf"\b{name}\b", text) for text in texts)
 
 
 def _makes_integers(step: ProvenanceStep) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from cudalens.core.api_names import stem_of
+from cudalens.core.evidence_types import DatasetColumn
 from cudalens.core.graph_types import WRITES
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, LineRef, Offender, TensorFact, Violation
@@ -187,10 +188,10 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
     if values is None or not bad:
         return None
     low, high, distinct, kinds, count = values
-    column, earlier = evidence.dataset_column, evidence.seen_before
+    column, earlier = whole_column(evidence), evidence.seen_before
     ends = () if earlier is None else (earlier.min, earlier.max)
     whole_vector = _vector_of(evidence, fact)
-    is_whole = whole_vector is not None or (column is not None and bool(column.count))
+    is_whole = whole_vector is not None or column is not None
     # Beside a mark nobody knows which other values earlier calls had.
     is_open = bool({*ends} & {*violation.bounds.also_allowed}) or None in ends
     whole = [*_cut_from(evidence, fact)]
@@ -211,7 +212,7 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
         count=count,
         bad=bad,
         bad_share=column.bad_count / column.count
-        if column is not None and column.count
+        if column is not None
         else share.count / max(share.total, 1),
         may_have_zero=is_open and not is_whole,
         # As in ``row * width + col``.
@@ -222,13 +223,27 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
     )
 
 
+def whole_column(evidence: Evidence) -> DatasetColumn | None:
+    """Return all values of a data set, unless earlier calls of the line had others.
+
+    The column may have been written to since.
+    """
+    column, seen = evidence.dataset_column, evidence.seen_before
+    if column is None or not column.count:
+        return None
+    ends = () if seen is None else (seen.min, seen.max)
+    allowed = evidence.violation.bounds.also_allowed if evidence.violation is not None else ()
+    known = [end for end in ends if isinstance(end, int) and end not in allowed]
+    return column if all(column.low <= end <= column.high for end in known) else None
+
+
 def _looked_at(evidence: Evidence, count: int | None, whole: TensorFact | None) -> tuple[str, str]:
     """Return how many values were seen, and of what.  Another batch may have others.
 
     Of earlier calls only the ends are known, and not how many values they had.
     """
-    column, earlier = evidence.dataset_column, evidence.seen_before
-    if column is not None and column.count:
+    column, earlier = whole_column(evidence), evidence.seen_before
+    if column is not None:
         return "", f" of {column.name}"
     if whole is not None:
         return str(count or ""), f" of {whole.expression}"
@@ -245,8 +260,8 @@ _Known = tuple[int | None, int, tuple[int, ...] | None, int | None, int | None]
 
 def _all_values(evidence: Evidence, violation: Violation, fact: TensorFact) -> _Known | None:
     """Return the ends, the distinct values, their number, and the number of all values seen."""
-    column, earlier = evidence.dataset_column, evidence.seen_before
-    if column is not None and column.count:
+    column, earlier = whole_column(evidence), evidence.seen_before
+    if column is not None:
         return column.low, column.high, column.distinct, column.kinds, column.count
     allowed = {*violation.bounds.also_allowed}
     if (whole := _vector_of(evidence, fact)) is not None:
