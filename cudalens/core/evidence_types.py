@@ -269,6 +269,8 @@ class DatasetColumn:
 
     name: str
     """The user's name of the dataset."""
+    attribute: str = ""
+    """The attribute that stores the column, of which a ``__getitem__`` may make other values."""
     count: int = 0
     """Number of values; 0 where only the classes are known."""
     low: int = 0
@@ -284,6 +286,12 @@ class DatasetColumn:
     """The good values, in short: ``0 … 6``."""
     classes: int | None = None
     """Number of classes that the dataset names."""
+
+    @property
+    def place(self) -> str:
+        """Return what has the values: ``ds``, ``ds.targets``, ``the dataset's targets``."""
+        link = "'s " if self.name.startswith("the ") else "."
+        return f"{self.name}{link}{self.attribute}" if self.attribute else self.name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,7 +102,7 @@ def values(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         text = _numbers(bad) if column.distinct else f"outside, such as {list_of(bad[:3])}"
         if column.bad_count <= len(column.rows):
             text += f" (item {list_of(column.rows)})"
-        of = f"{noun} of {column.name}"
+        of = f"{noun} of {column.place}"
         yield Observation(
             kind="values",
             text=_share(column.bad_count, column.count, of, text, column.others),

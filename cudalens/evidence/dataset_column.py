@@ -35,18 +35,21 @@ def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
     if dataset is None or not seen or bounds.min is None or bounds.max is None:
         return None
     subset: Sequence[int] | None = None
+    path = ""
     if type(dataset) is Subset:
-        subset, dataset = dataset.indices, dataset.dataset
+        subset, dataset, path = dataset.indices, dataset.dataset, "dataset."
         seen = [(subset[at], value) for at, value in seen]
     label, classes = name or "the dataset", _classes(dataset)
     columns = _columns(dataset)
-    if batch.keys[batch.at] in columns:
-        columns = {None: columns[batch.keys[batch.at]]}
+    own_key = batch.keys[batch.at]
+    if own_key in columns:
+        columns = {own_key: columns[own_key]}
+    known = {key: column for key, column in columns.items() if column is not None}
     indices = batch.indices or ()
     rows = torch.tensor([subset[at] if subset else at for at in indices], dtype=torch.long)
     fitting = [
-        (places, column)
-        for places, column in filter(None, columns.values())
+        (key, places, column)
+        for key, (places, column) in known.items()
         if all(value in column[places == at].tolist() for at, value in seen)
         # A single number of each row is a vector in the batch.
         and (len(places) == len(places.unique())) == (batch.ranks[batch.at] == 1)
@@ -54,7 +57,7 @@ def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
         and int(torch.isin(places, rows).sum()) <= violation.offenders.total
     ]
     if len(fitting) == 1:
-        ((places, column),) = fitting
+        ((key, places, column),) = fitting
         marks = torch.tensor(bounds.also_allowed, dtype=torch.long)
         is_used = ~torch.isin(column, marks)
         numbers = torch.arange(int(places.max()) + 1)
@@ -67,6 +70,7 @@ def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
         good = distinct[(distinct >= float(bounds.min)) & (distinct <= float(bounds.max))]
         return DatasetColumn(
             name=label,
+            attribute=f"{path}{key}" if _has_attributes(dataset) else "",
             count=len(values),
             low=int(distinct[0]),
             high=int(distinct[-1]),
@@ -78,6 +82,12 @@ def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
             classes=classes,
         )
     return None if classes is None else DatasetColumn(name=label, classes=classes)
+
+
+def _has_attributes(dataset: object) -> bool:
+    """Return whether columns are read from attributes, and not as the dataset gives them."""
+    kind = type(dataset)
+    return kind not in (TensorDataset, list) and not kind.__module__.startswith("datasets.")
 
 
 def _columns(dataset: object) -> dict[Any, tuple[Tensor, Tensor] | None]:

@@ -393,8 +393,9 @@ def shows_argument(
     """Return whether a result of a function that makes views shows the memory of the argument."""
     if len(tensors) != 1 or not is_tensor(result):
         return len(tensors) == 1
-    # In inference mode torch does not say.
-    return result is tensors[0] or is_view(result) or is_of_inference(result)
+    # In inference mode torch does not say, and of detach it says no.
+    is_said = result is tensors[0] or is_view(result) or is_of_inference(result)
+    return is_said or api.stem == "detach"
 
 
 def describe_results(result: Any) -> tuple[tuple[Ref, ...], tuple[Any, ...], tuple[Any, ...]]:

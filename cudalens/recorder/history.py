@@ -212,6 +212,14 @@ class Snapshot:
         """Return whether a known call has made a tensor, and not only written to it."""
         return any(not call.api.is_in_place for call in self._index.made.get(id(tensor), ()))
 
+    def is_of_data(self, tensor: Ref) -> bool:
+        """Return whether ``.data`` of another tensor gave it: it has versions of its own then."""
+        for call in self._index.made.get(id(tensor), ()):
+            shown = call.inputs[0] if call.is_alias and call.inputs else tensor
+            if call.api.stem == "data" or (shown is not tensor and self.is_of_data(shown)):
+                return True
+        return False
+
     def note_unseen_writes(self) -> None:
         """Note what changed with no call that wrote to it.
 

@@ -41,7 +41,7 @@ def find_modified(
     fitting: dict[int, tuple[Recorded, Any]] = {}
     since: dict[int, Recorded] = {}
     for tensor in (*saver.inputs, *saver.outputs):
-        writes = snapshot.writes_to(tensor)
+        writes = [it for it in snapshot.writes_to(tensor) if not snapshot.is_of_data(it[1].tensor)]
         for writer, write in writes[-1:]:
             if writer.seq > saver.seq and write.after == int(match[1]):
                 fitting[writer.seq] = writer, snapshot.whole(tensor)()

@@ -174,3 +174,26 @@ def test_another_message_and_no_node_prove_nothing() -> None:
         kept = forward()
         assert find_modified(recorder.snapshot(), SAID.format(1), None) is None
     assert kept is not None
+
+
+@pytest.mark.parametrize("through", ["detach", "view"])
+def test_a_write_through_what_shares_the_versions(through: str) -> None:
+    def forward() -> tuple[Tensor, Any]:
+        y = X.exp()
+        y.data.mul_(2)  # counts for itself
+        shown = y.detach() if through == "detach" else y.detach().view(2)
+        shown += 1  # counts
+        return y, shown
+
+    change = found(forward, 1)
+    assert change is not None
+    assert lines([change.modified]) == lines(change.writes) == [line_of("counts")]
+
+
+def test_a_write_through_data_is_not_what_autograd_notices() -> None:
+    def forward() -> tuple[Tensor, Any]:
+        y = X.exp()
+        y.data[:1].mul_(2)
+        return y, None
+
+    assert found(forward, 1) is None

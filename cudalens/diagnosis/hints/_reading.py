@@ -244,7 +244,7 @@ def _looked_at(evidence: Evidence, count: int | None, whole: TensorFact | None) 
     """
     column, earlier = whole_column(evidence), evidence.seen_before
     if column is not None:
-        return "", f" of {column.name}"
+        return "", f" of {column.place}"
     if whole is not None:
         return str(count or ""), f" of {whole.expression}"
     if earlier is not None and earlier.min is not None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cudalens.core.evidence_types import DatasetColumn
 from cudalens.core.graph_types import WRITES, ProvenanceStep
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import LineRef, SeenBefore, TensorFact
@@ -20,6 +21,7 @@ from cudalens.diagnosis.hints._reading import (
     runs_from_one,
     shifted_source,
     shifting_step,
+    whole_column,
 )
 from tests.hint_evidence import indexed, labels, lookup, tensor
 
@@ -200,3 +202,16 @@ def test_copies_that_expand_shows() -> None:
     assert copies_of(replace(fact, stride=(0, 1))) == 4
     assert copies_of(replace(fact, stride=(0, 0))) == 12
     assert copies_of(replace(fact, stride=(3, 1))) == 1
+
+
+@pytest.mark.parametrize(
+    ("ends", "is_whole"),
+    [((1, 4), True), ((0, 4), False), ((1, 6), False), ((-100, 5), True), ((None, None), True)],
+)
+def test_a_column_that_earlier_calls_contradict_is_not_the_whole(
+    ends: tuple[int | None, int | None], is_whole: bool
+) -> None:
+    seen = SeenBefore(calls=1, min=ends[0], max=ends[1])
+    column = DatasetColumn(name="ds", count=20, low=1, high=5, kinds=5, distinct=(1, 2, 3, 4, 5))
+    given = labels([1, 2, 3, 4, 5], 5, seen_before=seen, dataset_column=column)
+    assert (whole_column(given) is not None) is is_whole
