@@ -13,7 +13,10 @@ document.addEventListener("DOMContentLoaded", () => {
     if (heads.length < 3 || heads.length > 5) continue;
     table.classList.add("is-list");
     for (const row of table.tBodies[0].rows) {
-      [...row.cells].forEach((cell, at) => { if (heads[at]) cell.dataset.head = heads[at]; });
+      [...row.cells].forEach((cell, at) => {
+        if (heads[at]) cell.dataset.head = heads[at];
+        cell.classList.toggle("is-empty", !cell.textContent.trim());
+      });
     }
   }
   if (!document.getElementById("the-catalogue-of-guards")) return;
