@@ -338,8 +338,8 @@ def _chooses(code: str) -> bool:
 def _beside(made: Binding | None) -> str:
     """Return what else has to change with the size: what shares the weight, or has as many."""
     if made is not None and made.tied:
-        return f"; its weight is that of {made.tied} too"
-    return f"; {made.beside} has the same size" if made is not None and made.beside else ""
+        return f", and its weight is that of {made.tied} too"
+    return f", and {made.beside} has the same size" if made is not None and made.beside else ""
 
 
 def _are(many: str) -> str:

@@ -48,7 +48,7 @@ _NO_TEXT = (
 )
 _UNKNOWN = "No known torch kernel prints it: look at extensions and at your own kernels."
 _WAITED = "Look for the rank that failed, hung or is missing here, and for what it printed first."
-_FOUND = "A guard of cudalens stopped the job before the launch; its report is in the log."
+_FOUND = "A guard of cudalens stopped the job before the launch. Its report is in the log."
 
 Read = Callable[[str], Sequence[str]]
 _LIBRARY = re.compile(
@@ -205,13 +205,14 @@ def _of_assert(log: CrashLog, failure: Failure, evidence: Evidence, read: Read) 
     parts, fields = [hidden], {}
     called = _called(failure)
     if line is None:
-        headline = "a device-side assert ended the job; this log does not show which op asserted"
+        headline = "a device-side assert ended the job"
+        headline += ", and this log does not show which op asserted"
         names = (_api_called(op, called) for item in known_texts().values() for op in item.ops)
         suspect = next(filter(None, names), None)
         maybe = f"The traceback ends in {suspect}, which can assert. This alone proves nothing."
         parts += [_NO_TEXT, maybe if suspect else "", late]
     elif meaning is None:
-        headline = f"CUDA asserted `{line.expression}`; this log does not show which op did"
+        headline = f"CUDA asserted `{line.expression}`, and this log does not show which op did"
         parts += [_UNKNOWN, late]
     elif meaning.is_compiled:
         headline = f"compiled code asserted on the device: {meaning.sentence}"

@@ -175,7 +175,7 @@ def test_labels_of_a_batch_are_not_numbered_alone() -> None:
     code += "y = torch.tensor([10, 20, 30]).cuda()\nF.cross_entropy(z, y)"
     hint = run_cell(code).shown.hints[0]
     assert (hint.rule, hint.fix) == ("relabel", None)
-    assert "the 3 outputs are numbered 0 … 2" in hint.text
+    assert "The 3 outputs are numbered 0 … 2" in hint.text
 
 
 LAYERS = """\
@@ -198,10 +198,10 @@ conv = nn.Sequential(nn.Conv2d(3, 2, 1)).cuda()
 @pytest.mark.parametrize(
     ("line", "name", "says"),
     [
-        ("F.cross_entropy(m(i), y)", "m.head", "5 classes, set in line 8: nn.Linear(4, 5); its "
+        ("F.cross_entropy(m(i), y)", "m.head", "5 classes, set in line 8: nn.Linear(4, 5), and its "
          "weight is that of m.emb too"),
-        ("m(i + 9)", "self.emb", "5 rows, set in line 7: nn.Embedding(5, 4); its weight is that "
-         "of self.head too"),
+        ("m(i + 9)", "self.emb", "5 rows, set in line 7: nn.Embedding(5, 4), and its weight is "
+         "that of self.head too"),
         ("F.cross_entropy(conv(torch.randn(1, 3, 1, 1).cuda()), y.view(1, 1, 1))", "conv[0]",
          "2 classes, set in line 13: nn.Conv2d(3, 2, 1)"),
     ],
@@ -213,7 +213,7 @@ def test_the_layer_to_change_is_named(line: str, name: str, says: str) -> None:
     assert (bound.facts["holder"], bound.text) == (name, says)
 
 
-@pytest.mark.parametrize(("outputs", "says"), [(5, "; net.1 has the same size"), (6, "")])
+@pytest.mark.parametrize(("outputs", "says"), [(5, ", and net.1 has the same size"), (6, "")])
 def test_the_head_of_a_tables_size_is_named(outputs: int, says: str) -> None:
     """What has to grow with the table."""
     made = f"net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, {outputs})).cuda()"

@@ -117,7 +117,7 @@ AGAIN = (
 )
 EITHER = (
     "{0} of line <{0} => serves one backward: keep its graph in line <.backward(> (retain_graph="
-    "True), or make it again, with all that it is made of, before line <{1}>; a pass that is not "
+    "True), or make it again, with all that it is made of, before line <{1}>. A pass that is not "
     "to train what made {0} takes {0}.detach()"
 )
 # Of each: the code, what mends it, the rule and the text of the only hint, and what else is said;
@@ -150,7 +150,7 @@ FREED: dict[str, Row] = {
         ("a.backward()", "a.backward(retain_graph=True)"), "backward_twice", KEEP),
     "with a gradient": ("\nz = w.exp()\nz.backward(gradient=w.detach())\nz.sum().backward()",
         ("(grad", "(retain_graph=True, grad"), "made_once",
-        EITHER.format("z", "z.sum()").partition(";")[0]),
+        EITHER.format("z", "z.sum()").partition(". A")[0]),
     # The parameters are others by then: a kept graph would be refused, too.
     "after a step": (
         "loss = head(torch.rand(3, 8).cuda()).sum()\nloss.backward()\noptimizer.step()\n"

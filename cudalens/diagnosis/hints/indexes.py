@@ -29,7 +29,7 @@ def nan_cast_to_integer(evidence: Evidence) -> Hint | None:
     if role_of(evidence) is None or not lost:
         return None
     text = f"{min(lost)} is the integer that NaN or infinity is cast to"
-    more = "" if evidence.has_nan_watch else f"; {evidence.steps.nan} at the first of them"
+    more = "" if evidence.has_nan_watch else f". {evidence.steps.nan} at the first of them"
     return Hint(text=f"{text}{more}")
 
 
@@ -43,7 +43,7 @@ def shift_on_the_line(evidence: Evidence) -> Hint | None:
     by_number = isinstance(node, ast.BinOp) and isinstance(node.right, ast.Constant)
     return Hint(
         text=f"{source.expression} runs from {source.summary.min} to {source.summary.max} and "
-        f"fits; {at_fault[1].expression} does not",
+        f"fits, but {at_fault[1].expression} does not",
         fix=rewritten(evidence, at_fault[1], source.expression or "") if by_number else None,
     )
 

@@ -88,7 +88,7 @@ def relabel(evidence: Evidence, ids: Ids) -> Hint | None:
     if seen[0] == 1 and what == "labels" and runs_from_one(seen, ids.high, ids.count):
         # Whether they are to be shifted, or the outputs are too few, is not known here.
         return Hint(
-            text=f"{every} are {len(seen)} different numbers, 1 … {ids.high}, and none is 0; the "
+            text=f"{every} are {len(seen)} different numbers, 1 … {ids.high}, and none is 0. The "
             f"{places} {of} are numbered 0 … {places - 1}"
         )
     is_all = len(seen) == places and (seen[0] >= places or (seen[0] >= 0 and ids.has_gaps))
@@ -98,7 +98,7 @@ def relabel(evidence: Evidence, ids: Ids) -> Hint | None:
     # What numbered them so, a data set or a line before this one, is not known here.
     outside = [value for value in seen if not 0 <= value < places]
     return Hint(
-        text=f"{every} are {len(seen)} different numbers: {list_of(seen, first=outside)}; the "
+        text=f"{every} are {len(seen)} different numbers: {list_of(seen, first=outside)}. The "
         f"{places} {of} are numbered 0 … {places - 1}"
     )
 
@@ -128,10 +128,10 @@ def mask_of_0_and_255(evidence: Evidence, ids: Ids) -> Hint | None:
     """A black-and-white image is used as a mask of class numbers: 255 stands for 1."""
     if not _is_black_and_white(evidence, ids) or ids.size < 2:
         return None
-    text = f"the mask{ids.looked_at[1]} has only 0 and 255, like an image; "
+    text = f"the mask{ids.looked_at[1]} has only 0 and 255, like an image. "
     if ids.size > 2:
-        return Hint(text=f"{text}the {ids.size} outputs are numbered 0 … {ids.size - 1}")
-    text += "the class numbers are 0 and 1"
+        return Hint(text=f"{text}The {ids.size} outputs are numbered 0 … {ids.size - 1}")
+    text += "The class numbers are 0 and 1"
     return Hint(text=text, fix=rewritten(evidence, ids.named, "({x} == 255).long()"))
 
 
@@ -166,7 +166,7 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
     is_255_sure = is_255 and is_other and not is_made(evidence)
     is_sure = mark == -100 or is_255_sure
     if is_sure or fills_row_ends(ids) or is_written(evidence, mark):
-        text = f"{mark} usually marks {what} to leave out; {ignores}"
+        text = f"{mark} usually marks {what} to leave out. {ignores[0].upper()}{ignores[1:]}"
         return Hint(text=text, fix=_ignoring(evidence, ids, mark))
     if ids.distinct == tuple(range(-1, ids.size - 1)):
         text = f"{ids.every('labels')} are -1 … {ids.size - 2}, as many as there are outputs: add "
@@ -175,13 +175,13 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
     leave = f"use ignore_index={mark} ({ignores})"
     if ids.violation.offenders.allowed:
         leave = f"make it {index}, which other labels are"
-    text = f"if {mark} marks {what} to leave out, {leave}; "
+    text = f"if {mark} marks {what} to leave out, {leave}. "
     if is_255:
-        text += "in uint8 a -1 becomes 255 too"
+        text += "In uint8 a -1 becomes 255 too"
     elif ids.size == 2 and ids.distinct == (-1, 1):
-        text += "if the two classes are coded -1 and 1, use (labels + 1) // 2"
+        text += "If the two classes are coded -1 and 1, use (labels + 1) // 2"
     else:
-        text += "if 1 was subtracted from a label 0, the labels count from 0 already"
+        text += "If 1 was subtracted from a label 0, the labels count from 0 already"
     return Hint(text=text)
 
 

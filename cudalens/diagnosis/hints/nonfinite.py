@@ -109,7 +109,7 @@ def outside_domain(evidence: Evidence) -> Hint | None:
     if text is None:
         return None
     is_hidden = _is_in_where(evidence) and any(item.requires_grad for item in evidence.tensors)
-    return Hint(text=f"{text}; {_HIDDEN}" if is_hidden else text)
+    return Hint(text=f"{text}. {_HIDDEN}" if is_hidden else text)
 
 
 def _is_in_where(evidence: Evidence) -> bool:
@@ -133,7 +133,7 @@ def _of_domain(evidence: Evidence, op: str, value: float) -> str | None:
         return f"{text}, and rounding may take one beyond: clamp it"
     if fact is None or not fact.expression or numel(fact) < 2:
         return text
-    return f"{text}; {fact.expression} runs from {fact.summary.min} to {fact.summary.max}"
+    return f"{text}. {fact.expression} runs from {fact.summary.min} to {fact.summary.max}"
 
 
 def _of_power(base: float, exponent: float) -> str | None:
@@ -267,7 +267,7 @@ def overflow(evidence: Evidence) -> Hint | None:
             text=f"{op}({power:g}) is beyond the range of {kind}: subtract the maximum first, or "
             "work with logarithms (logsumexp, log_softmax)"
         )
-    cure = "; compute this op in float32, or autocast to bfloat16" if kind == "float16" else ""
+    cure = ". Compute this op in float32, or autocast to bfloat16" if kind == "float16" else ""
     return Hint(text=f"the largest {kind} is {_LARGEST[kind]:.6g}: the result overflowed{cure}")
 
 
@@ -293,7 +293,7 @@ def of_too_few(evidence: Evidence) -> Hint | None:
     shape = format_shape(fact.shape)
     if numel(fact) == 0:
         return Hint(
-            text=f"the shape is {shape}: the {op} of no element is 0 / 0; leave this case out"
+            text=f"the shape is {shape}: the {op} of no element is 0 / 0. Leave this case out"
         )
     if op == "mean" or 1 not in (fact.shape or (1,)) or fact.summary.inf:
         return None

@@ -143,7 +143,7 @@ def labels_of_head(evidence: Evidence, match: re.Match[str]) -> Answer:
             cast = "" if fact.dtype in INTEGERS else f", as int64: {fact.expression}.long()"
             yield Hint(
                 rule="problem_type",
-                text=f"{has}; the model takes one float for each of its {scores[1]} labels, as its "
+                text=f"{has}. The model takes one float for each of its {scores[1]} labels, as its "
                 f"config has problem_type={many}: class numbers are {one}{cast}",
             )
             return
@@ -153,7 +153,7 @@ def labels_of_head(evidence: Evidence, match: re.Match[str]) -> Answer:
         if fact.shape == scores and is_code and f'"{takes}"' == one:
             yield Hint(
                 rule="problem_type",
-                text=f"{has}; the model takes one class number a row, as its config has "
+                text=f"{has}. The model takes one class number a row, as its config has "
                 f"problem_type={one}: for several labels a row set it to {many} and pass "
                 f"{fact.expression}.float()",
             )
@@ -244,16 +244,16 @@ def unequal_samples(evidence: Evidence, match: re.Match[str]) -> Answer:
     elif len(a) == 3 and a[0] == b[0]:
         text = "if they are images of different sizes, resize, crop or pad them to one size before "
         text += "they are stacked"
-        keep = "; for a model that takes a list of images, a collate_fn leaves them in one"
+        keep = ". For a model that takes a list of images, a collate_fn leaves them in one"
         yield Hint(rule="size_images", text=text + keep * in_loader)
     elif a[1:] == b[1:]:
         text = f"{a[0]} and {b[0]} {'rows' if a[1:] else 'elements'}: if they are steps of "
         text += "sequences, torch.nn.utils.rnn.pad_sequence pads them"
         text += ", in a collate_fn of the loader" * in_loader
         if not in_loader:
-            text += "; if they are batches, torch.cat joins them"
+            text += ". If they are batches, torch.cat joins them"
         elif a[1:]:
-            text += "; if they are objects of images, keep them in a list"
+            text += ". If they are objects of images, keep them in a list"
         yield Hint(rule="pad_samples", text=text)
 
 

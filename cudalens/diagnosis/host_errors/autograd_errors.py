@@ -36,7 +36,7 @@ def no_graph(evidence: Evidence, match: re.Match[str]) -> Answer:
         if count == 1:
             none = f"the only parameter behind {name} requires no"
         at = evidence.frozen_at
-        by = f"; {place(at, evidence)} froze them: {at.text}" if at is not None else ""
+        by = f", which {place(at, evidence)} froze: {at.text}" if at is not None else ""
         yield Hint(text=f"{none} grad: {shown}{more}{by}", rule="all_frozen")
     if evidence.graph_cut is not None:
         yield _cut_by_call(evidence, evidence.graph_cut)

@@ -110,7 +110,7 @@ def _carried_state(evidence: Evidence, freed: FreedGraph, changed: str = "") -> 
     else:
         text = f"{_where(freed.read)} reads what {_where(freed.holder)} made in an earlier step"
         text += f"{changed}: detach it before the next step, or start anew"
-    text += "; retain_graph=True does not help here" if changed else ""
+    text += ". retain_graph=True does not help here" if changed else ""
     return Hint(rule="carried_state", text=text)
 
 
@@ -140,7 +140,7 @@ def _made_once(evidence: Evidence, freed: FreedGraph) -> Hint:
         text += f"with all that it is made of, before {read}"
         here, reader = evidence.source, freed.read
         if name and not (reader and here and reader.line == here.line):
-            text += f"; a pass that is not to train what made {name} takes {name}.detach()"
+            text += f". A pass that is not to train what made {name} takes {name}.detach()"
         return Hint(rule="made_once", text=text)
     text += f"make it again, with all that it is made of, before {read}, or give "
     text += f"{name}.detach()" if name else "what is detached of it"

@@ -23,10 +23,10 @@ def _bag_key(mode: int, check: str) -> str:
     return f"embedding_bag_{check}_{'max' if mode == _MODE_MAX else 'sum_mean'}"
 
 
-_READS_A_ROW = "Each index reads one row of the table; there is no such row."
+_READS_A_ROW = "Each index reads one row of the table, and there is no such row."
 _ADDS_A_ROW = (
-    "Each index adds one row of the table to its bag, and there is no such row; "
-    "padding_idx must be a row, too."
+    "Each index adds one row of the table to its bag, and there is no such row. "
+    "The padding_idx must be a row, too."
 )
 
 

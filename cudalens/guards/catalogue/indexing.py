@@ -243,7 +243,7 @@ def _selects_too_many(mask: Tensor, shape: tuple[int, ...], available: int) -> V
         argument="mask",
         headline=f"{{argument}} selects {format_count(selected, 'element')} but {{related}} has "
         f"{available}",
-        explanation="Each selected element takes the next one of the source in turn; the kernel "
+        explanation="Each selected element takes the next one of the source in turn. The kernel "
         "stops when the source is too short.",
         offenders=find_offenders(mask, bad),
         bounds=Bounds(min=0, max=available, text=f"at most {available} selected"),

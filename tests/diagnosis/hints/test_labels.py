@@ -35,14 +35,14 @@ CAUSES: dict[str, Cause] = {
     "other_numbers_of_four": Cause(
         labels([0, 1, 4, 7] * 9, 6),
         rule="relabel",
-        says=("labels are 4 different numbers: 0, 1, 4, 7;",),
+        says=("labels are 4 different numbers: 0, 1, 4, 7. The",),
     ),
     "four_labels_from_one": Cause(
         labels([1, 2, 3, 4] * 9, 3),
         rule="relabel",
         says=(
-            "the 36 labels are 4 different numbers, 1 … 4, and none is 0;",
-            "the 3 outputs are numbered 0 … 2",
+            "the 36 labels are 4 different numbers, 1 … 4, and none is 0. "
+            "The 3 outputs are numbered 0 … 2",
         ),
     ),
     "four_labels_where_0_may_be_missing_by_chance": Cause(
@@ -57,18 +57,18 @@ CAUSES: dict[str, Cause] = {
         says=(
             "if -1 marks labels",
             "-100",
-            "if 1 was subtracted",
+            "If 1 was subtracted",
         ),
     ),
     "minus_one_beside_ignored_labels": Cause(
         labels([0, -1, 3, -100, -1, 2], 4),
         rule="mark_not_ignored",
-        says=("if -1 marks labels to leave out, make it -100, which other labels are;",),
+        says=("if -1 marks labels to leave out, make it -100, which other labels are. ",),
     ),
     "minus_one_beside_no_ignored_labels": Cause(
         labels([0, -1, 3, -1, 2], 5),
         rule="mark_not_ignored",
-        says=("leave out, use ignore_index=-1 (the loss ignores -100);",),
+        says=("leave out, use ignore_index=-1 (the loss ignores -100). ",),
     ),
     "minus_one_written": Cause(
         labels([3, -1, 2, -1], 10, provenance=(WRITTEN,)),
@@ -141,7 +141,7 @@ CAUSES: dict[str, Cause] = {
         rule="mark_not_ignored",
         says=(
             "if 255 marks elements",
-            "in uint8 a -1 becomes 255 too",
+            "In uint8 a -1 becomes 255 too",
         ),
     ),
     "one_hot_mark": Cause(

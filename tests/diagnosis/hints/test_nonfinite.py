@@ -92,7 +92,7 @@ def test_the_ends_of_the_input_are_said_where_it_has_a_name() -> None:
         x = fact("self", kind, name, summary=TensorSummary(min=-2.0, max=3.0))
         return text_of(nonfinite.outside_domain(made_by("log", x, inputs={"self": -2.0}))) or ""
 
-    assert said("float32[2]", "x").endswith("numbers above 0; x runs from -2.0 to 3.0")
+    assert said("float32[2]", "x").endswith("numbers above 0. x runs from -2.0 to 3.0")
     assert said("float32[1]", "x").endswith("numbers above 0")
     assert said("float32[2]", None).endswith("numbers above 0")
 
@@ -224,7 +224,7 @@ def test_a_mean_of_nothing_and_a_deviation_of_one() -> None:
         return text_of(nonfinite.of_too_few(made_by(op, fact("self", kind, "x"), value=value)))
 
     assert said("torch.mean", "float32[0,3]") == (
-        "the shape is [0, 3]: the mean of no element is 0 / 0; leave this case out"
+        "the shape is [0, 3]: the mean of no element is 0 / 0. Leave this case out"
     )
     assert said("torch.mean", "float32[1,3]") is None
     assert "unbiased deviation of a single value" in (said("torch.std", "float32[1,3]") or "")
@@ -290,7 +290,7 @@ def test_a_result_beyond_the_largest_number_of_its_type() -> None:
     assert said("torch.matmul", "-inf") is not None
     assert said("torch.matmul", "nan") is None
     assert (said("torch.matmul", dtype="float16") or "").endswith(
-        "the result overflowed; compute this op in float32, or autocast to bfloat16"
+        "the result overflowed. Compute this op in float32, or autocast to bfloat16"
     )
     assert said("torch.matmul", dtype="complex64") is None
     assert said("torch.exp", inputs={"self": 100.0}) == (

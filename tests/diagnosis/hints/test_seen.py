@@ -148,7 +148,7 @@ def test_numbers_that_were_right_before_are_no_other_scale(
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        ("F.cross_entropy(z, y[b])", "the 99 labels of y are 3 different numbers: 0, 3, 7; the 3 "
+        ("F.cross_entropy(z, y[b])", "the 99 labels of y are 3 different numbers: 0, 3, 7. The 3 "
          "outputs are numbered 0 … 2"),
         # The other column may count something else.
         ("F.cross_entropy(z, t[b, 0])", "2 of 4 labels are 3, 7, all others 0"),
@@ -182,7 +182,7 @@ TABLE = "table = nn.Embedding(4, 2).cuda()"
         (["torch.tensor([[0, 1, 2, 3], [4, 4, 4, 4]]).cuda()"], "the 8 ids run from 0 to 4"),
         (["torch.tensor([0, 1, 2, 3, 4, 4, 4]).view(1, 7).cuda()"], "the 7 ids run from 0 to 4"),
         (["torch.tensor([3, 11, 27, 40] * 20).cuda()"], "the 80 ids are 4 different "
-         "numbers: 3, 11, 27, 40; the 4 rows are numbered 0 … 3"),
+         "numbers: 3, 11, 27, 40. The 4 rows are numbered 0 … 3"),
     ],
 )  # fmt: skip
 def test_a_size_is_asked_for_a_count_without_gaps(batches: list[str], says: str) -> None:

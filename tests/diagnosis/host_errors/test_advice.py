@@ -184,7 +184,7 @@ def test_class_numbers_for_a_head_of_several_labels() -> None:
     numbers = fact(None, "int64[8]", "y")
     (text,) = head(SIZES, numbers, "multi")
     assert text.startswith(
-        "y has shape [8] and is int64; the model takes one float for each of its 3"
+        "y has shape [8] and is int64. The model takes one float for each of its 3"
     )
     assert text.endswith('class numbers are "single_label_classification"')
     (text,) = head(SIZES, fact(None, "float32[8]", "y"), "multi")
@@ -199,7 +199,7 @@ def test_several_labels_a_row_for_a_head_of_one() -> None:
     codes = fact(None, "int64[8,3]", "y", summary=TensorSummary(min=0, max=1))
     (text,) = head(BATCH, codes, "single")
     assert text.startswith(
-        "y has shape [8, 3] and is int64; the model takes one class number a row"
+        "y has shape [8, 3] and is int64. The model takes one class number a row"
     )
     assert text.endswith('set it to "multi_label_classification" and pass y.float()')
     assert head(BATCH, codes, "multi") == []

@@ -64,7 +64,7 @@ def test_a_loss_without_a_graph() -> None:
 def test_parameters_that_are_frozen(frozen: tuple[str, ...], text: str) -> None:
     assert hints(NO_GRAPH, tensors=LOSS, frozen=frozen) == [("all_frozen", text)]
     at = line(3, "net.requires_grad_(False)")
-    by = "; line 3 froze them: net.requires_grad_(False)"
+    by = ", which line 3 froze: net.requires_grad_(False)"
     assert hints(NO_GRAPH, tensors=LOSS, frozen=frozen, frozen_at=at) == [("all_frozen", text + by)]
 
 

@@ -442,7 +442,7 @@ x + {}
         (POSITIONS.format("table[:, :n]"), ""),
         (
             "torch.stack([torch.ones(n, 5).cuda() for n in (8, 3)])",
-            "if they are batches, torch.cat",
+            "If they are batches, torch.cat",
         ),
         ("torch.stack([torch.ones(2, n, 5).cuda() for n in (8, 3)])", "if they are images"),
         ("torch.stack([torch.ones(2, n, n + 1).cuda().mT[0] for n in (8, 3)])", ""),
@@ -460,7 +460,7 @@ x + {}
 def test_advice_says_on_what_it_depends(code: str, says: str) -> None:
     """What other tensors of these sizes may be is a condition, or nothing is said."""
     text = "; ".join(item.text for item in run_cell(SETUP + code, fast=False).shown.hints)
-    advice = ("make it a buffer", "ends after", "if they are", ".any()", "//")
+    advice = ("make it a buffer", "ends after", "if they are", "If they are", ".any()", "//")
     advice = (*advice, "changes that work")
     assert says in text if says else not any(item in text for item in advice)
 

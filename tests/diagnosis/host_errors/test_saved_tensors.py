@@ -167,7 +167,7 @@ def test_a_result_that_serves_one_backward() -> None:
 
 def test_a_result_that_an_earlier_line_reads_may_be_detached() -> None:
     hint = only_hint(explained(TWICE, freed=replace(ONCE, read=line(8, "b = h * w"))))
-    assert hint.text.endswith("; a pass that is not to train what made h takes h.detach()")
+    assert hint.text.endswith(". A pass that is not to train what made h takes h.detach()")
 
 
 def test_a_result_after_a_step_is_made_again() -> None:
@@ -374,5 +374,5 @@ def test_a_state_that_is_carried_over_a_step() -> None:
     assert hint.rule == "carried_state"
     assert hint.text == (
         "h still has the graph of the previous step, and line 6 has changed the parameters since: "
-        "add h = h.detach() after line 9; retain_graph=True does not help here"
+        "add h = h.detach() after line 9. retain_graph=True does not help here"
     )
