@@ -23,7 +23,8 @@ from typing import Any, cast
 
 from cudalens.core._python import innermost
 
-_MAX_SOURCES = 16
+MAX_SOURCES = 128
+"""Files and cells whose lines, and whose syntax, are kept."""
 _IPYTHON_NAME = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
 _MARIMO_NAME = re.compile(r"[/\\]marimo_\d+[/\\]__marimo__cell_(.+)_\.py$")
 _IPYKERNEL_NAME = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py")
@@ -188,7 +189,7 @@ def source(filename: str) -> Source:
     if cached is None or cached.cached is not lines:
         cached = Source(lines)
     sources[filename] = cached
-    while len(sources) > _MAX_SOURCES:
+    while len(sources) > MAX_SOURCES:
         sources.pop(next(iter(sources)), None)
     return cached
 

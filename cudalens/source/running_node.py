@@ -20,7 +20,14 @@ from typing import TypeAlias
 
 from cudalens.core._python import parse
 from cudalens.core.evidence_types import CallSyntax
-from cudalens.source.files import Source, cell_number, is_top, source, typed_line
+from cudalens.source.files import (
+    MAX_SOURCES,
+    Source,
+    cell_number,
+    is_top,
+    source,
+    typed_line,
+)
 from cudalens.source.safe_eval import SafeEvaluator, evaluator_for
 from cudalens.source.stack import Place, Position
 
@@ -192,9 +199,11 @@ def _parsed_lines(text: Source, first: int, last: int) -> ast.Module | None:
 _block = functools.lru_cache(maxsize=32)(_parsed_lines)
 
 
-@functools.lru_cache(maxsize=4)
+# A report looks at all cells of a notebook, several times: fewer places would be a cache that
+# forgets each cell just before it is asked for again.
+@functools.lru_cache(maxsize=MAX_SOURCES)
 def _whole(text: Source) -> ast.Module | None:
-    """Parse a file or cell once: a report looks at the same one again and again."""
+    """Parse a file or cell once."""
     return _parsed_lines(text, 1, len(text.lines))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from contextlib import ExitStack
 from types import FrameType
 
 import pytest
@@ -103,6 +104,17 @@ def test_a_source_that_changed_gives_the_line_and_no_expression() -> None:
         changed = running(place)
         assert changed.call is None
         assert changed.text == "def f(): show()"
+
+
+def test_each_cell_of_a_notebook_is_parsed_once() -> None:
+    """A report looks at all of them more than once."""
+    with ExitStack() as stack:
+        cells = [stack.enter_context(cell(f"x = {number}")) for number in range(64)]
+        names = [code.co_filename for code in cells]
+        trees = [running_node.parsed_source(name) for name in names]
+        again = [running_node.parsed_source(name) for name in names]
+    assert all(left is right for left, right in zip(trees, again, strict=True))
+    assert ast.unparse(trees[7] or ast.Module([], [])) == "x = 7"
 
 
 def test_without_a_source_nothing_is_known() -> None:
