@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import logging
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
@@ -30,11 +32,14 @@ from cudalens.core.errors import DeviceAssertError
 from cudalens.core.limits import Limits
 from cudalens.core.report import RankResult, Report
 from cudalens.source.files import is_user_file
+from cudalens.source.shown_frames import without_frames
 
 OTHERS_S = 1.0
 """Seconds that a rank with a finding waits for those of the others, which its end would end."""
 CUT_OFF_S = 3.0
 """Seconds that one waits whose connection broke: the one that broke it is to end first."""
+_LOG = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
+"""Where torchelastic tells of a failed rank, before its exception does: a hundred lines of red."""
 _OF_LAUNCHERS = ("torch.multiprocessing", "torch.distributed.elastic")
 _CUT_OFF = re.compile(
     r"Connection (?:was )?(?:closed|reset) by peer|Broken pipe|NCCL (?:error|communicator)"
@@ -78,10 +83,12 @@ class Ranks:
                     del process.run
 
         self._undo = replace_attribute(BaseProcess, "start", checked)
+        _LOG.addFilter(_shorten)
         return self
 
     def __exit__(self, *_: object) -> None:
         """Put it back; what the processes have written goes."""
+        _LOG.removeFilter(_shorten)
         self._undo()
         if self._folder is not None and os.getpid() == self._owner:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -111,6 +118,13 @@ class Ranks:
             if str(number) not in reports
         ]
         return tuple(results)
+
+
+def _shorten(record: logging.LogRecord) -> bool:
+    """Let a log show a rank's exception without the frames of torch and of ours, and pass it."""
+    if record.exc_info and not record.exc_text:
+        record.exc_text = without_frames("".join(traceback.format_exception(*record.exc_info)))
+    return True
 
 
 def _is_rank(process: BaseProcess) -> bool:

@@ -122,7 +122,7 @@ def _cut_repeats(error: BaseException, report: object, action: str, stack: ExitS
             item.args, last = ("\n".join(lines), *args[1:]), ""
         elif args and type(args[0]) is str and _SENT.search(args[0]):
             stack.callback(setattr, item, "args", args)
-            item.args = (_without_frames(args[0]), *args[1:])
+            item.args = (without_frames(args[0]), *args[1:])
         if item is not error:
             stack.callback(BaseException.with_traceback, item, item.__traceback__)
             BaseException.with_traceback(item, without_torch(item.__traceback__))
@@ -132,7 +132,7 @@ def _cut_repeats(error: BaseException, report: object, action: str, stack: ExitS
             set_on(item, "__notes__", others + [f"cudalens: {line}" for line in [last] if line])
 
 
-def _without_frames(text: str) -> str:
+def without_frames(text: str) -> str:
     """Return what a launcher of processes says of one without the frames of torch and of ours.
 
     And without the lines of ours behind the error's own, which the report beside it has, the marks

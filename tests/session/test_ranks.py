@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import os
 import re
@@ -113,6 +114,27 @@ def test_beside_the_report_torchelastic_says_what_it_alone_knows(tmp_path: Path)
     assert "rank      : 0" in shown and f"error_file: {file}" in shown
     assert not re.search(r"===|---|NO_OTHER|  host  |\^\^\^|    where  |spawn\.py", shown)
     assert shown.splitlines()[-1].startswith("  cudalens.core.errors.DeviceIndexError: rows[1] = 9")
+
+
+def test_torchelastic_logs_a_failed_rank_without_frames_of_torch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """While a block is checked, and for this logger alone; the exception keeps them."""
+    logger = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
+    monitor = logging.Formatter()
+    with pytest.raises(ProcessException), cudalens.check():
+        try:
+            start((0,), 1)
+        except ProcessException:
+            logger.exception("failed")
+            logging.getLogger("mine").exception("failed")
+            raise
+    shown, other = [monitor.format(item) for item in caplog.records if item.exc_info]
+    assert re.findall(r"in (\w+)\n", shown)[1:] == ["start", "lookup"]
+    assert "Process 0 terminated" in shown and "spawn.py" not in shown
+    assert "DeviceIndexError: rows[1] = 9 is" in shown
+    assert "spawn.py" in other
+    assert logger.filters == []
 
 
 def test_good_processes_make_no_report() -> None:
