@@ -209,7 +209,8 @@ def _at_own_layer(report: Report) -> Report:
     twins = [node for node in nodes if node.name == focus.name and node.id != focus.id]
     line = report.forward_source.line if report.forward_source else None
     near = [node for node in twins if node.source and node.source.line == line]
-    twin = next(iter(near or twins), None)
+    # One of several nodes of that name may be another call's.
+    twin = (near or twins)[0] if len(near or twins) == 1 else None
     edges = graph.edges
     if twin is not None:
         failed = replace(twin, role="failed")

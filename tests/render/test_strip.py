@@ -55,6 +55,22 @@ def test_a_failing_backward_node_is_its_own_forward_call() -> None:
     assert found[1].small == "backward fails here"
 
 
+def test_a_failing_backward_node_is_none_of_several_calls_of_its_name() -> None:
+    graph = AutogradNeighbourhood(
+        nodes=(
+            node("x", "", "leaf", name="x", shape=(2, 4)),
+            node("a", "torch.mm", name="MmBackward0", shape=(2, 3)),
+            node("b", "torch.relu", name="ReluBackward0", shape=(2, 3)),
+            node("c", "torch.mm", name="MmBackward0", shape=(2, 1)),
+            node("f", "MmBackward0", "failed", name="MmBackward0"),
+        ),
+        edges=chain("x", "a", "b", "c", "f"),
+        focus="f",
+    )
+    found = nodes(replace(autograd_error(), graph=graph))
+    assert [item.is_bad for item in found] == [False] * 4 + [True]
+
+
 @pytest.mark.parametrize(
     ("op", "titles"),
     [
