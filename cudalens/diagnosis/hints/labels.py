@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Literal
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, LineRef
+from cudalens.core.source_places import CodeLine
 from cudalens.diagnosis.hints._makers import is_made
 from cudalens.diagnosis.hints._reading import (
     MARKS,
@@ -18,7 +20,15 @@ from cudalens.diagnosis.hints._reading import (
     runs_from_one,
     shifting_step,
 )
-from cudalens.diagnosis.user_code import in_library, list_of, place, rewritten, with_keyword
+from cudalens.diagnosis.user_code import (
+    call_node,
+    in_library,
+    list_of,
+    place,
+    rewritten,
+    statement_of,
+    with_keyword,
+)
 
 LOSSES = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss")
 _TOKEN_HEAD = re.compile(
@@ -172,6 +182,11 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
         text = f"{ids.every('labels')} are -1 … {ids.size - 2}, as many as there are outputs: add "
         text += "1 to them if -1 is a class, and use ignore_index=-1 if it marks labels to leave "
         return Hint(text=f"{text}out")
+    if mark == -1 and (line := _subtracting_line(evidence)):
+        return Hint(
+            text=f"line {line.line} subtracts 1 ({line.text.strip()}): if it made the -1, the "
+            "label was 0 before it, or nearly 0"
+        )
     leave = f"use ignore_index={mark} ({ignores})"
     if ids.violation.offenders.allowed:
         leave = f"make it {index}, which other labels are"
@@ -181,8 +196,31 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
     elif ids.size == 2 and ids.distinct == (-1, 1):
         text += "If the two classes are coded -1 and 1, use (labels + 1) // 2"
     else:
-        text += "If 1 was subtracted from a label 0, the labels count from 0 already"
+        text += "If 1 was subtracted from it, the label was 0 before that"
     return Hint(text=text)
+
+
+def _subtracting_line(evidence: Evidence) -> CodeLine | None:
+    """Return the one line just before the failing one that takes 1 from a variable it reads."""
+    source, call = evidence.source, call_node(evidence)
+    if source is None or source.line is None or call is None:
+        return None
+    read = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
+    before = [line for line in source.context if line.line < source.line]
+    found = [line for line in before if read & _less_one(line.text)]
+    return found[0] if len(found) == 1 else None
+
+
+def _less_one(text: str) -> set[str]:
+    """Return the variables from which a line takes 1, or of which it takes 1 from a part."""
+    match statement_of(text):
+        case ast.AugAssign(target, ast.Sub(), ast.Constant(1)):
+            changed: list[ast.expr] = [target]
+        case ast.Assign(targets, ast.BinOp(_, ast.Sub(), ast.Constant(1))):
+            changed = targets
+        case _:
+            return set()
+    return {node.id for it in changed for node in ast.walk(it) if isinstance(node, ast.Name)}
 
 
 def _ignoring(evidence: Evidence, ids: Ids, mark: int) -> str | None:

@@ -31,9 +31,20 @@ def too_few_places(evidence: Evidence, ids: Ids) -> Hint | None:
         return None
     if runs_from_one(ids.fact.summary.unique, ids.size, numel(ids.fact)):
         return None  # this batch counts from 1, and another one from 0
+    every, outputs = ids.every(_NOUNS[ids.role]), f"{ids.size} {_PLACES[ids.role]}"
+    is_label = ids.role == "label"
+    if is_label and evidence.scalar("ignore_index") == "0":
+        # Whether they are to be shifted, or the outputs are too few, is not known here.
+        return Hint(
+            text=f"but for the ignored 0 the labels run from 1 to {ids.high} without a gap, and "
+            f"the {outputs} are numbered 0 … {ids.size - 1}"
+        )
     # Of the heads of transformers only these are as wide as num_labels says.
     setting = f": num_labels={ids.high + 1}" if head_of(evidence) == "classes" else ""
-    return Hint(
-        text=f"{ids.every(_NOUNS[ids.role])} run from 0 to {ids.high} without a gap: they need "
-        f"{ids.high + 1} {_PLACES[ids.role]}, there are {ids.size}" + setting
-    )
+    may_mark = is_label and ids.high == ids.size
+    text = f"{every} run from 0 to {ids.high} without a gap: "
+    text += f"{'if each is a class, ' * may_mark}they need {ids.high + 1} "
+    text += f"{_PLACES[ids.role]}, there are {ids.size}{setting}"
+    if may_mark:
+        text += ". If 0 marks labels to leave out, subtract 1 and use ignore_index=-1"
+    return Hint(text=text)

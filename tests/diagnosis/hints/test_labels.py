@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from cudalens.core.report_types import SeenBefore
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import SeenBefore, SourceSpan
+from cudalens.core.source_places import CodeLine
 from tests.hint_evidence import (
     MASK,
     ONE_TO_TEN,
@@ -15,6 +19,14 @@ from tests.hint_evidence import (
     one_hot,
     step,
 )
+
+
+def behind(text: str) -> Evidence:
+    """Labels of -1 in the second line of a cell."""
+    lines = CodeLine(line=1, text=text), CodeLine(line=2, text="loss = F.cross_entropy(z, y)")
+    source = SourceSpan(cell=1, line=2, text=lines[1].text, context=lines)
+    return replace(labels([3, -1, 2, -1], 10), source=source)
+
 
 CAUSES: dict[str, Cause] = {
     "one_based_labels": Cause(
@@ -57,8 +69,23 @@ CAUSES: dict[str, Cause] = {
         says=(
             "if -1 marks labels",
             "-100",
-            "If 1 was subtracted",
+            "If 1 was subtracted from it, the label was 0 before that",
         ),
+    ),
+    "minus_one_behind_a_subtraction": Cause(
+        behind("    y[mask] -= 1"),
+        rule="mark_not_ignored",
+        says=("line 1 subtracts 1 (y[mask] -= 1): if it made the -1, the label was 0 before it",),
+    ),
+    "minus_one_behind_a_subtraction_from_another": Cause(
+        behind("    n[mask] -= 1"),
+        rule="mark_not_ignored",
+        says=("if -1 marks labels to leave out, use ignore_index=-1",),
+    ),
+    "minus_one_behind_a_subtraction_of_2": Cause(
+        behind("    y = y - 2"),
+        rule="mark_not_ignored",
+        says=("if -1 marks labels to leave out, use ignore_index=-1",),
     ),
     "minus_one_beside_ignored_labels": Cause(
         labels([0, -1, 3, -100, -1, 2], 4),

@@ -13,7 +13,22 @@ from tests.hint_evidence import (
 
 CAUSES: dict[str, Cause] = {
     "too_few_outputs": Cause(
-        labels([0, 1, 2, 3] * 4, 3), rule="too_few_places", says=("they need 4 outputs",)
+        labels([0, 1, 2, 3] * 4, 3),
+        rule="too_few_places",
+        says=(
+            "if each is a class, they need 4 outputs, there are 3",
+            "If 0 marks labels to leave out, subtract 1",
+        ),
+    ),
+    "too_few_outputs_with_0_or_without": Cause(
+        labels([0, 1, 2, 3, 4] * 4, 3),
+        rule="too_few_places",
+        says=("without a gap: they need 5 outputs, there are 3",),
+    ),
+    "ignored_0": Cause(
+        labels([0, 1, 2, 3] * 4, 3, scalars={"ignore_index": "0"}),
+        rule="too_few_places",
+        says=("but for the ignored 0 the labels run from 1 to 3 without a gap, and the 3 outputs",),
     ),
 }
 NEIGHBOURS: dict[str, Cause] = {
