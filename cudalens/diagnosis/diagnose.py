@@ -25,7 +25,6 @@ from cudalens.core.report_types import (
 from cudalens.diagnosis.assert_verdict import explain_assert
 from cudalens.diagnosis.candidates import Trial, search, verify_fixes
 from cudalens.diagnosis.hints import find_hints
-from cudalens.diagnosis.hints._roles import LOOKUP_OPS
 from cudalens.diagnosis.host_errors import REFUSED, Verdict, explain_host_error, is_of_cpu
 from cudalens.diagnosis.nonfinite_edits import finite_edit
 from cudalens.diagnosis.observations import observe
@@ -287,9 +286,7 @@ def _what_became_of_it(evidence: Evidence, violation: Violation) -> str:
 def _name_in_manual(evidence: Evidence, related: str | None) -> str | None:
     """Return the name under which the manual of the called function knows the op's ``self``."""
     functional = (evidence.op.api or "").startswith("torch.nn.functional.")
-    # What cuts the norms of a table has it as self, and a lookup's input are the ids.
-    is_table = evidence.op.name in LOOKUP_OPS
-    return "input" if related == "self" and functional and not is_table else related
+    return "input" if related == "self" and functional else related
 
 
 def _in_own_names(evidence: Evidence, violation: Violation) -> str:

@@ -185,7 +185,6 @@ def evidence_of_call(
     attempt = limits.attempt
     frames = attempt("frames", partial(calling_frames, in_backward=node is not None), list)
     trial = attempt("trial", partial(_trial, violation, op, frames, node, condition))
-    violation = _of_lookup(violation, frames)
     number = _torch.node_sequence_nr(node)
     failure = FailureContext(
         call=replace(
@@ -217,21 +216,6 @@ def evidence_of_call(
         context_usable=True,
     )
     return evidence, trial
-
-
-_LOOKUPS = tuple(it.__code__ for it in (functional.embedding, functional.embedding_bag))
-
-
-def _of_lookup(violation: Violation, frames: Sequence[FrameType]) -> Violation:
-    """Return the finding with the bounds of the lookup that follows where ``max_norm`` is set.
-
-    What cuts the norms counts negative rows from the end, which a lookup does not.
-    """
-    is_before = stem_of(violation.op) == "embedding_renorm_"
-    if not is_before or not any(it.f_code in _LOOKUPS for it in frames):
-        return violation
-    bounds = replace(violation.bounds, min=0, text=f"0 … {violation.bounds.max}")
-    return replace(violation, bounds=bounds)
 
 
 def _is_bad_before(failure: FailureContext) -> bool:

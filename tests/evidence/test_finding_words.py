@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from dataclasses import replace
 from itertools import count
 from types import CodeType, SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 
 from cudalens import DeviceIndexError, DeviceValueError, SilentFindingWarning
 from cudalens.core.call import ApiCall, Call, OpCall
-from cudalens.core.report_types import Bounds, Offender, Offenders, Violation
+from cudalens.core.report_types import Offender, Offenders, Violation
 from cudalens.evidence import collect, finding
 from cudalens.evidence.failure import FailureContext
 from cudalens.guards.past_calls import PastCall
@@ -171,21 +170,3 @@ def test_the_cpu_is_asked_by_the_function_that_made_its_op_itself(
     collect.replay_of(failure)
     wanted = func if replayed == "function" else replayed
     assert asked == ([] if replayed is None else [(wanted, {"is_safe": False})])
-
-
-@pytest.mark.parametrize(
-    ("op", "code", "low"),
-    [
-        ("aten::embedding_renorm_", torch.nn.functional.embedding.__code__, 0),
-        ("aten::embedding_renorm_", torch.nn.functional.embedding_bag.__code__, 0),
-        ("aten::embedding_renorm_", OWN, -6),
-        ("aten::index", torch.nn.functional.embedding.__code__, -6),
-    ],
-)
-def test_a_lookup_that_cuts_norms_first_has_no_negative_rows(
-    op: str, code: CodeType, low: int
-) -> None:
-    frame: Any = SimpleNamespace(f_code=code)
-    bounds = Bounds(min=-6, max=5, text="-6 … 5")
-    found = finding._of_lookup(violation(op=op, bounds=bounds), [frame])
-    assert found.bounds == replace(bounds, min=low, text=f"{low} … 5")
