@@ -25,9 +25,9 @@ from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.sites import entries_of, phase_of
 from cudalens.source.locate import locate_line
-from cudalens.source.running_node import mentioned, running
+from cudalens.source.running_node import mentioned, parsed_source, running
 from cudalens.source.safe_eval import evaluator_for, value_or
-from cudalens.source.stack import place_of, running_frame
+from cudalens.source.stack import Entry, place_of, running_frame
 
 _MAX_ITEMS = 64
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<setcomp>", "<dictcomp>")
@@ -120,8 +120,19 @@ def is_shared(write: Recorded) -> bool:
             code = entries[-1].code
             parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             is_view = any(item.base is not None for item in write.written)
-            return is_view or name in (*parameters, *code.co_freevars)
+            is_held = is_view or name in (*parameters, *code.co_freevars)
+            return is_held or name in _loop_targets(entries[-1])
     return False
+
+
+def _loop_targets(entry: Entry) -> set[str]:
+    """Return the variables of the ``for`` loops around a line: what is looped over has them too."""
+    place = place_of(entry)
+    tree = parsed_source(place.filename)
+    loops = (it for it in ast.walk(tree) if isinstance(it, ast.For)) if tree is not None else ()
+    around = [it.target for it in loops if it.lineno <= place.lineno <= (it.end_lineno or 0)]
+    names = (part for target in around for part in ast.walk(target))
+    return {part.id for part in names if isinstance(part, ast.Name)}
 
 
 def stale_lines(

@@ -50,8 +50,10 @@ def tensors_on(call: RunningCall) -> tuple[LineTensor, ...]:
     tensors: dict[tuple[str, int], tuple[int, LineTensor]] = {}
     for read in _read(call):
         is_stored = isinstance(getattr(read.node, "ctx", None), ast.Store | ast.Del)
-        if is_stored and read.node is not getattr(run.node, "target", None):
-            continue  # the target of ``x += 1`` is read as well
+        # The target of ``x += 1`` is read as well, that of a ``for`` has the value of before.
+        is_read = isinstance(run.node, ast.AugAssign) and read.node is run.node.target
+        if is_stored and not is_read:
+            continue
         for extra, text, node, tensor in _tensors_of(read, run.lines):
             rank = read.rank + extra - (id(node) in call.spelled)
             # The same text twice may be two tensors: two calls of one function.

@@ -106,6 +106,9 @@ def shared(lines: str, file: Path) -> bool:
         ("def f(x=torch.ones(4)):\n    x.add_(1)\n", True),
         ("def f(*, x=torch.ones(4)):\n    x += 1\n", True),
         ("def f():\n    x = torch.ones(4)[:2]\n    y = x.add_(1)\n", False),
+        # The list has it too.
+        ("def f():\n    a = torch.ones(4)\n    for x in (a,):\n        x.add_(1)\n", True),
+        ("def f():\n    x = torch.ones(4)\n    for a in (x,):\n        a + 1\n    x += 1\n", False),
     ],
 )
 def test_what_a_caller_or_the_base_of_a_view_has_is_shared(

@@ -157,6 +157,15 @@ def test_other_tensors_of_the_line_are_listed_once_and_in_reading_order() -> Non
     assert site.others[2].value is not None
 
 
+def test_the_variable_of_a_loop_has_the_value_of_before() -> None:
+    def others(text: str) -> list[str]:
+        site = site_of(text, "gather", x=X, y=Y, i=I2)
+        return [str(item.expression) for item in site.others]
+
+    assert "y" not in others("for y in torch.gather(x, 1, i):\n    pass")
+    assert "y" in others("for z in (y, torch.gather(x, 1, i)):\n    pass")
+
+
 def test_a_batch_that_is_only_indexed_does_not_spill_its_other_tensors() -> None:
     batch = {"labels": Y, "mask": torch.ones(4)}
     site = site_of("F.nll_loss(x, batch['labels'])", "nll_loss_forward", x=X, batch=batch)

@@ -228,6 +228,7 @@ def _ignoring(evidence: Evidence, ids: Ids, mark: int) -> str | None:
     if index is None:
         return None
     # A loss ignores one number: where labels have that one too, both have to be it.
-    is_in_use = bool(ids.violation.offenders.allowed)
+    # What the call itself ignores was chosen, though this batch may have none.
+    is_in_use = bool(ids.violation.offenders.allowed) or index != "-100"
     call = None if is_in_use else with_keyword(evidence, LOSSES, "ignore_index", str(mark))
     return call or rewritten(evidence, ids.named, f"{{x}}.masked_fill({{x}} == {mark}, {index})")
