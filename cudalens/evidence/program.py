@@ -137,16 +137,21 @@ class Program:
 
     # --- the number ------------------------------------------------------------------------------
 
-    def chosen(self, number: Spot, shown: Spot, size: int, hops: int = 0) -> Spot | None:
+    def chosen(
+        self, number: Spot, shown: Spot, size: int, hops: int = 0, key: int | None = None
+    ) -> Spot | None:
         """Return the call or assignment that chose a number, ``None`` if it chose another one.
 
         Args:
             number: the expression that has the number.
             shown: the call or the assignment around the expression.  Returned as one that only
                 reads the number if its origin cannot be traced.
+            key: the item of the expression that is the number, where it is a tuple's.
         """
         node, file = number.node, number.file
         match node:
+            case ast.Tuple(elts) if key is not None and -len(elts) <= key < len(elts):
+                return self.chosen(Spot(file, elts[key]), shown, size, hops)
             case ast.Constant(value):
                 return shown if type(value) is int and value == size else None
             case ast.UnaryOp(ast.USub(), ast.Constant()):
@@ -160,18 +165,43 @@ class Program:
                 return self.chosen(Spot(file, given), shown, size, hops)
             case ast.Call(ast.Attribute(attr="size")):
                 return shown._replace(is_read=True)
+            case ast.Subscript(ast.Call() as owner, ast.Constant(int(at))):
+                return self.chosen(Spot(file, owner), shown, size, hops, at)
         if hops >= _MAX_HOPS:
             return shown._replace(is_read=True)
+        return self._behind(number, shown, size, hops + 1, key)
+
+    def _behind(
+        self, number: Spot, shown: Spot, size: int, hops: int, key: int | None
+    ) -> Spot | None:
+        """Go on with what a name, an attribute, an item or the user's own call stands for."""
+        node, file = number.node, number.file
         if isinstance(node, ast.Name):
-            return self._of_name(number, shown, size, hops + 1)
+            return self._of_name(number, shown, size, hops, key)
         if isinstance(node, ast.Attribute):
-            return self._of_attribute(number, shown, size, hops + 1)
+            return self._of_attribute(number, shown, size, hops)
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
             found = self._entry(Spot(file, node.value), node.slice)
             if found is not None:
-                return self.chosen(*found, size, hops + 1)
-            return self._of_name(Spot(file, node.value), shown, size, hops + 1)
+                return self.chosen(*found, size, hops)
+            at = getattr(node.slice, "value", None)
+            key = at if type(at) is int else None
+            return self._of_name(Spot(file, node.value), shown, size, hops, key)
+        if isinstance(node, ast.Call):
+            return self._of_result(last_name(node.func) or "", shown, size, hops, key)
         return shown._replace(is_read=True) if isinstance(node, ast.Subscript) else shown
+
+    def _of_result(
+        self, name: str, shown: Spot, size: int, hops: int, key: int | None
+    ) -> Spot | None:
+        """Go on with what a function returns, if it is the user's and returns in one place."""
+        own = [it for it in self._every(ast.FunctionDef) if getattr(it.node, "name", "") == name]
+        parts = (Spot(it.file, part) for it in own for part in ast.walk(it.node))
+        match [it for it in parts if isinstance(it.node, ast.Return | ast.Yield | ast.YieldFrom)]:
+            # A method of this name may be that of a built-in object.
+            case [Spot(file, ast.Return(ast.expr() as value)) as end] if not hasattr(dict, name):
+                return self.chosen(Spot(file, value), end, size, hops, key)
+        return shown._replace(is_read=True) if own else shown
 
     def _entry(self, name: Spot, key: ast.expr) -> tuple[Spot, Spot] | None:
         """Return the value of a constant key in the one display of a dict that a name is bound to,
@@ -211,7 +241,9 @@ class Program:
                         return sizes[dim] if is_known and dim is not None else None
         return None
 
-    def _of_name(self, name: Spot, shown: Spot, size: int, hops: int) -> Spot | None:
+    def _of_name(
+        self, name: Spot, shown: Spot, size: int, hops: int, key: int | None = None
+    ) -> Spot | None:
         assert isinstance(name.node, ast.Name)
         text = name.node.id
         if (loop := self._loop_over(name, text)) is not None:
@@ -221,20 +253,27 @@ class Program:
             if text in parameters_of(function):
                 owner = Spot(name.file, function)
                 ways = [
-                    self.chosen(Spot(call.file, given), call, size, hops)
+                    self.chosen(Spot(call.file, given), call, size, hops, key)
                     for call, given in self.given(owner, text)
                 ]
                 return _only(filter(None, ways)) or shown._replace(is_read=True)
             bound = list(_bindings(function, text))
             if bound:
-                return self._of_bindings(name, name.file, bound, shown, size, hops)
+                return self._of_bindings(name, name.file, bound, shown, size, hops, key)
         for file in (name.file, *reversed(self.trees)):
             if file in self.trees and (bound := list(_bindings(self.trees[file], text))):
-                return self._of_bindings(name, file, bound, shown, size, hops)
+                return self._of_bindings(name, file, bound, shown, size, hops, key)
         return shown._replace(is_read=True)
 
     def _of_bindings(
-        self, name: Spot, file: str, bound: Sequence[ast.AST], shown: Spot, size: int, hops: int
+        self,
+        name: Spot,
+        file: str,
+        bound: Sequence[ast.AST],
+        shown: Spot,
+        size: int,
+        hops: int,
+        key: int | None,
     ) -> Spot | None:
         """Go on with the one assignment that binds a name."""
         if len(bound) != 1 or not isinstance(bound[0], ast.Assign):
@@ -243,8 +282,15 @@ class Program:
         text = ast.unparse(name.node)
         own = [value for target, value in pairs_of(made) if ast.unparse(target) == text]
         if len(own) == 1:
-            return self.chosen(Spot(file, own[0]), Spot(file, made), size, hops)
-        return Spot(file, made, is_read=_reads_size(made.value))
+            return self.chosen(Spot(file, own[0]), Spot(file, made), size, hops, key)
+        if _reads_size(made.value):
+            return Spot(file, made, is_read=True)
+        match made:
+            case ast.Assign([ast.Tuple(targets)], ast.Call() as value) if key is None:
+                names = [ast.unparse(it) for it in targets]
+                at = names.index(text) if text in names else None
+                return self.chosen(Spot(file, value), Spot(file, made), size, hops, at)
+        return Spot(file, made)
 
     def _loop_over(self, name: Spot, text: str) -> ast.expr | None:
         """Return what the loop runs over whose variable is this name."""

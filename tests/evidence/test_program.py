@@ -106,6 +106,37 @@ CASES = {
     "an item of a call": ("nn.Embedding(sizes()[0], 2)", "nn.Embedding(sizes()[0], 2)"),
     "several at once": ("m, n = 8, 5\nnn.Embedding(n, 2)", "m, n = (8, 5)"),
     "several at once, of another number": ("m, n = 5, 6\nnn.Embedding(n, 2)", None),
+    "an item that a function returns": (
+        "def sizes():\n    return 8, n\nn = 5\nnn.Embedding(sizes()[1], 2)",
+        "n = 5",
+    ),
+    "an item that a function returns, of another number": (
+        "def sizes():\n    return 5, 6\nnn.Embedding(sizes()[1], 2)",
+        None,
+    ),
+    "an item of what a method returns, handed on": (
+        "class Data:\n    def __init__(self):\n        self.n = count() + 1\n"
+        "    def shape(self):\n        return self.n, 4\n"
+        "def make(sizes):\n    return nn.Embedding(sizes[0], 2)\nmake(Data().shape())",
+        "self.n = count() + 1",
+    ),
+    "what a function returns, unpacked": (
+        "def load():\n    return 8, len(words)\nm, n = load()\nnn.Embedding(n, 2)",
+        "return (8, len(words))",
+    ),
+    "what a function computes": (
+        "def rows():\n    return len(words) + 1\nnn.Embedding(rows(), 2)",
+        "return len(words) + 1",
+    ),
+    "a function that returns in two places": (
+        "def rows(big):\n    if big:\n        return 5\n    return 6\nnn.Embedding(rows(1), 2)",
+        "nn.Embedding(rows(1), 2)",
+    ),
+    "a method that dictionaries have too": (
+        "class A:\n    def get(self, name):\n        return count()\n"
+        "nn.Embedding(cfg.get('n'), 2)",
+        "nn.Embedding(cfg.get('n'), 2)",
+    ),
     "what a function gives": ("m, n = load()\nnn.Embedding(n, 2)", "m, n = load()"),
     "a name inside a function": (
         "n = 6\ndef make():\n    n = 5\n    return nn.Embedding(n, 2)",
