@@ -199,7 +199,7 @@ def _of_shape(
         words = ": make one dimension of all behind the first"
         # Beside a tensor of another rank a dimension may be missing there as well.
         yield "not_flattened", "{x}.flatten(1)", words, 1 + (function != "linear")
-    yield from _of_order(evidence, fact, others, called, first)
+    yield from _of_order(evidence, fact, others, first)
     if _is_loss(evidence):
         yield from _of_labels(evidence, fact, others, has_classes=_has_classes(evidence))
 
@@ -265,7 +265,7 @@ def _of_missing(
 
 
 def _of_order(
-    evidence: Evidence, fact: TensorFact, others: Sequence[TensorFact], called: Called, first: int
+    evidence: Evidence, fact: TensorFact, others: Sequence[TensorFact], first: int
 ) -> Iterator[_Change]:
     """Put the dimensions from ``first`` on in another order."""
     shape, rank, function = fact.shape, len(fact.shape), api_function(evidence)

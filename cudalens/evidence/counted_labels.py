@@ -54,7 +54,7 @@ def counted_label(
         places, least = call.kwargs.get("minlength", 0), int(given.min())
         classes = math.isqrt(places) if type(places) is int and places > 0 else 0
         if classes < 2 or classes * classes != places:
-            return _counted_alone(given, least, operands, snapshot)
+            return _counted_alone(given, operands, snapshot)
         return _found(given, classes, least, operands, snapshot)
 
 
@@ -107,7 +107,7 @@ def _leads(labels: Tensor, predictions: Tensor, classes: int, place: int) -> boo
 
 
 def _counted_alone(
-    counted: Tensor, least: int, operands: Sequence[Operand], snapshot: Snapshot
+    counted: Tensor, operands: Sequence[Operand], snapshot: Snapshot
 ) -> tuple[Violation, Tensor] | None:
     """Return the finding in numbers that are counted as they are: any from 0 on can be."""
     sources = [item for item in sources_of(counted, snapshot) if _is_whole(item)]

@@ -26,4 +26,4 @@ PALETTES = {
     name: {role: colours[at] for role, colours in _COLOURS.items()}
     for at, name in enumerate(_NAMES)
 }
-LIGHT, DARK = PALETTES["light"], PALETTES["dark"]
+LIGHT = PALETTES["light"]
