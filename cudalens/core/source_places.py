@@ -80,6 +80,8 @@ class SourceSpan:
         texts = (item.text.strip() for item in self.context if item.line == self.line)
         text = next(texts, self.text)
         code = without_comment(text) if text else text
+        if code and code.startswith("#"):
+            code = ""  # no code: the file has changed since it was imported
         return LineRef(line=self.line, text=code, cell=self.cell, file=self.file)
 
 

@@ -44,6 +44,8 @@ def test_the_line_of_a_statement_has_its_own_text_without_its_comment() -> None:
     span = SourceSpan(file="a.py", line=6, text="x = 1  # one")
     assert span.ref == LineRef(file="a.py", line=6, text="x = 1")
     assert SourceSpan(line=6).ref == LineRef(line=6)
+    stale = SourceSpan(file="a.py", line=2, context=(CodeLine(line=2, text="# a new version"),))
+    assert stale.ref == LineRef(file="a.py", line=2, text="")
 
 
 def test_an_expression_is_its_text_with_its_syntax_beside() -> None:
