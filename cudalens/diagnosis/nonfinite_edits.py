@@ -37,6 +37,8 @@ _SAFE = {**dict.fromkeys(functions(Trait.ARC), 0), "atanh": 0, "exp": 0, "expm1"
 _LOOKS = functions(Trait.COMPARES) | functions(Trait.FACT) | functions(Trait.NEVER_COPIES)
 _LOOKS |= {"isfinite", "isnan", "isinf", "logical_not", "any", "all", "abs", "sum", "bool", "float"}
 """Calls that a condition may make a second time: they only look."""
+_TO_NUMBERS = functions(Trait.CAST | Trait.VIEW, without=Trait.TO_INTEGER) | {"sum"}
+"""Calls that make numbers of truth values, or counts."""
 _STEPS_UP = ("1e-7", "1e-6", "1e-5", "1e-4")
 """Numbers to take in place of one that vanishes in float16, smallest first."""
 
@@ -191,7 +193,7 @@ def _is_count(fact: TensorFact) -> bool:
     if fact.dtype.startswith(("int", "uint")):
         return not isinstance(low, str) and low is not None and low >= 0
     node = fact.node
-    while isinstance(node, ast.Call) and last_name(node.func) in ("float", "sum", "half", "to"):
+    while isinstance(node, ast.Call) and last_name(node.func) in _TO_NUMBERS:
         node = node.func.value if isinstance(node.func, ast.Attribute) else None
     return isinstance(node, ast.Compare)
 

@@ -49,6 +49,7 @@ _NO_KERNEL = (
     | functions(Trait.FACT, without=Trait.PROPERTY)
     | {"__getitem__"}
 )
+_PLAIN_PROPERTIES = functions(Trait.FACT | Trait.PROPERTY) | functions(Trait.WHOLE | Trait.PROPERTY)
 
 
 def call_of(
@@ -233,7 +234,7 @@ def value_of(call: RunningCall, node: ast.expr | None) -> Any:
         return function(*numbers) if function and is_known else ABSENT
     if isinstance(node, ast.Attribute):
         owner = call.value(node.value)
-        is_plain = node.attr in ("device", "dtype", "shape", "ndim", "T", "mT", "data")
+        is_plain = node.attr in _PLAIN_PROPERTIES
         if isinstance(owner, Tensor) and node.attr == "grad" and _torch.is_plain(owner):
             return owner.grad if owner.is_leaf else None  # that of others warns
         if isinstance(owner, Tensor) and (is_plain or callable(getattr(Tensor, node.attr, None))):
