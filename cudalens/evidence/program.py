@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 from cudalens.core.report_types import LineRef
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.user_code import last_name
+from cudalens.evidence.options import is_option
 from cudalens.source.files import CELLS, place_of_code, source_lines
 from cudalens.source.running_node import FUNCTIONS, parsed_source
 
@@ -188,12 +189,10 @@ class Program:
             key = at if type(at) is int else None
             return self._of_name(Spot(file, node.value), shown, size, hops, key)
         if isinstance(node, ast.Call):
-            return self._of_result(last_name(node.func) or "", shown, size, hops, key)
+            return self._result(last_name(node.func) or "", shown, size, hops, key)
         return shown._replace(is_read=True) if isinstance(node, ast.Subscript) else shown
 
-    def _of_result(
-        self, name: str, shown: Spot, size: int, hops: int, key: int | None
-    ) -> Spot | None:
+    def _result(self, name: str, shown: Spot, size: int, hops: int, key: int | None) -> Spot | None:
         """Go on with what a function returns, if it is the user's and returns in one place."""
         own = [it for it in self._every(ast.FunctionDef) if getattr(it.node, "name", "") == name]
         parts = (Spot(it.file, part) for it in own for part in ast.walk(it.node))
@@ -259,16 +258,15 @@ class Program:
                 return _only(filter(None, ways)) or shown._replace(is_read=True)
             bound = list(_bindings(function, text))
             if bound:
-                return self._of_bindings(name, name.file, bound, shown, size, hops, key)
+                return self._of_bindings(name, bound, shown, size, hops, key)
         for file in (name.file, *reversed(self.trees)):
             if file in self.trees and (bound := list(_bindings(self.trees[file], text))):
-                return self._of_bindings(name, file, bound, shown, size, hops, key)
+                return self._of_bindings(name._replace(file=file), bound, shown, size, hops, key)
         return shown._replace(is_read=True)
 
     def _of_bindings(
         self,
         name: Spot,
-        file: str,
         bound: Sequence[ast.AST],
         shown: Spot,
         size: int,
@@ -278,8 +276,7 @@ class Program:
         """Go on with the one assignment that binds a name."""
         if len(bound) != 1 or not isinstance(bound[0], ast.Assign):
             return shown._replace(is_read=True)
-        made = bound[0]
-        text = ast.unparse(name.node)
+        made, file, text = bound[0], name.file, ast.unparse(name.node)
         own = [value for target, value in pairs_of(made) if ast.unparse(target) == text]
         if len(own) == 1:
             return self.chosen(Spot(file, own[0]), Spot(file, made), size, hops, key)
@@ -323,6 +320,8 @@ class Program:
                 for spot in self.values_of(kind, node.attr):
                     made = Spot(spot.file, next(self.above(spot)))
                     found.append(self.chosen(spot, made, size, hops))
+        if not any(found) and owner is None:
+            found += [it for it in self._every(ast.Call) if is_option(it.node, node.attr, size)]
         return _only(filter(None, found)) or shown._replace(is_read=True)
 
     def _objects(self, base: Spot, hops: int) -> Iterator[Spot]:

@@ -67,6 +67,14 @@ CASES = {
     ),
     "an item of a list": ("sizes = [8, 5]\nnn.Embedding(sizes[i], 2)", "sizes = [8, 5]"),
     "an attribute": ("cfg.n = 5\nother.n = 5\nnn.Embedding(cfg.n, 2)", "cfg.n = 5"),
+    "an option with this default": (
+        "p.add_argument('--n', default=5)\nargs = p.parse_args([])\nnn.Embedding(args.n, 2)",
+        "p.add_argument('--n', default=5)",
+    ),
+    "an option with this default that was set since": (
+        "p.add_argument('--n', default=5)\nargs.n = 5\nnn.Embedding(args.n, 2)",
+        "args.n = 5",
+    ),
     "an attribute of nobody known": (
         "other.n = 5\nnn.Embedding(cfg.n, 2)",
         "nn.Embedding(cfg.n, 2)",
