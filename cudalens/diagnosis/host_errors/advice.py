@@ -290,7 +290,8 @@ def cat_sizes(evidence: Evidence, match: re.Match[str]) -> Answer:
         which, others = (larger, "the other") if is_pair else ("the larger", "the smaller")
         ways += [f"crop {which} to {low} in {_dimensions(dims)}"]
         ways += [f"make {others} {high}"]
-    if len(dims) == 1 and len(sizes[joined]) == 1:
+    # Another dimension than the first was asked for.
+    if len(dims) == 1 and len(sizes[joined]) == 1 and joined == 0:
         ways.append("join along it" if ways else f"join them along dimension {dims[0]}")
     if ways:
         *first, last = ways

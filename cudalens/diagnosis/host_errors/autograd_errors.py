@@ -178,7 +178,7 @@ _CUTS = {
     "grad": ("the gradient has no graph of its own", "pass create_graph=True"),
     "no_grad": (
         "its inputs have a graph and its result has none, as under torch.no_grad()",
-        "call it with gradients on, if it has one",
+        "make that call with gradients on",
     ),
 }
 """Words for each call: its effect on the graph, and the change that keeps the graph."""

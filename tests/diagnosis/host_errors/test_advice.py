@@ -244,11 +244,7 @@ def test_tensors_of_different_sizes_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("shapes", "at", "text"),
     [
-        (
-            ("1,2,5", "1,2,4"),
-            (5, 4, 1),
-            "crop a to 4 in dimension 2, make the other 5, or join along it",
-        ),
+        (("1,2,5", "1,2,4"), (5, 4, 1), "crop a to 4 in dimension 2, or make the other 5"),
         # Of two parts that differ in the joined dimension too, the last is no way.
         (
             ("1,2,4", "1,3,5"),
@@ -261,7 +257,7 @@ def test_tensors_of_different_sizes_elsewhere() -> None:
             "crop the larger to 4 in dimension 2, or make the smaller 5",
         ),
         # Of three sizes no two are the ones that are meant.
-        (("1,2,4", "1,2,5", "1,2,6"), (4, 5, 1), "join them along dimension 2"),
+        (("1,2,4", "1,2,5", "1,2,6"), (4, 5, 1), None),
         (
             ("2,2,4", "1,2,3"),
             (2, 1, 1),
@@ -287,6 +283,25 @@ def test_parts_of_different_sizes(
     first = parts[0].shape, parts[at[2]].shape
     headline = "a is {} and b is {}: only dimension 1 may differ".format(*map(format_shape, first))
     assert explained(message, *parts).headline == headline
+
+
+@pytest.mark.parametrize(
+    ("shapes", "text"),
+    [
+        (("2,5", "2,4"), "crop a to 4 in dimension 1, make the other 5, or join along it"),
+        (("2,4", "2,5", "2,6"), "join them along dimension 1"),
+    ],
+)
+def test_the_first_dimension_may_not_have_been_chosen(shapes: tuple[str, ...], text: str) -> None:
+    parts = [
+        fact(f"tensors[{number}]", f"float32[{shape}]", "abc"[number])
+        for number, shape in enumerate(shapes)
+    ]
+    message = (
+        "Sizes of tensors must match except in dimension 0. Expected size 4 but got size 5 for "
+        "tensor number 1 in the list."
+    )
+    assert hints(message, *parts) == [("cat_sizes", text)]
 
 
 @pytest.mark.parametrize(
