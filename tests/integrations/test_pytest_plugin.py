@@ -6,11 +6,21 @@ import re
 import subprocess
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from cudalens.integrations.pytest_plugin import pytest_configure
+from cudalens.integrations.pytest_plugin import (
+    _HEADLINE,
+    _IS_LOST,
+    _REPORT,
+    pytest_configure,
+    pytest_runtest_makereport,
+    pytest_runtest_protocol,
+    pytest_terminal_summary,
+)
 from tests.processes import python
 from tests.releases import needs_rehearsal
 
@@ -224,3 +234,85 @@ def test_a_path_behind_the_option_is_a_path(tmp_path: Path, words: list[str]) ->
 def test_a_mode_that_there_is_not_is_refused() -> None:
     with pytest.raises(pytest.UsageError, match="invalid choice: 'slow'"):
         pytest_configure(Mock(getoption=Mock(return_value="slow")))
+
+
+def summary(reports: dict[str, list[Any]], *, is_lost: bool) -> tuple[list[str], str]:
+    """Return the sections and the text that the plugin adds to the terminal's summary."""
+    terminal = Mock(getreports=lambda outcome: reports.get(outcome, []))
+    config: Any = SimpleNamespace(stash=pytest.Stash())
+    if is_lost:
+        config.stash[_IS_LOST] = True
+    pytest_terminal_summary(terminal, config)
+    sections = [call.args[0] for call in terminal.section.call_args_list]
+    return sections, "\n".join(call.args[0] for call in terminal.line.call_args_list)
+
+
+def finished(nodeid: str, when: str, *properties: tuple[str, str]) -> Any:
+    return SimpleNamespace(nodeid=nodeid, when=when, user_properties=list(properties))
+
+
+@pytest.mark.parametrize("outcome", ["passed", "skipped"])
+def test_a_finding_of_a_test_that_did_not_fail_is_listed_once(outcome: str) -> None:
+    """The report of each phase has the properties: those of the call are the test's."""
+    found = [("cudalens_op", "aten::index"), (_HEADLINE, "a bad label")]
+    phases = [finished("test_it.py::test_a", when, *found) for when in ("call", "teardown")]
+    sections, text = summary({outcome: phases, "failed": phases}, is_lost=False)
+    assert sections == ["cudalens"]
+    assert text.splitlines()[1:] == ["  test_it.py::test_a: a bad label"]
+
+
+def test_without_a_finding_the_summary_stays_as_it_is() -> None:
+    good = finished("test_it.py::test_a", "call", ("other", "property"))
+    assert summary({"passed": [good]}, is_lost=False) == ([], "")
+
+
+def test_a_lost_context_is_said_where_no_test_passed_with_a_finding() -> None:
+    sections, text = summary({}, is_lost=True)
+    assert sections == ["cudalens"]
+    assert text.startswith("A test lost CUDA for this process") and len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize("is_usable", [True, False, None])
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_report_of_the_check_goes_to_the_report_of_the_test_once(
+    is_usable: bool | None, failed: bool
+) -> None:
+    """A context that is lost is remembered, one of which nothing is known is not."""
+    finding = Mock(
+        kind="index", op=SimpleNamespace(name="op"), headline="h", context_usable=is_usable
+    )
+    finding.to_text.return_value = "the text"
+    item: Any = SimpleNamespace(
+        stash=pytest.Stash(), user_properties=[], config=SimpleNamespace(stash=pytest.Stash())
+    )
+    item.stash[_REPORT] = finding
+    for sections in ([("cudalens", "the text")] if failed else [], []):
+        report: Any = SimpleNamespace(failed=failed, sections=[])
+        made = pytest_runtest_makereport(item, Mock(excinfo=None))
+        next(made)
+        with pytest.raises(StopIteration) as end:
+            made.send(report)
+        assert end.value.value is report
+        assert report.sections == sections
+    wanted = [("cudalens_kind", "index"), ("cudalens_op", "op"), (_HEADLINE, "h")]
+    assert item.user_properties == wanted
+    assert item.config.stash.get(_IS_LOST, False) is (is_usable is False)
+
+
+@pytest.mark.parametrize("is_worker", [True, False])
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_worker_alone_ends_after_it_lost_its_context(
+    is_worker: bool, is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr("os._exit", ended.append)
+    config = SimpleNamespace(stash=pytest.Stash(), **({"workerinput": {}} if is_worker else {}))
+    config.stash[_IS_LOST] = is_lost
+    item: Any = SimpleNamespace(config=config)
+    run = pytest_runtest_protocol(item)
+    next(run)
+    assert ended == []
+    with pytest.raises(StopIteration) as end:
+        run.send("done")
+    assert end.value.value == "done"
+    assert ended == ([1] if is_worker and is_lost else [])
