@@ -15,7 +15,7 @@ from cudalens.core.report import (
     Report,
     SourceSpan,
 )
-from cudalens.render.strip import MAX_BOXES, MAX_WIDTH, Node, strip
+from cudalens.render.strip import MAX_BOXES, MAX_WIDTH, Node, _fitting, strip
 from cudalens.render.words import with_module_names
 from tests.builders import REPRESENTATIVE, autograd_error, chain, fact, make_report, mismatch, node
 
@@ -193,6 +193,27 @@ def test_a_long_lane_leaves_out_its_middle_and_keeps_the_failure() -> None:
     (gap,) = [item for item in found if item.look == "gap"]
     assert gap.title == f"… {20 - sum(item.title.startswith('ReLU') for item in found)} more"
     assert sum(7.1 * len(item.title) + 40 for item in found) < MAX_WIDTH + 40
+
+
+@pytest.mark.parametrize(("letters", "missing"), [(5, []), (6, ["… 2 more"])])
+def test_a_lane_that_fits_as_a_whole_needs_no_room_for_a_gap(
+    letters: int, missing: list[str]
+) -> None:
+    report = deep_mismatch()
+    path = "a" * letters
+    entries = [replace(item, module_path=f"{path}{item.seq}") for item in report.history[:6]]
+    found = nodes(replace(report, history=tuple(entries)))
+    assert [item.title for item in found if item.look == "gap"] == missing
+
+
+def test_a_lane_keeps_its_first_box_and_those_around_the_failure() -> None:
+    """What comes right before the failure says most, then what made that, then what comes after."""
+    lane = [Node(title="x" * 26, look="fail" if at == 5 else "") for at in range(9)]
+    assert [at for at, _ in _fitting(lane)] == [0, -1, 4, 5, -1]
+    short = [replace(item, title="x" * 15) for item in lane]
+    assert [at for at, _ in _fitting(short)] == [0, -1, 3, 4, 5, 6, -1]
+    gaps = [node.title for at, node in _fitting(lane) if at == -1]
+    assert gaps == ["… 3 more", "… 3 more"]
 
 
 def test_calls_that_do_not_lead_to_the_failure_are_no_boxes() -> None:
