@@ -311,7 +311,8 @@ def _in_own_names(evidence: Evidence, violation: Violation) -> str:
         # `input`, `self` and `weight` are no words of the user's.
         template = violation.headline.replace(" of {related}", "")
     if _is_of_a_part(evidence):
-        template = re.sub(r"dimension \d+ \(", "its dimension (", template or violation.headline)
+        template = (template or violation.headline).replace(" of {related}", "")
+        template = re.sub(r"dimension \d+ \(", "its dimension (", template)
     return violation.sentence(
         template=template,
         related=name or related,
@@ -327,11 +328,12 @@ def _is_of_a_part(evidence: Evidence) -> bool:
     """
     node: ast.AST | None = call_node(evidence)
     fact = evidence.tensor("self")
-    match statement_of(None if evidence.source is None else evidence.source.text):
-        case ast.Assign(targets=[ast.Subscript() as target]) if node is None:
-            node = target
-        case ast.AugAssign(ast.Subscript() as target) if node is None:
-            node = target
+    if node is None and evidence.source is not None:
+        match statement_of(evidence.source.text):
+            case ast.Assign(targets=[ast.Subscript() as target]):
+                node = target
+            case ast.AugAssign(ast.Subscript() as target):
+                node = target
     is_of_parts = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
     return is_of_parts and (fact is None or fact.expression is None)
 

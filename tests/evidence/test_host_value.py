@@ -146,7 +146,8 @@ def test_alike_tensors_are_not_confused() -> None:
         ("scores[:, ids]", "ids[1] = 9 is outside dimension 1 (size 2) of scores"),
         ("wide[..., ids] = 1.0", "ids[1] = 9 is outside dimension 2 (size 5) of wide"),
         ("wide[1, :, ids]", "ids[1] = 9 is outside dimension 1 (size 5)"),
-        ("wide[first, None, ids]", "ids[1] = 9 is outside dimension 2 (size 4)"),
+        # Neither is a dimension of what is named.
+        ("wide[first, None, ids]", "ids[1] = 9 is outside its dimension (size 4)\n"),
         ("wide[1, first, ids]", "ids[1] = 9 is outside dimension 1 (size 5)"),
     ],
 )
