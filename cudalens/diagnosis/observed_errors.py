@@ -340,6 +340,15 @@ def _is_new(made: Binding, trial: Trial) -> bool:
 
     A call of the user's may return a tensor that it has kept, a dropout the one that it is given.
     """
+    # What ``torch.zeros(2).cuda()`` moves has been made on the same line.
+    first = syntax(made.value)
+    while isinstance(first, ast.Call) and isinstance(first.func, ast.Attribute):
+        if not isinstance(first.func.value, ast.Call):
+            break
+        first = first.func.value
+    start = ast.unparse(first.func) if isinstance(first, ast.Call) else ""
+    if start.startswith("torch.") and start[6:] in {*_FACTORIES, "from_numpy"}:
+        return True
     called = made.called or ""
     layer = trial.binding(called) if called else None
     called = called if layer is None else layer.called or ""

@@ -162,6 +162,10 @@ def test_the_mark_of_a_device_names_the_tensor() -> None:
         ("a + b", "made"),
         ("Net(3)", "made"),
         ("linear(a)", "made"),
+        ("torch.zeros(2, 3).bool()", "made"),
+        ("torch.from_numpy(a).cuda()", "made"),
+        ("cached(a).cuda()", "set"),
+        ("a.view(3, 2).to('cpu')", "set"),
         ("drop(a)", "set"),  # in eval it returns what it is given
         ("F.dropout(a, training=False)", "set"),
         ("cached(a)", "set"),

@@ -11,7 +11,7 @@ from cudalens.core.graph_types import DIVIDES, FIRST_NAN, WRITES
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact, format_count
 from cudalens.core.torch_functions import Trait, functions, stems
-from cudalens.diagnosis.hints._makers import COPIES, FROM_PYTHON, way_of
+from cudalens.diagnosis.hints._makers import FROM_PYTHON, way_of
 from cudalens.diagnosis.hints._roles import fault, name_of
 from cudalens.diagnosis.user_code import list_of, renamed, rewritten
 
@@ -255,9 +255,6 @@ def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
     names = [stem_of(step.op or "") for step in steps]
     if steps and names[-1] == "tensor" and set(names) <= {"tensor", "to", "cuda", "float", "clone"}:
         return f". Line {steps[-1].source.line} made it from numbers that contained them", False  # type: ignore[union-attr]
-    if steps and names[-1] in FROM_PYTHON and set(names) <= COPIES:
-        # No call of torch's has made it: --nan stops nowhere else.
-        return f". Line {steps[-1].source.line} has it from Python or NumPy", False  # type: ignore[union-attr]
     at = ""
     if held is not None and held.nan.total > 1:
         at = f", the first at {list(held.nan.first[0].position)}"
