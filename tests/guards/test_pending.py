@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -120,6 +122,26 @@ def test_a_full_page_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert queue.findings == [checks[1]]
     assert bool(queue)
     assert texts(queue.settle()) == ["10, 10"]
+
+
+def test_the_copy_of_a_page_waits_for_what_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where the stream that copies knows nothing of the one that fills."""
+    queue, _ = noted([10])
+    (page,) = queue._pages.values()
+    steps = Mock()
+    steps.stream.return_value = nullcontext()
+    page._stream, page._copying, page._is_filled = object(), steps.copying, steps.is_filled
+    page._values = steps.values
+    steps.values.__getitem__ = lambda _, part: page._filled[part]
+    monkeypatch.setattr(torch.cuda, "stream", steps.stream)
+    monkeypatch.setattr(_torch, "wait_for", steps.wait_for)
+    assert texts(queue.settle()) == ["10, 10"]
+    assert steps.mock_calls == [
+        call.stream(steps.copying),
+        call.copying.wait_event(steps.is_filled),
+        call.values.copy_(page._filled, non_blocking=True),
+        call.wait_for(steps.copying),
+    ]
 
 
 @pytest.mark.parametrize(

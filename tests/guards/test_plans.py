@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
-from cudalens import guards
+import cudalens
+from cudalens import DeviceIndexError, guards
 from cudalens.core.report_types import Bounds
 from cudalens.guards import GUARDS, plans
 from cudalens.guards.engine import Between, Within
@@ -159,3 +161,16 @@ def test_a_guard_that_fails_is_asked_at_each_call() -> None:
 )  # fmt: skip
 def test_what_is_looked_at_without_a_wait(need: Any, tensor: Any, later: bool) -> None:
     assert is_deferred(need, tensor) is later
+
+
+@pytest.mark.parametrize("selected", [0, 1])
+def test_an_index_beside_a_mask_is_read_only_where_the_mask_selects_something(
+    selected: int, sim: object
+) -> None:
+    """So it cannot be looked at later, on its own."""
+    x, index = torch.zeros(3, 4, device="cuda"), torch.tensor([99], device="cuda")
+    mask = torch.arange(3, device="cuda") < selected
+    is_bad = pytest.raises(DeviceIndexError, match=r"= 99 ") if selected else nullcontext()
+    with is_bad, cudalens.check(deferred=True) as session:
+        assert x[mask, index].shape == (0,)
+    assert (session.report is None) is not selected
