@@ -20,11 +20,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.spawn import ProcessExitedException
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import cudalens
 from cudalens import DeviceAssertError, DeviceIndexError, DeviceValueError, Report, guards, simulate
+from cudalens.core.report import RankResult
 from cudalens.core.report_types import Violation
 from cudalens.core.reported import report_beside
 from cudalens.evidence import finding
@@ -108,6 +110,12 @@ def test_a_number_of_ops_out_of_range_is_refused(number: Any, kind: type[Excepti
     with pytest.raises(kind, match=re.escape(f"max_ops = {number!r}: the recorder keeps a whole")):
         cudalens.check(max_ops=number)
     assert cudalens.check(max_ops=1).max_ops == 1
+
+
+@pytest.mark.parametrize("name", ["sync", "force_eager", "widgets"])
+def test_an_option_is_turned_off_in_either_form(name: str) -> None:
+    forms = ({}, {name: False}, {f"no_{name}": True}, {name: False, f"no_{name}": True})
+    assert [getattr(cudalens.check(**form), name) for form in forms] == [True, *[False] * 3]
 
 
 def test_fast_finds_the_same_without_a_recorder() -> None:
@@ -501,6 +509,24 @@ def test_a_foreign_exception_is_untouched(error: BaseException) -> None:
     assert caught.value is error
     assert session.report is None
     assert vars(error) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "is_noted"),
+    [(KeyError("mine"), False), (ProcessExitedException("exited", 0, 1, 1), True)],
+    ids=["the user's", "the launcher's"],
+)
+def test_what_the_ranks_report_stands_beside_the_launchers_exception_alone(
+    error: Exception, is_noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_ranks = Report(kind="device_assert", headline="ids[0] = 9 is outside", ranks=(RankResult(),))
+    monkeypatch.setattr("cudalens.session.session.combined", lambda results: of_ranks)
+    with pytest.raises(type(error)) as caught, cudalens.check() as session:
+        raise error
+    assert caught.value is error
+    assert session.report is not None and session.report.headline == of_ranks.headline
+    assert report_beside(error) is (session.report if is_noted else None)
+    assert len(getattr(error, "__notes__", ())) == is_noted
 
 
 # --- silent --------------------------------------------------------------------------------------
