@@ -364,6 +364,16 @@ def test_show_prints_a_saved_report(run_here: Run, tmp_path: Path) -> None:
     assert_one_line(run_here("show", "missing.json"), 1, said)
 
 
+def test_show_reads_what_an_editor_saved_with_a_byte_order_mark(
+    run_here: Run, tmp_path: Path
+) -> None:
+    text = json.dumps(Report(headline="y[3] = 10 is outside").to_dict())
+    (tmp_path / "report.json").write_text(text, encoding="utf-8-sig")
+    done = run_here("show", "report.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "y[3] = 10 is outside" in done.stdout
+
+
 @pytest.mark.parametrize("form", [(), ("--html", "out.html")])
 @pytest.mark.parametrize(
     ("field", "value"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import traceback
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -14,7 +15,8 @@ from cudalens.core.report import SourceSpan
 from cudalens.notebook import statement
 from cudalens.notebook.statement import CellPlace, compiled, give_line, place_in_cell, raising, run
 from cudalens.source.files import CELLS
-from tests.shells import new_shell
+from tests.shells import new_shell, shell_with_cudalens
+from tests.shells import run as run_cell
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +69,21 @@ def test_a_statement_of_no_cell_has_a_place_of_its_own(shell: Any) -> None:
     assert CELLS.of_shell(shell)[code.co_filename] == shell.execution_count
     assert code.co_firstlineno == 1
     assert place_in_cell(shell, "x = 1") is None
+
+
+@pytest.mark.parametrize("name", ["size", "größe", "大きさ"])
+def test_code_behind_a_magic_begins_where_the_magic_stands(name: str) -> None:
+    """Python counts its columns in bytes, the typed line is in characters."""
+    found: list[CellPlace | None] = []
+    with shell_with_cudalens() as shell:
+        shell.register_magic_function(
+            lambda text: found.append(place_in_cell(shell, text)), "line", "place"
+        )
+        error, _ = run_cell(shell, f"a = 1\n{name} = %place t[i]")
+        (place,) = found
+        assert error is None and place is not None
+        assert (place.lines, place.before) == (1, f"{name} = ")
+        assert linecache.getline(place.filename, 2) == f"{name} = t[i]\n"
 
 
 def test_nodes_move_to_their_place_in_the_cell() -> None:
