@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
 
-from cudalens.source.unchecked import is_next_checked
+from cudalens.source.unchecked import is_next_checked, statements_after
 
 BLOCK = "\nwith cudalens.check():\n    x.add_(1)"
 
@@ -45,3 +46,24 @@ def test_which_statements_only_read(code: str, is_checked: bool) -> None:
 def test_without_a_block_nothing_is_said_of_reading_alone() -> None:
     assert is_next_checked(ast.parse("a = 1").body) is None
     assert is_next_checked(ast.parse("x.add_(1)").body) is False
+
+
+@pytest.mark.parametrize(
+    ("block", "after"),
+    [
+        ("with cudalens.check():", "x = 1"),
+        ("with cudalens.check(), suppress(E):", None),
+        ("with suppress(E), cudalens.check():", None),
+        ("with suppress(E):", None),
+    ],
+)
+def test_what_follows_a_block_that_nothing_else_ends_with(
+    block: str, after: str | None, tmp_path: Path
+) -> None:
+    """Another manager of the statement runs after the block, and may hide an error."""
+    file = tmp_path / "program.py"
+    file.write_text(f"import cudalens\n{block}\n    pass\nx = 1\n", encoding="utf-8")
+    found = statements_after(str(file), 2)
+    assert (found and ([ast.unparse(item) for item in found[0]], found[1])) == (
+        after and ([after], True)
+    )
