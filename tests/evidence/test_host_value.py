@@ -194,3 +194,25 @@ def test_a_length_of_0_stands_where_the_user_has_it(
     line = PACK.format(lengths=lengths, is_sorted=is_sorted)
     found = cell(f"steps = tensor([1, 0, 2, 2])\n{line}").shown
     assert found.headline == f"{said} is no length: a sequence has at least one step"
+
+
+MINE = """
+from torch.distributions import Distribution, Normal, constraints
+
+class Mine(Distribution):
+    arg_constraints = {"scale": constraints.positive}
+
+    def __init__(self, loc, scale):
+        self.loc, self.scale = loc, scale
+        super().__init__(scale.shape)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "api"), [("Normal", "torch.distributions.Normal"), ("Mine", None)]
+)
+def test_only_a_distribution_of_torch_s_is_named_as_one(kind: str, api: str | None) -> None:
+    found = cell(f"{MINE}\n{kind}(weights, weights)").shown
+    assert (found.argument, found.offenders.first[0].value) == ("scale", -1.0)
+    assert found.explanation.startswith(f"{kind} checks its parameters")
+    assert found.op.api == api

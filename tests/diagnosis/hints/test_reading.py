@@ -105,6 +105,20 @@ def test_a_zero_that_may_stand_beside_a_mark() -> None:
     assert not ids(labels([1, 2, 5], 5, seen_before=plain)).may_have_zero
 
 
+@pytest.mark.parametrize(
+    ("low", "distinct", "has_zero"),
+    [(0, None, True), (0, (0, 4), True), (-1, (-1, 0, 4), True), (-1, None, False),
+     (-1, (-1, 4), False), (1, (1, 4), False), (1, None, False)],
+)  # fmt: skip
+def test_a_zero_in_the_tensor_beside_these(
+    low: int, distinct: tuple[int, ...] | None, has_zero: bool
+) -> None:
+    """As the other ends of edges, whose distinct values are not listed where they are many."""
+    other = tensor("input", "ends", [1, 2, 4])
+    other = replace(other, summary=replace(other.summary, min=low, unique=distinct))
+    assert ids(labels([1, 2, 5], 5, others=(other,))).may_have_zero is has_zero
+
+
 def test_a_count_from_zero_without_a_gap() -> None:
     assert ids(labels([0, 1, 2, 3], 3)).is_count
     assert not ids(labels([0, 1, 3], 3)).is_count
