@@ -67,3 +67,25 @@ def test_what_was_entered_is_left_again(late: list[Any]) -> None:
     sys.modules.pop(NAME)
     when_loaded(NAME, enter)()
     assert late == ["in", "out", "in", "out"]
+
+
+def test_a_folder_that_python_has_no_loader_for_is_imported_all_the_same(
+    late: list[Any], tmp_path: Path
+) -> None:
+    (tmp_path / f"{NAME}.py").unlink()
+    (tmp_path / NAME).mkdir()
+    forget = when_imported(NAME, late.append)
+    assert list(importlib.import_module(NAME).__path__) == [str(tmp_path / NAME)]
+    forget()
+    assert late == []
+
+
+def test_a_module_of_a_longer_name_is_another_one(late: list[Any], tmp_path: Path) -> None:
+    (tmp_path / f"{NAME}_too.py").write_text("value = 4\n")
+    importlib.invalidate_caches()
+    when_imported(NAME, lambda module: late.append(module.value))
+    assert importlib.import_module(f"{NAME}_too").value == 4
+    assert late == []
+    importlib.import_module(NAME)
+    assert late == [3]
+    sys.modules.pop(f"{NAME}_too")

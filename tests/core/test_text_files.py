@@ -25,6 +25,13 @@ def test_lines_of_a_file_and_of_standard_input(
     assert list(lines_of("-")) == ["é\n", "b"]
 
 
+@pytest.mark.parametrize("order", ["le", "be"])
+def test_the_first_two_bytes_say_the_order_of_wide_characters(tmp_path: Path, order: str) -> None:
+    file = tmp_path / "a.log"
+    file.write_bytes("\ufeffé\nb".encode(f"utf-16-{order}"))
+    assert list(lines_of(str(file))) == ["é\n", "b"]
+
+
 def test_what_is_no_text_stands_for_itself_and_long_lines_are_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -324,3 +324,35 @@ def test_one_result_is_no_count() -> None:
     found = make_violation("op", "op", offenders, inputs=(("x", "1"),), item=2)
     assert found.headline == "op made nan at its result of item 2 from {input:x} = 1"
     assert found.explanation.startswith("The result is not finite;")
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "headline", "explanation"),
+    [
+        ([0.0, NAN], {}, "made nan at [1]", "1 of 2 values of the result is not finite; "),
+        ([INF, NAN], {}, "made inf at [0]", "2 of 2 values of the result are not finite; "),
+        ([NAN], {}, "made nan at [0]", "The result is not finite; "),
+        ([0.0, NAN], {"item": 0}, "made nan at [1] of item 0", "1 of 2 values of the result is "),
+        (
+            [0.0, NAN],
+            {"of": "the gradient", "before": "it was finite"},
+            "made nan at [1]",
+            "1 of 2 values of the gradient is not finite; it was finite.",
+        ),
+        (
+            [NAN],
+            {"inputs": (("x", "1"), ("y", "2")), "largest": (("z", -3.0), ("w", 4.0))},
+            "made nan at [0] from {input:x} = 1, {input:y} = 2, "
+            "{input:z} (down to -3.0), {input:w} (up to 4.0)",
+            "The result is not finite; ",
+        ),
+    ],
+)
+def test_a_headline_counts_and_names_what_was_there(
+    values: list[float], options: Any, headline: str, explanation: str
+) -> None:
+    found = make_violation("op", "op", find_offenders(T(values), ~T(values).isfinite()), **options)
+    assert found.headline == f"op {headline}"
+    assert found.explanation.startswith(explanation)
+    assert (found.guard, found.is_index, found.is_nonfinite) == ("nonfinite", False, True)
+    assert found.inputs == options.get("inputs", ())

@@ -41,3 +41,18 @@ def test_tensors_by_their_arguments() -> None:
 def test_references() -> None:
     assert is_ref(ref(X))
     assert not is_ref(X)
+
+
+class HostileTuple(tuple[Any, ...]):
+    __slots__ = ()
+
+    def __iter__(self) -> Any:
+        raise AssertionError("it was asked")
+
+
+def test_the_tensors_of_a_tuple_are_arguments_too() -> None:
+    found = tensor_values({"tensors": (1, Y), "more": HostileTuple((None, X)), "a": {"b": X}})
+    assert {key: id(item) for key, item in found.items()} == {
+        "tensors[1]": id(Y),
+        "more[1]": id(X),
+    }

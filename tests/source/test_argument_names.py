@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,8 @@ from torch.nn import functional
 
 import cudalens
 from cudalens.core.report import Report
+from cudalens.core.report_types import Expression
+from cudalens.source.argument_names import LineTensor, _tensors_of, name_values
 from tests.blocks import report_of
 from tests.probes import Probe, named, run_cell, site_of
 
@@ -108,6 +112,57 @@ def test_a_row_of_a_tensor_on_the_line_names_the_argument(
     )
     report = report_of(lambda: take(torch.ones(3, 2, device="cuda"), pairs))
     assert report.expression == expression
+
+
+def line_tensor(text: str, value: object) -> LineTensor:
+    return LineTensor(Expression(text, ast.parse(text, mode="eval").body), None, value)
+
+
+def names_of(
+    tensors: list[LineTensor], values: dict[str, object], rows: dict[tuple[object, object], int]
+) -> dict[str, str]:
+    """Name strings that stand for tensors; ``rows`` has which one is which row of another."""
+    found = name_values(
+        tensors, values, lambda a, b: a == b, lambda part, whole: rows.get((part, whole))
+    )
+    assert len({name.key for name in found}) == len(found)
+    return {name.key: str(name.expression) for name in found}
+
+
+def test_a_row_is_named_by_the_first_expression_that_can_have_a_subscript() -> None:
+    """A tensor itself comes before a row of another, and each argument has one name."""
+    line = [line_tensor(text, value) for text, value in (("a + b", "A"), ("c", "C"), ("d.e", "D"))]
+    rows: dict[tuple[object, object], int] = {("r", "A"): 1, ("r", "C"): 0, ("r", "D"): 2}
+    assert names_of(line, {"self": "D", "index": "r"}, rows) == {"self": "d.e", "index": "c[0]"}
+    assert names_of(line, {"index": "r"}, {("r", "D"): 2}) == {"index": "d.e[2]"}
+    assert names_of(line, {"index": "r"}, {("r", "A"): 1}) == {}
+    assert names_of(line, {"index": "C"}, {("C", "D"): 1}) == {"index": "c"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "wanted"),
+    [
+        ("x", X, ["x"]),
+        ("p", (X, 1, Y), ["p[0]", "p[2]"]),
+        ("p", {"a": X, "b c": Y, 3: X, (4,): Y}, ['p["a"]', "p['b c']", "p[3]"]),
+        ("(x, y)", (X, Y), ["x", "y"]),
+        ("[*p, y]", [X, Y], ["[*p, y][0]", "[*p, y][1]"]),
+        ("(x, y)", (X,), ["(x, y)[0]"]),
+        ("p", (1, 2), []),
+    ],
+)
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_tensors_of_a_batch_are_named_by_their_place_or_as_the_line_spells_them(
+    text: str, value: object, wanted: list[str], is_whole: bool
+) -> None:
+    read: Any = SimpleNamespace(
+        node=ast.parse(text, mode="eval").body, value=value, is_whole=is_whole
+    )
+    found = [(extra, str(shown)) for extra, shown, _, _ in _tensors_of(read, [text])]
+    if value is X:
+        assert found == [(0, "x")]
+    else:
+        assert found == [(1, item) for item in wanted if is_whole]
 
 
 def test_a_parameter_that_the_function_rebinds_proves_nothing() -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import full, ones, tensor, zeros
 
+from cudalens.guards.catalogue.losses import _labels_read
 from tests.cpu_guards import Collector, Stopped, assert_said, said_id
 
 aten = torch.ops.aten
@@ -164,3 +165,34 @@ def test_ctc_loss_of_the_library_is_reached(guards: Collector) -> None:
     assert found is not None and guards.found[0][0] == "aten::_ctc_loss"
     found = guards.look(loss.backward)
     assert found is not None and guards.found[0][0].startswith("aten::_ctc_loss_backward")
+
+
+@pytest.mark.parametrize(
+    ("shape", "steps", "lengths", "read"),
+    [
+        # A row for each sample: its first labels are read, and the padding is not.
+        ((2, 3), [5, 5], [1, 3], [[1, 0, 0], [1, 1, 1]]),
+        ((2, 3), [0, 5], [1, 3], [[0, 0, 0], [1, 1, 1]]),
+        ((2, 3), [5, 5], [0, 2], [[0, 0, 0], [1, 1, 0]]),
+        # One after the other: each label is of the sample in whose part it is.
+        ((5,), [5, 5], [2, 2], [1, 1, 1, 1, 0]),
+        ((5,), [0, 5], [2, 3], [0, 0, 1, 1, 1]),
+        ((5,), [5, 0], [2, 3], [1, 1, 0, 0, 0]),
+        ((3,), [5, 5], [0, 3], [1, 1, 1]),
+        # Torch refuses other lengths, and other shapes.
+        ((2, 3), [5], [1, 3], None),
+        ((2, 3), [5, 5], [1], None),
+        ((3, 3), [5, 5], [1, 3], None),
+        ((2, 3, 1), [5, 5], [1, 3], None),
+    ],
+)
+@pytest.mark.parametrize("given", [list, tensor])
+def test_which_labels_the_kernel_of_ctc_loss_reads(
+    shape: tuple[int, ...], steps: list[int], lengths: list[int], read: Any, given: Any
+) -> None:
+    found = _labels_read(torch.zeros(shape, dtype=torch.int64), 2, given(steps), given(lengths))
+    assert (None if found is None else found.int().tolist()) == read
+
+
+def test_without_a_sample_ctc_loss_reads_no_label() -> None:
+    assert _labels_read(torch.zeros(0, dtype=torch.int64), 0, [], []) is None

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import multinomial, ones, tensor, zeros
 
+from cudalens.guards.catalogue.sampling import _probabilities
 from tests.cpu_guards import Collector, assert_said, said_id
 
 aten = torch.ops.aten
@@ -47,6 +48,7 @@ SAID: list[tuple[Callable[[], Any], dict[str, Any] | None]] = [
     (lambda: zeros(1, dtype=torch.float64).bernoulli_(JUST_ABOVE), {"at": [(0,)]}),
     # Nothing drawn, nothing checked.
     (lambda: zeros(0, 1).bernoulli_(tensor([2.0])), None),
+    (lambda: zeros(2, 2).bernoulli_(tensor([0.5, 2.0])), {"at": [(1,)]}),
 ]
 
 
@@ -84,3 +86,26 @@ def test_one_bad_value_is_one_finding(guards: Collector, call: Any) -> None:
     """The ops that a checked op calls in turn do not report the same value again."""
     guards.unguarded(call)
     assert len(guards.found) == 1
+
+
+@pytest.mark.parametrize(
+    ("p", "shape", "drawn", "read_as"),
+    [
+        (zeros(2), (3, 2), torch.float32, torch.float32),
+        (zeros(2, dtype=torch.float64), (2,), torch.float32, torch.float32),
+        (zeros(2), (2,), torch.float64, torch.float64),
+        (zeros(2), (2,), torch.int64, torch.float32),
+        # Torch refuses the first four; of the others nothing is drawn.
+        (zeros(2).long(), (2,), torch.float32, None),
+        (zeros(2), (2,), torch.complex64, None),
+        (zeros(2), (3,), torch.float32, None),
+        (zeros(3, 2), (2,), torch.float32, None),
+        (zeros(1), (0,), torch.float32, None),
+        (zeros(2), (0, 2), torch.float32, None),
+    ],
+)
+def test_which_probabilities_bernoulli_draws_with(
+    p: torch.Tensor, shape: tuple[int, ...], drawn: torch.dtype, read_as: torch.dtype | None
+) -> None:
+    need: Any = _probabilities(p, torch.Size(shape), drawn, argument="p")
+    assert (None if need is None else need.dtype) == read_as
