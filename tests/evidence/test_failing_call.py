@@ -33,6 +33,7 @@ from tests.probes import asked, cell
 
 X = torch.arange(6.0).reshape(2, 3)
 ROW = torch.ones(4)
+GRADIENT = torch.zeros(2)
 
 
 @contextmanager
@@ -106,6 +107,14 @@ def test_the_module_of_a_library_is_part_of_the_call() -> None:
         ("n / 2", 1.5),
         ("x.shape", X.shape),
         ("x.grad", None),
+        ("leaf.grad", GRADIENT),
+        ("(2 * leaf).grad", ABSENT),
+        ("inner.grad", None),
+        ("[1, x]", [1, X]),
+        ("2 - n", -1),
+        ("n + 'a'", ABSENT),
+        ("n * missing", ABSENT),
+        ("missing.shape", ABSENT),
         ("x.unknown", ABSENT),
         ("missing", ABSENT),
         ("f(x)", ABSENT),
@@ -120,7 +129,10 @@ def test_the_value_of_an_expression(text: str, value: object) -> None:
         function: Any = line.running.node  # the body of its argument has not run
         return value_of(line.call, function.args[0].body)
 
-    (found,) = asked(f"here(lambda: {text})", ask, x=X, n=3)
+    leaf = torch.ones(2, requires_grad=True)
+    leaf.grad = GRADIENT
+    names = {"x": X, "n": 3, "leaf": leaf, "inner": 2 * leaf}
+    (found,) = asked(f"here(lambda: {text})", ask, **names)
     assert found is value or found == value
 
 

@@ -111,6 +111,9 @@ def test_nothing_is_known_of_values_that_were_overwritten() -> None:
     assert (fact.summary.max, fact.shape) == (None, (1, 3))
     (fact,) = facts_of(violation(overwritten=("other",)), {"target": IDS}, site, ())
     assert fact.summary.max == 7
+    parts = {"indices[0]": IDS, "values": IDS}
+    facts = facts_of(violation(overwritten=("indices",)), parts, site, ())
+    assert {item.argument: item.summary.max for item in facts} == {"indices[0]": None, "values": 7}
 
 
 def test_what_cannot_be_read_leaves_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,34 @@ def test_a_list_that_registers_no_module(group: str, wanted: tuple[str, str] | N
     assert variables(code, lambda it: it.unregistered, layer=nn.Linear(3, 2)) == wanted
 
 
+class Held(nn.Module):
+    """A module with one that a list holds, which may be registered, and a name of its own."""
+
+    def __init__(self, name: str, *, is_registered: bool) -> None:
+        super().__init__()
+        part = nn.Linear(3, 2)
+        setattr(self, name, [part])
+        if is_registered:
+            self.part = part
+
+
+@pytest.mark.parametrize(
+    ("name", "is_registered", "wanted"),
+    [
+        ("layers", False, ("self.layers", "list")),
+        ("layers", True, None),
+        ("_layers", False, None),
+    ],
+)
+def test_a_list_of_a_running_module(
+    name: str, is_registered: bool, wanted: tuple[str, str] | None
+) -> None:
+    inner = "def inner(self):\n    here(x)\n"
+    code = f"{inner}def outer(self):\n    inner(self.{name}[0])\nouter(held)"
+    held = Held(name, is_registered=is_registered)
+    assert variables(code, lambda it: it.unregistered, held=held) == wanted
+
+
 def called(layer: nn.Module) -> Any:
     """Return the facts on a module that the line calls, from inside it."""
     found: list[Any] = []

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cudalens.core.graph_types import FIRST_NAN
-from cudalens.diagnosis.hints.probabilities import nan_before
+from cudalens.diagnosis.hints.probabilities import nan_before, scores_as_probabilities
 from tests.hint_evidence import (
     EXP,
     LINEAR,
@@ -163,3 +163,35 @@ def test_a_line_that_only_gives_the_numbers_of_python_has_not_made_a_nan() -> No
         hint = nan_before(bce([0.5, math.nan], provenance=(made,)))
         assert hint is not None
         assert ("made them" in hint.text) is is_made
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "is_told"),
+    [
+        ([-2.5, 0.5, 3.5], "p", True),
+        ([-0.02, 0.5, 3.5], "p", True),
+        ([-0.01, 0.5, 3.5], "p", False),  # as far as rounding goes
+        ([-2.0, 0.5, 3.5], "p", False),  # a mark, as -1 is
+        ([-2.5, *8 * [0.5]], "p", True),
+        ([-2.5, *9 * [0.5]], "p", False),  # a stray value
+        ([-0.5, 0.75, 0.8], "p", True),
+        ([-0.5, 0.75, 0.75], "p", False),  # of a row that sums to 1
+        ([-2.5, 0.5, 3.5], "p + q", True),
+        ([-2.5, 0.5, 3.5], "p - q", False),  # errors have both signs
+        ([-2.5, 0.5, math.nan], "p", False),
+        ([-2.5, 0.5, math.inf], "p", False),
+    ],
+)
+def test_which_numbers_of_a_distribution_may_be_scores(
+    values: list[float], name: str, is_told: bool
+) -> None:
+    api = "torch.distributions.Categorical"
+    given = numbers("", "probs", values, name=name, high=None, api=api)
+    assert (scores_as_probabilities(given) is not None) is is_told
+
+
+def test_only_the_probabilities_of_a_distribution_may_be_scores() -> None:
+    values, api = [-2.5, 0.5, 3.5], "torch.distributions.Categorical"
+    assert scores_as_probabilities(numbers("", "loc", values, high=None, api=api)) is None
+    drawn_from = numbers("aten::multinomial", "probs", values, high=None, api="torch.multinomial")
+    assert scores_as_probabilities(drawn_from) is None
