@@ -351,9 +351,9 @@ def _is_new(made: Binding, trial: Trial) -> bool:
         return True
     called = made.called or ""
     layer = trial.binding(called) if called else None
-    called = called if layer is None else layer.called or ""
-    root, name = called.partition(".")[0], called.rpartition(".")[2]
     if called:
+        called = called if layer is None else layer.called or ""
+        root, name = called.partition(".")[0], called.rpartition(".")[2]
         is_library = root in ("torch", "F", "nn", "functional", "np", "numpy")
         is_class = layer is None and name[:1].isupper()
         return is_class or (is_library and not (name in _HAND_ON or _MAY_DO_NOTHING.search(name)))

@@ -169,6 +169,7 @@ def test_the_mark_of_a_device_names_the_tensor() -> None:
         ("drop(a)", "set"),  # in eval it returns what it is given
         ("F.dropout(a, training=False)", "set"),
         ("cached(a)", "set"),
+        ("given(a)", "set"),
         ("torch.flatten(a, 1)", "set"),
         ("a.to('cpu')", "set"),
         ("kept", "set"),
@@ -181,6 +182,7 @@ def test_what_may_be_handed_on_is_not_made_there(value: str, verb: str) -> None:
     layers = {
         "linear": made(1, "nn.Linear(3, 3)", called="nn.Linear"),
         "drop": made(1, "nn.Dropout()", called="nn.Dropout"),
+        "given": made(1, "module"),
     }
     known = Known((X,), x=made(3, Expression(value, call), **called), **layers)
     assert texts("sizes must match", known) == [f"x is [2, 3], {verb} in line 3: {value}"]
