@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
+from traceback import walk_tb
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -21,7 +24,9 @@ from cudalens.core import _torch
 from cudalens.evidence import lost_context
 from cudalens.guards import interceptor
 from cudalens.guards.deferred import NO_ROOM
+from cudalens.guards.interceptor import Interceptor
 from cudalens.guards.pending import PENDING
+from cudalens.guards.plans import guarded_ops
 from cudalens.recorder import Recorder
 
 
@@ -181,3 +186,90 @@ def test_no_call_is_looked_at_that_a_subclass_decides() -> None:
     on_host = interceptor._acting(Mock(_devices=frozenset({"cpu"}), is_deferred=False))
     assert not on_host((HOST, own), {})
     assert not on_host((HOST, [own]), {})
+
+
+# --- what the kernel of a guarded op does ---------------------------------------------------------
+
+
+class OnHost:
+    """Guards that act on the CPU, and kernels of them above functions of the test."""
+
+    def __init__(self, **options: Any) -> None:
+        self.guards = Interceptor(
+            lambda call, found: ArithmeticError("found"),
+            Mock(side_effect=AssertionError),
+            devices=["cpu"],
+            on_past_violation=lambda found, past: ArithmeticError("found"),
+            **options,
+        )
+
+    def call(self, name: str, go_on: Callable[..., object], *args: object) -> object:
+        """Call an op whose dispatch keys are those of the CPU."""
+        one = next(item for item in guarded_ops() if item.name == name)
+        routes: Any = {_torch.BACKEND_SELECT: (go_on, _torch.redispatcher(one.op)[1])}
+        kernel = self.guards._kernel(replace(one, routes=routes), _torch.BACKEND_SELECT)
+        return kernel(torch._C._dispatch_keys(HERE), *args)
+
+
+GOOD = torch.tensor([1])
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "is_looked_at"),
+    [
+        ("aten::embedding", (HERE, GOOD), False),
+        # Neighbours: one that covers nothing, and one that the guards do not look at.
+        ("aten::gather", (HERE, 0, GOOD[:, None]), True),
+        ("aten::embedding", (META, GOOD.to("meta")), True),
+    ],
+)
+def test_a_call_that_covers_its_parts_is_looked_at_alone(
+    name: str, args: tuple[object, ...], is_looked_at: bool
+) -> None:
+    host = OnHost()
+
+    def part(*_: object) -> object:
+        return host.call("aten::index_select", lambda *_: "done", HERE, 0, THERE)
+
+    with pytest.raises(ArithmeticError) if is_looked_at else nullcontext():
+        assert host.call(name, part, *args) == "done"
+    with pytest.raises(ArithmeticError):
+        part()
+
+
+def refuse(*_: object) -> object:
+    raise ValueError("of torch")
+
+
+def test_what_a_call_raised_is_told_once_and_a_finding_is_not() -> None:
+    told: list[Any] = []
+    host = OnHost(on_failed_call=lambda error, arguments: told.append((str(error), arguments)))
+
+    def part(*_: object) -> object:
+        return host.call("aten::index_select", refuse, HERE, 0, GOOD)
+
+    with pytest.raises(ValueError, match="of torch"):
+        host.call("aten::embedding", part, HERE, GOOD)
+    assert [(text, len(args), kwargs) for text, (args, kwargs) in told] == [("of torch", 2, {})]
+    with pytest.raises(ArithmeticError):
+        host.call("aten::embedding", refuse, HERE, THERE)
+    assert len(told) == 1
+    assert not host.guards._inside.busy
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_was_noted_of_a_call_that_torch_refused_is_not_found(fails: bool) -> None:
+    host = OnHost(is_deferred=True)
+    try:
+        with pytest.raises(ValueError, match="of torch") if fails else nullcontext():
+            host.call("aten::index_select", refuse if fails else lambda *_: None, HERE, 0, THERE)
+        assert isinstance(host.guards.settle(), ArithmeticError) is not fails
+    finally:
+        PENDING.clear()
+
+
+def test_an_error_keeps_no_argument_of_the_call() -> None:
+    with pytest.raises(ValueError, match="of torch") as caught:
+        OnHost().call("aten::index_select", refuse, HERE, 0, GOOD)
+    kernels = [frame for frame, _ in walk_tb(caught.tb) if frame.f_code.co_name == "guarded"]
+    assert [(it.f_locals["args"], it.f_locals["kwargs"]) for it in kernels] == [((), {})]
