@@ -8,13 +8,14 @@ from collections.abc import Callable
 from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from cudalens.core.call import ApiCall
-from cudalens.recorder import Recorder
+from cudalens.recorder import Recorder, backward
 from cudalens.recorder.backward import BackwardPass
 
 
@@ -145,6 +146,45 @@ def test_a_kept_graph_has_no_hook_of_ours_afterwards() -> None:
     with Recorder(watch=watch):
         loss.backward()
     assert watch.seen == seen * 2
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_what_stays_on_a_node_is_put_on_a_graph_that_runs_once(
+    is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hooks of a kept graph can be removed one by one."""
+    staying: list[str] = []
+
+    def before_nodes(mark: Any) -> Any:
+        return lambda node: staying.append(node.name()), lambda: staying.append("removed")
+
+    monkeypatch.setattr(backward._torch, "before_nodes", before_nodes)
+    with Recorder():
+        x().exp().sum().backward(retain_graph=is_kept)
+    assert ("ExpBackward0" in staying) is not is_kept
+    assert staying[-1] == "removed"
+
+
+def test_a_pass_from_an_edge_of_the_graph_is_looked_at() -> None:
+    y = x().exp()
+    edge: Any = torch.autograd.graph.get_gradient_edge(y)
+    seen = looked_at(lambda: torch.autograd.backward([edge], [torch.ones(2)]))
+    assert "ExpBackward0" in seen
+
+
+@pytest.mark.parametrize("is_synchronous", [True, False])
+@pytest.mark.parametrize("devices", [[], ["cuda"]])
+def test_the_device_is_waited_for_before_each_node_where_that_is_asked_for(
+    devices: list[str], is_synchronous: bool
+) -> None:
+    recorder = Mock(devices=devices, is_synchronous=is_synchronous, watch=None)
+    undo: list[Callable[[], object]] = []
+    run, y = BackwardPass(recorder), x().exp()
+    run._register(y, False, undo)
+    y.sum().backward()
+    assert recorder.wait_for_all.called is (bool(devices) and is_synchronous)
+    assert run.running is not None and run.running.name == "ExpBackward0"
+    undo[0]()
 
 
 # --- failures ------------------------------------------------------------------------------------
