@@ -349,7 +349,12 @@ def _is_new(made: Binding, trial: Trial) -> bool:
     start = ast.unparse(first.func) if isinstance(first, ast.Call) else ""
     if start.startswith("torch.") and start[6:] in {*_FACTORIES, "from_numpy"}:
         return True
-    called = made.called or ""
+    called, value = made.called or "", syntax(made.value)
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        called = ast.unparse(value.func)
+        if value.func.attr not in _HAND_ON or not isinstance(value.func.value, ast.Call):
+            break
+        value = value.func.value  # torch.zeros(3).cuda() makes a tensor
     layer = trial.binding(called) if called else None
     if called:
         called = called if layer is None else layer.called or ""
@@ -358,7 +363,7 @@ def _is_new(made: Binding, trial: Trial) -> bool:
         is_class = layer is None and name[:1].isupper()
         return is_class or (is_library and not (name in _HAND_ON or _MAY_DO_NOTHING.search(name)))
     names_another = ast.Name | ast.Attribute | ast.Subscript | ast.IfExp
-    return not isinstance(syntax(made.value), names_another)
+    return not isinstance(value, names_another)
 
 
 def _what(fact: TensorFact, kind: ObservationKind) -> str:

@@ -160,6 +160,8 @@ def test_the_mark_of_a_device_names_the_tensor() -> None:
     [
         ("torch.rand(2, 3)", "made"),
         ("a + b", "made"),
+        ("torch.rand(2, 3).half().cuda()", "made"),
+        ("cached(a).cuda()", "set"),
         ("Net(3)", "made"),
         ("linear(a)", "made"),
         ("torch.zeros(2, 3).bool()", "made"),
