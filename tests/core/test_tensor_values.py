@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -195,3 +196,55 @@ def test_a_number_has_four_digits_unless_they_make_another_one_of_it(
     value: object, text: str
 ) -> None:
     assert short(value) == text
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("values", "bad", "marked", "others", "allowed"),
+    [
+        ([0, 2, 9], [9], (), "0 … 2", 0),
+        ([2, 2, 9], [9], (), "2", 0),
+        ([9, 9], [9], (), None, 0),
+        # Values with a meaning of their own are counted apart, and a bad one is none of them.
+        ([0, 2, -100, -100, 9], [9], (-100,), "0 … 2", 2),
+        ([-100, 9], [9], (-100,), None, 1),
+        ([-100, 9, 1], [-100, 9], (-100,), "1", 0),
+        ([-1, 0, -1, 7, 9], [9], (-1, 7), "0", 3),
+        ([0.5, NAN, 2.0, 9.0], [9.0], (), "0.5 … 2.0", 0),
+        ([NAN, 9.0], [9.0], (), None, 0),
+    ],
+)
+def test_what_is_told_of_the_good_values(
+    values: list[float], bad: list[float], marked: tuple[int, ...], others: str, allowed: int
+) -> None:
+    tensor = torch.tensor(values)
+    found = find_offenders(tensor, torch.isin(tensor, torch.tensor(bad)), marked)
+    assert (found.others, found.allowed) == (others, allowed)
+    assert (found.count, found.total) == (sum(it in bad for it in values), len(values))
+
+
+@pytest.mark.parametrize(
+    ("values", "ends"),
+    [
+        ([[3, 1], [2, 9]], (1, 9)),
+        ([[0.5, -2.0]], (-2.0, 0.5)),
+        ([[0.5, NAN]], ("nan", "nan")),
+        (7, (7, 7)),
+    ],
+)
+def test_the_ends_are_those_of_the_whole_tensor(values: Any, ends: tuple[object, object]) -> None:
+    tensor = torch.tensor(values)
+    found = find_offenders(tensor, torch.ones(tensor.shape, dtype=torch.bool))
+    assert (found.min, found.max) == ends
+
+
+def test_only_planes_that_hold_a_bad_value_are_drawn() -> None:
+    tensor = torch.zeros(2, 3, 1, 2, 2)
+    tensor[0, 1, 0, 1, 0] = tensor[1, 2, 0, 0, 1] = 9
+    found = find_offenders(tensor, tensor == 9)
+    assert [plane.index for plane in found.planes] == [(0, 1), (1, 2)]
+    assert {plane.size for plane in found.planes} == {(2, 2)}
+    row = tensor[0, 1, 0, 1]
+    assert find_offenders(row, row == 9).planes == ()

@@ -308,3 +308,33 @@ def test_cells_with_one_number_are_told_apart(monkeypatch: pytest.MonkeyPatch) -
     assert files.place_of_code(second) == (3, "22.py")
     assert files.place_of_code(other) == (4, None)
     assert files.place_of_code("train.py") == (None, "train.py")
+
+
+def test_the_sources_that_were_read_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is read again is young again, and is the same object until it changes."""
+    monkeypatch.setattr(files, "MAX_SOURCES", 2)
+    monkeypatch.setattr(files.CELLS, "sources", {})
+    names = [f"<cell that is kept {at}>" for at in range(3)]
+    for name in names:
+        monkeypatch.setitem(linecache.cache, name, (6, None, ["x = 1\n"], name))
+    first, second = files.source(names[0]), files.source(names[1])
+    assert files.source(names[0]) is first
+    third = files.source(names[2])
+    assert list(files.CELLS.sources) == [names[0], names[2]]
+    assert (files.source(names[0]), files.source(names[2])) == (first, third)
+    assert files.source(names[1]) is not second
+    monkeypatch.setitem(linecache.cache, names[1], (6, None, ["y = 1\n"], names[1]))
+    assert files.source(names[1]).lines == ["y = 1"]
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_what_is_below_a_folder_of_packages_is_a_library(folder: str) -> None:
+    assert files._is_library_path(f"/nowhere/{folder}/mod.py")
+    assert not files._is_library_path(f"/nowhere/my-{folder}/mod.py")
+
+
+def test_only_folders_of_the_search_path_above_a_file_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", ["/a/b", "/a", "/a/bc", "/a/b/", "/c"])
+    assert files._entries_above("/a/b/mod.py") == ["/a/b", "/a"]
