@@ -209,8 +209,8 @@ def _unmasked_row(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
     is_masked = evidence.violation is not None and evidence.violation.is_masked_row
     if fact is None or fact.expression is None or not is_masked:
         return
-    text = "a softmax over a row of -inf alone is nan: the lowest number masks as well, and gives "
-    text += "such a row equal weights"
+    text = "a row is masked everywhere, and a softmax over -inf alone is nan: the lowest number "
+    text += "masks as well, and gives such a row equal weights"
     if (lowest := _lowest(fact.node, fact)) is not None:
         fix = rewritten(evidence, fact, ast.unparse(lowest))
         if fix is not None:
