@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from cudalens.core.report_types import Violation
 from cudalens.evidence import value_facts
 from cudalens.evidence.marks import marks_of, nan_slice, slice_of, vanished
 from tests.hostcells import SETUP, run_cell
+from tests.probes import asked
 
 
 def marks(values: list[int], *, size: int = 5, **more: Any) -> Marks:
@@ -90,6 +92,10 @@ def test_constants_that_vanish(code: str, dtype: str, wanted: tuple[str, ...]) -
         ("HOLE = -7\nOTHER = -8", [("HOLE", -7, "HOLE = -7")]),
         ("hole = -7", []),
         ("HOLE = -7.0", []),
+        (
+            "HOLE = EMPTY = -7",
+            [("HOLE", -7, "HOLE = EMPTY = -7"), ("EMPTY", -7, "HOLE = EMPTY = -7")],
+        ),
     ],
 )
 def test_the_programs_name_for_a_bad_value(
@@ -107,6 +113,18 @@ def test_the_programs_name_for_a_bad_value(
     assert not run_cell(cell, fast=False).shown.limits
     said = [(it.name, it.value, it.line and it.line.text) for it in found[0].constants]
     assert said == wanted
+
+
+def test_a_name_of_two_scopes_is_that_of_the_inner_one() -> None:
+    cell = "HOLE = -8\nclass Net:\n    HOLE = -9\n    def run(self, HOLE):\n        here()\n"
+
+    def ask(frames: list[FrameType]) -> dict[str, int]:
+        return {it.name: it.value for it in marks([-7, -8, -9, 1], frames=frames).constants}
+
+    assert asked(f"{cell}Net().run(-7)", ask) == [{"HOLE": -7}]
+    assert asked(f"{cell.replace('HOLE = -8', 'GAP = -8')}Net().run(-6)", ask) == [
+        {"GAP": -8, "HOLE": -9}
+    ]
 
 
 @pytest.mark.parametrize(("dtype", "is_said"), [("half", True), ("float", False)])

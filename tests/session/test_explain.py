@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 import cudalens
 from cudalens import simulate
 from cudalens.guards.process import PROCESS
-from cudalens.session.explain import explain
+from cudalens.session.explain import _Namespace, _tensors, explain
 from tests.shells import Notebook
 
 LINE = "Loss.cu:245: f: block: [0,0,0], thread: [0,0,0] Assertion `t >= 0 && t < n_classes` failed."
@@ -193,3 +197,58 @@ def test_a_torch_function_of_the_user_s_sees_no_call_of_the_explanation(
     notebook.run("%cudacheck explain")
     assert "x and x shapes cannot be multiplied (2x3 and 2x3)" in shown(notebook)
     assert len(notebook.names["seen"]) == 1
+
+
+# --- the objects that a cell's names stand for ---------------------------------------------------
+
+
+class Part(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def node(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def test_the_classes_of_an_object_are_those_it_inherits_from() -> None:
+    objects = _Namespace({"part": Part(), "number": 3, "torch": torch, "F": F, "none": None})
+    assert objects.classes(node("part")) == ["Part", "Module", "object"]
+    assert objects.classes(node("number")) == ["int", "object"]
+    for unknown in ("missing", "part(number)", "torch", "F", "none"):
+        assert objects.classes(node(unknown)) is None
+
+
+def test_the_parts_of_an_object_are_those_of_a_module() -> None:
+    net = nn.Sequential(nn.Embedding(3, 2), Part())
+    objects = _Namespace({"net": net, "number": 3})
+    assert objects.parts(node("net")) == ["Sequential", "Embedding", "Part"]
+    assert objects.parts(node("net[0]")) == ["Embedding"]
+    assert objects.parts(node("number")) == []
+    assert objects.parts(node("missing")) == []
+
+
+def helper(x: Tensor) -> Tensor:
+    return x
+
+
+def test_the_definition_of_an_object_is_a_users_function_or_class() -> None:
+    twice = nn.Sequential(Part(), Part(), nn.ReLU())
+    names = {"helper": helper, "twice": twice, "relu": F.relu, "method": Part().forward}
+    objects = _Namespace(names)
+
+    def found(text: str) -> list[str]:
+        return [getattr(item, "name", "") for item in objects.definitions(node(text))]
+
+    assert found("helper") == ["helper"]
+    assert found("twice") == ["Part"]
+    for other in ("relu", "method", "missing"):
+        assert found(other) == []
+
+
+@pytest.mark.usefixtures("sim")
+def test_tensors_are_those_of_the_gpu_that_a_cell_mentions() -> None:
+    there, here = torch.ones(2, 3, device="cuda"), torch.ones(2, 3)
+    names = {"x": there, "other": there, "_": there, "here": here, "number": 3}
+    found = _tensors(names, ast.parse("f(x, _, here, number)\ndel missing"))
+    assert [(item.expression, item.shape) for item in found] == [("x", (2, 3))]
