@@ -7,7 +7,10 @@ import textwrap
 import pytest
 import torch
 
-from cudalens.core.report import Report
+from cudalens.core.report import Evidence, Report
+from cudalens.core.report_types import Violation
+from cudalens.diagnosis.nonfinite_edits import _log_softmax
+from tests.hint_evidence import syntax_of, tensor
 from tests.nan_programs import checked
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -107,6 +110,11 @@ CELLS = {
         X,
         "loss = -torch.log(torch.softmax(x * 100, -1)).mean()",
     ),
+    "another logarithm of softmax": (
+        "log_of_zero",
+        X,
+        "loss = -torch.log2(torch.softmax(x * 100, -1)).mean()",
+    ),
     "a row that is masked": (
         "masked_row",
         SCORES + 's = scores.masked_fill(mask, float("-inf"))',
@@ -170,6 +178,27 @@ def test_an_edit_is_followed_inside_a_module() -> None:
     changed = followed(code, report)
     assert "return (gap + 1e-12).sqrt()" in changed
     assert checked(changed)[0] is None
+
+
+@pytest.mark.parametrize(
+    ("function", "inner", "fix"),
+    [
+        ("log", "torch.softmax(x, -1)", "torch.log_softmax(x, -1)"),
+        ("log", "x.softmax(-1)", "x.log_softmax(-1)"),
+        ("log2", "torch.softmax(x, -1)", None),
+        ("log", "torch.relu(x)", None),
+        ("log", "x", None),
+    ],
+)
+def test_the_logarithm_of_softmax_alone_has_a_function_of_its_own(
+    function: str, inner: str, fix: str | None
+) -> None:
+    evidence = Evidence(
+        violation=Violation(headline="", op=f"torch.{function}", is_nonfinite=True),
+        tensors=(tensor("self", inner, [0.0, 1.0]),),
+        call=syntax_of(f"torch.{function}({inner})"),
+    )
+    assert [str(hint.fix) for hint in _log_softmax(evidence)] == ([] if fix is None else [fix])
 
 
 def test_strict_has_the_same_edit() -> None:

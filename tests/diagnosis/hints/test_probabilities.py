@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from cudalens.core.evidence_types import NanHolder
 from cudalens.core.graph_types import FIRST_NAN
+from cudalens.core.report_types import Offender, Offenders
 from cudalens.diagnosis.hints.probabilities import nan_before, scores_as_probabilities
 from tests.hint_evidence import (
     EXP,
@@ -195,3 +197,22 @@ def test_only_the_probabilities_of_a_distribution_may_be_scores() -> None:
     assert scores_as_probabilities(numbers("", "loc", values, high=None, api=api)) is None
     drawn_from = numbers("aten::multinomial", "probs", values, high=None, api="torch.multinomial")
     assert scores_as_probabilities(drawn_from) is None
+
+
+def test_the_line_that_numbers_come_from_is_the_oldest() -> None:
+    """The way begins with the newest step."""
+    way = (step("torch.Tensor.to", "p = q.to(device)"), step("torch.tensor", "q = f(x)", line=2))
+    hint = nan_before(bce([0.5, math.nan], provenance=way))
+    assert hint is not None
+    assert hint.text.endswith(". Line 2 made it from numbers that contained them")
+
+
+def test_what_read_a_nan_is_the_oldest_step() -> None:
+    bad = Offenders(count=1, total=4, first=(Offender(position=(3,), value="nan"),))
+    way = (step("torch.Tensor.mul", "p = q * 2"), step("torch.relu", "q = relu(w)", line=2))
+    evidence = replace(
+        bce([0.5, math.nan], provenance=way), nan_holder=NanHolder(name="w", nan=bad)
+    )
+    hint = nan_before(evidence)
+    assert hint is not None
+    assert hint.text.endswith("relu in line 2 read them from w (1 of 4 values, the first at [3])")

@@ -218,6 +218,9 @@ STACK = "stack expects each tensor to be equal size, but got [{}] at entry 0 and
     ("a", "b", "rule", "parts"),
     [
         ("3, 8, 8", "1, 8, 8", "size_images", ("images of 3 and of 1 channels", "convert('RGB')")),
+        ("4, 8, 8", "3, 8, 8", "size_images", ("images of 4 and of 3 channels",)),
+        ("3, 8, 8", "2, 8, 8", "pad_samples", ("3 and 2 rows",)),
+        ("2, 8, 8", "3, 8, 8", "pad_samples", ("2 and 3 rows",)),
         ("3, 8, 8", "3, 9, 8", "size_images", ("different sizes", "a collate_fn leaves them in")),
         ("5", "7", "pad_samples", ("5 and 7 elements", ", in a collate_fn of the loader")),
         ("5, 4", "7, 4", "pad_samples", ("5 and 7 rows", "keep them in a list")),
