@@ -42,7 +42,9 @@ def test_each_option_sets_its_field(line: str, expected: Options) -> None:
     ("line", "word"),
     [
         ("--bogus", "--bogus"),
-        ("--fas", "--fas"),
+        ("--fas", "--fas; did you mean --fast? (--help lists the options)"),
+        ("--fasst --nann", "--nann; did you mean --fast? (--help"),
+        ("--max-opps=3", "--max-opps=3; did you mean --max-ops?"),
         ("--html", "--html"),
         ("--max-ops 0", "--max-ops"),
         ("--max-ops many", "--max-ops"),
