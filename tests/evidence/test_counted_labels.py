@@ -93,3 +93,9 @@ def test_a_negative_number_to_count() -> None:
     found = cell("torch.bincount(truth)", -1).shown
     assert found.headline_own == "truth[1] = -1 is below 0"
     assert (found.bounds.min, found.bounds.max, found.bounds.text) == (0, None, "at least 0")
+
+
+def test_of_two_tensors_that_may_have_been_counted_none_is_named() -> None:
+    found = cell("twin = truth.clone()\ntorch.bincount(twin, weights=truth)", -1).shown
+    assert (found.offenders, found.limits) == (None, ())
+    assert "non-negative" in found.headline
