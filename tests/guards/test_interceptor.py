@@ -188,6 +188,25 @@ def test_no_call_is_looked_at_that_a_subclass_decides() -> None:
     assert not on_host((HOST, [own]), {})
 
 
+@pytest.mark.usefixtures("sim")
+@pytest.mark.parametrize("has_past", [True, False])
+@pytest.mark.parametrize("has_now", [True, False])
+def test_a_finding_at_once_is_noted_at_those_before_it(has_past: bool, has_now: bool) -> None:
+    """In a call whose guard waits, those of earlier calls come to light."""
+    table, ids = torch.zeros(3, 2, device="cuda"), torch.tensor([2 + has_past], device="cuda")
+    weights = torch.tensor([1.0, 0.0], device="cuda") * (not has_now)
+    is_bad = has_past or has_now
+    with pytest.raises(cudalens.DeviceAssertError) if is_bad else nullcontext() as caught:
+        with cudalens.guard(deferred=True):
+            F.embedding(ids, table)
+            torch.multinomial(weights, 1)
+    if caught is None:
+        return
+    assert ("contained 3" in str(caught.value)) is has_past
+    notes = getattr(caught.value, "__notes__", [])
+    assert ["weights" in note for note in notes] == [True] * (has_past and has_now)
+
+
 # --- what the kernel of a guarded op does ---------------------------------------------------------
 
 
