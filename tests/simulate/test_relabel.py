@@ -76,7 +76,10 @@ def test_a_generator_and_its_copies_draw_the_same() -> None:
 
 
 def test_generators_that_are_gone_are_forgotten() -> None:
-    before = len(relabel._device_generators)
-    for _ in range(5):
-        new_device_generator()
-    assert len(relabel._device_generators) <= before + 1
+    held = [new_device_generator() for _ in range(5)]  # each at an address of its own
+    one, *_ = held
+    del held, _
+    two = new_device_generator()
+    kept = {item() for item in relabel._device_generators.values()}
+    assert {one, two} <= kept
+    assert None not in kept
