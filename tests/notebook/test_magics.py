@@ -253,6 +253,18 @@ def test_where_torch_is_missing_the_cell_is_not_run(
     assert "ran" not in notebook.names
 
 
+def test_a_cell_whose_lines_cannot_be_noted_is_checked_and_says_so(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no lines")
+
+    monkeypatch.setattr("cudalens.notebook.cells.typed_lines", fail)
+    stopped(notebook, f"%%cudacheck\n{BAD}")
+    (line,) = cudalens.last_report().limits
+    assert line.startswith("lines of the cell unavailable: ValueError: no lines")
+
+
 def test_a_cuda_error_of_a_class_that_nobody_may_write_to(notebook: Notebook) -> None:
     """Its report is shown beside it, and the exception is the user's own."""
     cell = FROZEN.replace("int", "str\n    def __str__(self): return self.code")
