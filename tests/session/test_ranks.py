@@ -205,6 +205,18 @@ def test_a_plain_process_of_the_users_is_checked() -> None:
     assert session.report is not None and session.report.kind == "device_assert"
 
 
+def test_the_users_own_exception_after_a_process_has_failed_is_left_alone() -> None:
+    process = multiprocessing.get_context("fork").Process(target=lookup, args=(0, (0,)))
+    with pytest.raises(KeyError) as caught, cudalens.check() as session:
+        process.start()
+        process.join()
+        raise KeyError("mine")
+    assert session.report is not None
+    assert session.report.headline.startswith("rows[1] = 9 is outside dimension 0 (size 3)")
+    assert report_beside(caught.value) is None
+    assert not hasattr(caught.value, "__notes__")
+
+
 def test_a_loaders_worker_is_none_of_these() -> None:
     data = TensorDataset(torch.tensor([0, 1]))
     with cudalens.check() as session:
