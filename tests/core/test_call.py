@@ -22,6 +22,15 @@ from cudalens.core.call import public_name
         (torch.Tensor.sigmoid, "torch.Tensor.sigmoid"),
         (torch.nn.utils.rnn.pad_sequence, "torch.nn.utils.rnn.pad_sequence"),
         (torch.ops.aten.sin.default, "aten::sin"),
+        (torch.ops.aten.add.Tensor, "aten::add.Tensor"),
+        (torch.ops.aten.add, "aten::add"),
+        (torch.mm, "torch.mm"),
+        (torch.dsmm, "torch.dsmm"),
+        (torch.linalg.inv, "torch.linalg.inv"),
+        (torch.Tensor.shape.__get__, "torch.Tensor.shape"),
+        (torch.Tensor.data.__set__, "torch.Tensor.data"),
+        (torch.Tensor.grad.__delete__, "torch.Tensor.grad"),
+        (len, "builtins.len"),
     ],
 )
 def test_a_function_has_the_name_that_a_user_writes(function: Any, name: str) -> None:

@@ -246,5 +246,7 @@ def test_only_planes_that_hold_a_bad_value_are_drawn() -> None:
     found = find_offenders(tensor, tensor == 9)
     assert [plane.index for plane in found.planes] == [(0, 1), (1, 2)]
     assert {plane.size for plane in found.planes} == {(2, 2)}
+    alone = find_offenders(tensor[0, 1], tensor[0, 1] == 9)
+    assert [plane.index for plane in alone.planes] == [()]
     row = tensor[0, 1, 0, 1]
     assert find_offenders(row, row == 9).planes == ()

@@ -67,6 +67,28 @@ def test_another_warning_stays_where_it_is(call: Any, installed: None) -> None:
     assert place(call) == expected
 
 
+@pytest.mark.parametrize("action", ["default", "module", "once"])
+def test_only_the_module_that_it_is_shown_in_remembers_it(action: Any, installed: None) -> None:
+    """Each kind of filter has an entry of its own in the register of a module."""
+    ours = function(OURS, "cudalens.fake", "import warnings\ndef f(): warnings.warn('w')")
+    user = function(str(HERE), "users", "def f(): call()", call=ours)
+    warnings.onceregistry.clear()  # type: ignore[attr-defined]
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter(action)
+        user()
+        user()
+    assert {(item.filename, item.lineno) for item in shown} == {(str(HERE), 1)}
+    left = ours.__globals__["__warningregistry__"]
+    assert [key for key in left if key != "version"] == []
+    assert ("w", UserWarning, 1) in user.__globals__["__warningregistry__"] or action != "default"
+
+
+def test_a_module_without_a_name_is_shown_a_warning_too(installed: None) -> None:
+    user = function(str(HERE), "users", "def f(): call()", call=warn)
+    user.__globals__["__name__"] = None
+    assert place(user) == (str(HERE), 1)
+
+
 def test_nothing_stays_installed() -> None:
     before = sys.modules["warnings"]._showwarnmsg
     with cudalens.check(), cudalens.check():

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cudalens.simulate import Simulation
+from cudalens.simulate.state import DeviceState
 from tests.releases import here
 from tests.simulate.device import ASSERTED, on_cuda, run_python
 from tests.sticky_calls import ADVICE, ORDINAL, TEXT, expected, texts_after
@@ -239,3 +240,24 @@ def test_the_compiler_can_trace_what_asks_for_a_fork(sim: Simulation) -> None:
         torch.compile(lambda x: x.sum().item(), backend="eager")(on_cuda(3))
     assert not [item for item in caught if "getpid" in str(item.message)]
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    ("asked", "variable", "is_it"),
+    [
+        (None, "1", True),
+        (None, "0", False),
+        (None, "", False),
+        (None, None, False),
+        (True, "0", True),
+        (False, "1", False),
+    ],
+)
+def test_whether_each_launch_waits(
+    asked: bool | None, variable: str | None, is_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was asked for comes before CUDA's own variable, of which 0 and nothing mean no."""
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", variable)
+    assert DeviceState(blocking=asked).is_blocking is is_it
