@@ -163,6 +163,18 @@ def test_an_edit_that_is_followed_ends_the_failure(name: str) -> None:
     assert grads and all(bool(torch.isfinite(item).all()) for item in grads)
 
 
+@pytest.mark.parametrize(
+    ("between", "rules"), [("other = ~mask", ["masked_row"]), ("mask = torch.ones_like(mask)", [])]
+)
+def test_a_mask_that_is_another_one_by_now_is_not_used_again(
+    between: str, rules: list[str]
+) -> None:
+    lines = 's = scores.masked_fill(mask, float("-inf"))', between, "loss = s.softmax(-1).sum()"
+    report, _ = checked("\n".join([SCORES.strip(), *lines, "loss.backward()"]))
+    assert report is not None
+    assert [item.rule for item in report.hints if item.fix] == rules
+
+
 def test_an_edit_is_followed_inside_a_module() -> None:
     code = textwrap.dedent("""
         class Distance(nn.Module):

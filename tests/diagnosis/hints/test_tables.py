@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cudalens.core.evidence_types import CallContext
+from cudalens.core.report import Evidence
 from tests.hint_evidence import (
     Cause,
     bert,
@@ -15,6 +16,14 @@ from tests.hint_evidence import (
 
 ID_ROWS = [5, 6, 7, 8, 100, 5, 6, 7, 8, 100]
 WORDS, PLACES = "word_embeddings", "position_embeddings"
+
+
+def prompted(*lengths: int) -> Evidence:
+    """Return 20 positions for a table of 16, beside tokens of the user's of some lengths."""
+    tokens = [tensor(None, "ids", [5] * length, (1, length)) for length in lengths]
+    path = "transformer.wpe"
+    return bert([*range(20)], 16, "wpe", path=path, name=None, shape=(1, 20), others=(*tokens,))
+
 
 CAUSES: dict[str, Cause] = {
     "ignored_as_id": Cause(
@@ -83,6 +92,27 @@ CAUSES: dict[str, Cause] = {
             "17",
             "16",
         ),
+    ),
+    "positions with a learned prompt": Cause(
+        prompted(15),
+        rule="positions_beyond_table",
+        says=("20 positions, the table 16: ids brings 15 of them, and with the others at most 11",),
+    ),
+    "positions with a learned prompt beyond the table": Cause(
+        prompted(2),
+        rule="positions_beyond_table",
+        says=("ids brings 2 of them, and with the others at most 0 fit",),
+    ),
+    "positions of two kinds of tokens": Cause(
+        prompted(15, 14), rule="positions_beyond_table", says=("give it at most 16 tokens",)
+    ),
+    "positions of all tokens": Cause(
+        prompted(15, 20), rule="positions_beyond_table", says=("give it at most 16 tokens",)
+    ),
+    "a token of a loop": Cause(
+        bert([16, 16], 16, "wpe", path="transformer.wpe", name=None, shape=(2, 1)),
+        rule="positions_beyond_table",
+        says=("this token is number 17 of the sequence, the table has 16",),
     ),
     "boxes_pixels": Cause(
         boxes([50, 1500], "x_position_embeddings", [9, 9, 50, 50, 9, 9, 1500, 9]),
