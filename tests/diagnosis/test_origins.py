@@ -87,6 +87,8 @@ def test_readers_that_need_the_numbers_as_they_are_are_named() -> None:
     hint = placed("relabel", "{x} - 1", trial)
     assert hint.text.endswith(", and adapt line 12, 14, which needs its numbers as they are")
     assert hint.fix is None
+    here = placed("relabel", "{x} - 1", Said(readers=([], [12])))
+    assert (here.text, here.fix) == ("words", "f(y - 1)")  # what is given stays as it was
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,10 @@ def test_what_a_loop_chooses_is_not_changed_at_one_turn() -> None:
     assert placed("relabel", "{x} - 1", Said(is_of_loop=True)).text.endswith(
         "The loop may call other functions here: change what is given to it"
     )
+    moved = placed("move_tensor", "{x}.cuda()", Said(is_of_loop=True))
+    assert moved.fix == "f(y.cuda())"  # every function needs it there
+    trial = Said(is_of_loop=True, bindings={"y": made("load()", is_read_again=True)})
+    assert placed("relabel", "{x} - 1", trial).fix == "y = y - 1"
 
 
 def test_a_call_that_was_another_function_before_gets_no_code() -> None:
