@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
+from unittest.mock import MagicMock, Mock
+from weakref import ref
 
 import pytest
 import torch
@@ -11,6 +15,10 @@ import torch.nn.functional as F
 import cudalens
 from cudalens.core.graph_types import FIRST_NAN
 from cudalens.core.report import Report
+from cudalens.recorder import nonfinite
+from cudalens.recorder.calls import Api
+from cudalens.recorder.nonfinite import NonFiniteWatch
+from cudalens.recorder.nonfinite_marks import Maker, NonFiniteTensor, Step
 from cudalens.render.html import render_page
 from cudalens.render.text import render
 from tests.blocks import cuda, report_of
@@ -399,3 +407,70 @@ def test_a_builtin_has_the_name_that_it_was_called_by() -> None:
         report.headline == "torch.mm made inf at [0, 0] from big (up to 3e+30), big (up to 3e+30)"
     )
     assert hints(report) == ["overflow"]
+
+
+# --- what the host reads --------------------------------------------------------------------------
+
+BAD, GOOD = torch.tensor([math.nan]), torch.ones(1)
+
+
+def watching(mark: NonFiniteTensor | None, **options: bool) -> tuple[NonFiniteWatch, list[Any]]:
+    """Return a watch that knows of one mark, and the places that it tells of."""
+    told: list[Any] = []
+
+    def arrived(arrival: Any) -> ArithmeticError:
+        told.append(arrival)
+        return ArithmeticError(len(told))
+
+    watch: Any = NonFiniteWatch(Mock(arrived=arrived), Mock(), **options)
+    watch._marks = MagicMock(of=lambda tensor: mark)
+    watch._marks.__bool__.return_value = mark is not None
+    return watch, told
+
+
+def marked(
+    kind: Any = "made", *, has_nan: bool = True, is_of_view: bool = False
+) -> NonFiniteTensor:
+    maker = Maker(kind, Step("torch.log", None), has_nan=has_nan)
+    return NonFiniteTensor(ref(BAD), 0, maker, has_nan=has_nan, is_of_view=is_of_view)
+
+
+@pytest.mark.parametrize(
+    ("mark", "args", "result", "is_found"),
+    [
+        (marked(), (BAD,), math.nan, True),
+        (marked(), (BAD,), True, True),
+        (marked(is_of_view=True), (BAD,), math.nan, True),
+        # The neighbours: nothing is marked, or what is read is not bad, or nothing has made it.
+        (None, (BAD,), math.nan, False),
+        (marked(), (BAD,), 1.0, False),
+        (marked(), (), math.nan, False),
+        (marked(), (3.0,), math.nan, False),
+        (marked("entered"), (BAD,), math.nan, False),
+        (marked("asked"), (BAD,), math.nan, False),
+        (marked(has_nan=False), (BAD,), True, False),
+        (marked(is_of_view=True), (GOOD,), True, False),
+    ],
+)
+def test_a_nan_that_a_call_has_made_is_found_where_the_host_reads_it(
+    mark: NonFiniteTensor | None, args: tuple[Any, ...], result: Any, is_found: bool
+) -> None:
+    watch, told = watching(mark)
+    error = watch.read(Api(torch.Tensor.item), args, result, site=("here",))  # type: ignore[arg-type]
+    assert isinstance(error, ArithmeticError) is is_found
+    assert [(it.sink, it.step.site) for it in told] == ([("read", ("here",))] if is_found else [])
+    assert watch.late is None
+    strict, told = watching(mark, is_strict=True)
+    assert (strict.read(Api(torch.Tensor.item), args, result), told) == (None, [])
+
+
+def test_the_first_that_the_shell_shows_is_raised_when_the_cell_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nonfinite, "_is_shown_by_shell", lambda: True)
+    watch, told = watching(marked())
+    for _ in range(2):
+        error = watch.read(Api(torch.Tensor.item), (BAD,), math.nan, ("here",))  # type: ignore[arg-type]
+        assert error is None
+    assert [it.sink for it in told] == ["result", "result"]
+    assert str(watch.late) == "1"
