@@ -203,6 +203,8 @@ def test_the_tensor_at_fault_is_its_own_origin_where_the_line_names_it() -> None
 def test_the_tensor_of_the_line_that_holds_the_bad_values() -> None:
     target = tensor(None, "batch['labels']", [1, 9, 3])
     assert origin(cut_from(target), "label") is target
+    capitals = tensor(None, "Y_LABELS", [1, 9, 3])
+    assert origin(cut_from(capitals), "label") is capitals
     good = tensor(None, "batch['labels']", [1, 2, 3])
     assert origin(cut_from(good), "label") is None
     two = tensor(None, "mask", [9, 1])
