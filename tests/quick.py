@@ -86,7 +86,9 @@ OTHERS: Final[dict[str, str]] = {
         "diagnosis/hints/test_live.py diagnosis/hints/test_seen.py"
     ),
     "diagnosis/host_errors/__init__.py": "diagnosis/host_errors/test_host_errors.py",
-    "diagnosis/host_errors/_base.py": "diagnosis/host_errors/test_host_errors.py",
+    "diagnosis/host_errors/_base.py": (
+        "diagnosis/host_errors/test_host_errors.py diagnosis/host_errors/test_cuda_errors.py"
+    ),
     "diagnosis/host_errors/_words.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/host_errors/advice.py": (
         "diagnosis/host_errors/test_host_errors.py diagnosis/host_errors/test_values.py"

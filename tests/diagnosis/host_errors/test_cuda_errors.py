@@ -231,6 +231,9 @@ def test_an_assert_is_none_of_these() -> None:
 def test_a_fault_is_as_certain_as_its_op(message: str, op: str | None, certainty: str) -> None:
     """Never proven: no value is known to be wrong."""
     assert report_of(message, op=OpName(name=op)).certainty == certainty
+    unwaited = Synchronization(is_op_unwaited=True)  # an op before it may have failed
+    found = report_of(message, op=OpName(name=op), synchronization=unwaited)
+    assert found.certainty == "unknown"
 
 
 @pytest.mark.parametrize("message", [ILLEGAL, CUBLAS, CUBLAS_MEMORY, OTHER])
