@@ -150,6 +150,7 @@ def test_a_row_is_named_by_the_first_expression_that_can_have_a_subscript() -> N
         ("(x, y)", (X,), ["(x, y)[0]"]),
         ("p", (1, 2), []),
     ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_tensors_of_a_batch_are_named_by_their_place_or_as_the_line_spells_them(
