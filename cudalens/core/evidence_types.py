@@ -160,7 +160,8 @@ class GraphCut:
     """The recorded call that cut a tensor, or a number, off its graph."""
 
     op: str
-    """Its name alone: ``detach``, ``argmax``; ``no_grad`` where it recorded no node."""
+    """Its name alone: ``detach``, ``argmax``; ``no_grad`` where it recorded no node, and ``no_grad
+    block`` where ``line`` is that of a ``with`` statement around it."""
     line: LineRef
     others: tuple[LineRef, ...] = ()
     """Lines that did the same to other tensors of it, oldest first."""

@@ -22,7 +22,8 @@ from cudalens.recorder.calls import FROM_PYTHON, Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.sites import RawSite, Site, entries_of, shared_sites
 from cudalens.recorder.tensor_refs import Ref
-from cudalens.source.running_node import running
+from cudalens.source.files import place_of_code, source_lines, typed_line
+from cudalens.source.running_node import FUNCTIONS, parsed_source, running
 from cudalens.source.stack import StackEntry, place_of
 
 _MAX_CALLS = 500
@@ -64,7 +65,8 @@ def _walk(
 def graph_cut(tensor: Tensor, snapshot: Snapshot) -> GraphCut | None:
     """Return the line that cut a tensor without a graph off the graph that it is made of.
 
-    The op is ``no_grad`` where a function of floats recorded no node.  ``None`` where lines cut in
+    The op is ``no_grad`` where a function of floats recorded no node, and ``no_grad block`` where
+    the line is that of a ``with torch.no_grad():`` around the call.  ``None`` where lines cut in
     different ways, and where a frozen parameter may be the reason, or a tensor that is gone and
     that no recorded call made.
     """
@@ -82,7 +84,8 @@ def graph_cut(tensor: Tensor, snapshot: Snapshot) -> GraphCut | None:
         if any(graphs) and not (stem.startswith(_OF_SIZE) or stem.endswith("_like")):
             is_named = stem in _CUTTING or call.api.is_backward or not _is_float(current, snapshot)
             op = "tensor" if stem in FROM_PYTHON else stem if is_named else "no_grad"
-            cuts[snapshot.reader.line(call.site)] = op
+            block = _block_without_grad(call.site) if op == "no_grad" else None
+            cuts[block or snapshot.reader.line(call.site)] = f"{op} block" if block else op
             return []  # with a graph here, there is one behind it too
         return [item for item, has_graph in zip(call.inputs, graphs, strict=True) if not has_graph]
 
@@ -95,6 +98,41 @@ def graph_cut(tensor: Tensor, snapshot: Snapshot) -> GraphCut | None:
     if more or (len(lines) > 1 and op in _NEVER_ALONE):
         return None
     return GraphCut(op=op, line=lines[-1], others=tuple(lines[:-1]))
+
+
+def _block_without_grad(site: RawSite) -> LineRef | None:
+    """Return the innermost ``with torch.no_grad():`` that a recorded call ran in, if one is seen.
+
+    What a module or a function does in it is the same with gradients on: its line is not to be
+    changed.  Of a function the callers are not recorded, of a module they are.
+    """
+    for entry in reversed(entries_of(site)):
+        place = place_of(entry)
+        tree = parsed_source(place.filename) if place.is_user else None
+        blocks = (it for it in (ast.walk(tree) if tree else ()) if isinstance(it, ast.With))
+        around = [it.lineno for it in blocks if _is_without_grad(it, place.lineno)]
+        if around:
+            line = max(around)
+            cell, file = place_of_code(place.filename)
+            text = (
+                typed_line(place.filename, source_lines(place.filename), line).strip().rstrip(":")
+            )
+            return LineRef(line=line, text=text, cell=cell, file=file)
+    return None
+
+
+def _is_without_grad(block: ast.With, line: int) -> bool:
+    """Return whether a statement runs a line of its body with gradients off."""
+    managers = (it.context_expr for it in block.items if isinstance(it.context_expr, ast.Call))
+    if not any(last_name(it.func) in ("no_grad", "inference_mode") for it in managers):
+        return False
+    # A function that is defined in the block may be called behind it.
+    inner = (it for it in ast.walk(block) if isinstance(it, FUNCTIONS))
+    return _has_line(block, line) and not any(_has_line(it, line) for it in inner)
+
+
+def _has_line(node: ast.stmt | ast.expr, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or 0)
 
 
 def frozen_parameters(tensor: Tensor, snapshot: Snapshot) -> list[nn.Parameter]:

@@ -85,6 +85,46 @@ def test_the_call_that_cut_a_loss_off_its_graph(out: str, target: str, says: str
     assert says or "no_grad" not in text
 
 
+BLOCK = """
+net, x, y = nn.Linear(4, 3).cuda(), torch.rand(2, 4).cuda(), torch.rand(2, 3).cuda()
+class Called(nn.Module):
+    def forward(self, x):
+        return F.linear(x, net.weight)
+called = Called()
+with {manager}:
+    def defined(x): return torch.no_grad()(net)(x)
+    out = {inside}
+out = {behind}
+loss = F.mse_loss(out, y)
+loss.backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("manager", "inside", "behind", "says"),
+    [
+        ("torch.no_grad()", "called(x)", "out", "line 11: with torch.no_grad(); what is compu"),
+        ("torch.inference_mode()", "called(x)", "out * 2", "line 11: with torch.inference_mode();"),
+        (
+            "torch.enable_grad()",
+            "0",
+            "torch.no_grad()(called)(x)",
+            "line 9: return F.linear(x, net.weight); its",
+        ),
+        ("torch.no_grad()", "0", "defined(x)", "line 12: def defined(x): return torch.no_grad()"),
+    ],
+    ids=["called in it", "inference", "another block", "defined in it"],
+)
+def test_the_block_that_a_call_without_a_graph_ran_in(
+    manager: str, inside: str, behind: str, says: str
+) -> None:
+    code = SETUP + BLOCK.format(manager=manager, inside=inside, behind=behind)
+    report = run_cell(code, fast=False).shown
+    assert report.limits == ()
+    (hint,) = report.hints
+    assert hint.text.startswith(says)
+
+
 @pytest.mark.parametrize(
     ("line", "is_said"),
     [

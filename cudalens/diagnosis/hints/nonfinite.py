@@ -264,8 +264,8 @@ def overflow(evidence: Evidence) -> Hint | None:
         return None
     if op in _EXPONENTIALS and not math.isnan(power := input_of(evidence, "self")):
         return Hint(
-            text=f"{op}({power:g}) is beyond the range of {kind}: subtract the maximum first, or "
-            "work with logarithms (logsumexp, log_softmax)"
+            text=f"{op}({power:g}) is beyond the range of {kind}. torch.softmax, log_softmax and "
+            "logsumexp take such numbers"
         )
     cure = ". Compute this op in float32, or autocast to bfloat16" if kind == "float16" else ""
     return Hint(text=f"the largest {kind} is {_LARGEST[kind]:.6g}: the result overflowed{cure}")

@@ -80,8 +80,8 @@ def leaf_modified(evidence: Evidence, match: re.Match[str]) -> Answer:
         name, op = statement[1], statement[2]
         yield Hint(
             rule="change_without_graph",
-            text=f"{name} = {name} {op} … makes a new tensor with a graph. To change the parameter "
-            "itself, do it under torch.no_grad()",
+            text=f"{name} = {name} {op} … makes a new tensor with a graph. To change {name} "
+            "itself, outside the graph, do it under torch.no_grad()",
         )
         return
     yield Hint(
@@ -178,7 +178,11 @@ _CUTS = {
     "grad": ("the gradient has no graph of its own", "pass create_graph=True"),
     "no_grad": (
         "its inputs have a graph and its result has none, as under torch.no_grad()",
-        "make that call with gradients on",
+        "run it outside of any torch.no_grad()",
+    ),
+    "no_grad block": (
+        "what is computed in this block has no graph",
+        "take the calls that the loss is made of out of it",
     ),
 }
 """Words for each call: its effect on the graph, and the change that keeps the graph."""

@@ -75,6 +75,7 @@ def test_parameters_that_are_frozen(frozen: tuple[str, ...], text: str) -> None:
         ("detach_", "detach() cuts the tensor off its graph: to train through it, leave detach()"),
         ("argmax", "argmax gives indices, which have no gradient: to train through it, compute"),
         ("no_grad", "its inputs have a graph and its result has none, as under torch.no_grad()"),
+        ("no_grad block", "what is computed in this block has no graph: to train through it, take"),
         ("round", "round() gives numbers without a gradient: to train through it, compute the"),
         ("__gt__", "gt() gives numbers without a gradient: to train through it, compute the"),
     ],
