@@ -27,8 +27,11 @@ from cudalens.core.report import (
     Timing,
 )
 from cudalens.core.report_types import MarkedLine
+from cudalens.render.code import Block, Piece, Row
 from cudalens.render.html import (
     MAX_BYTES,
+    _padding,
+    _said,
     history_entries,
     render_fragment,
     render_page,
@@ -386,3 +389,15 @@ def test_a_place_alone_stands_beside_the_code(said: str) -> None:
     assert beside == ([] if said else [place])
     line = re.findall(r'<p class="cl-sub"[^>]*>(.*?)</p>', html[: html.index("<pre")])
     assert [place in text for text in line] == ([True] if said else [])
+
+
+def test_a_long_mark_is_within_the_fold_beside_a_long_line() -> None:
+    """The marks of a block stand below each other only as far as each has room."""
+    long = Row(number=1, pieces=(Piece(text="x" * 100),), marks=("a",))
+    short = Row(number=2, pieces=(Piece(text="y = 1"),), marks=("made here by one of them" * 2,))
+    block = Block(title="", rows=(long, short))
+    for row in block.rows:
+        padding = _padding(112, 2, block, row)
+        assert padding.strip(" ") == ""
+        # The first two blanks count as a part of the mark.
+        assert len(row.text) + len(padding) - 2 + _said(row) <= 112
