@@ -10,6 +10,7 @@ from cudalens.session.options import (
     Options,
     OptionsError,
     help_text,
+    meant_command,
     split_line,
     subcommand,
     take,
@@ -122,6 +123,14 @@ def test_options_behind_a_word_join_those_before_it() -> None:
 )
 def test_options_end_where_the_script_begins(tokens: list[str], count: int) -> None:
     assert take(tokens, stop=["-m"]) == count
+
+
+@pytest.mark.parametrize(
+    ("rest", "command"),
+    [(" explian ", "explain"), ("x.explain()", None), ("explain_", "explain"), ("xyzzy", None)],
+)
+def test_only_a_name_is_taken_for_a_misspelt_command(rest: str, command: str | None) -> None:
+    assert meant_command(rest, {}) == command
 
 
 def test_help_names_every_option() -> None:

@@ -125,6 +125,11 @@ def test_status_says_guards_device_and_the_last_finding(monkeypatch: pytest.Monk
     assert (lines[0], lines[3]) == ("guards:       installed", f"last finding: {report.headline}")
 
 
+def test_the_last_report_stays_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PROCESS, "last", report := make_report())
+    assert [cudalens.last_report() is report for _ in range(2)] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("error", "takes_its_place"),
     [
