@@ -299,7 +299,10 @@ def test_demo_prints_the_report_and_writes_the_page(run_here: Run, tmp_path: Pat
     done = run_here("demo")
     assert done.returncode == 0, done.stderr
     assert "10 is outside the 10 classes" in done.stdout
-    assert "F.cross_entropy(logits, y)" in done.stdout
+    line = re.search(r"In \[1\] line (\d+)", done.stdout)
+    assert line is not None
+    numbered = dict(re.findall(r"^ +(\d+)  (\S.*)$", done.stdout, re.MULTILINE))
+    assert numbered[line[1]] == "loss = F.cross_entropy(logits, y)"
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert "10 is outside the 10 classes" in page
 
