@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cudalens import simulate
 from cudalens.core import tensor_values
+from cudalens.core.report_types import TensorSummary
 from cudalens.core.tensor_values import find_offenders, number, outside, short, summarise
 from cudalens.recorder import Recorder
 
@@ -94,6 +95,11 @@ def test_all_finite_floats_have_no_count() -> None:
     assert (found.min, found.max, found.mean, found.nan, found.inf) == (0.25, 0.75, 0.5, 0, 0)
     empty = summarise(torch.tensor([math.nan, math.inf]))
     assert (empty.min, empty.nan, empty.inf) == (None, 1, 1)
+
+
+def test_values_of_uint64_are_not_summarised() -> None:
+    """Torch has no reductions of them."""
+    assert summarise(torch.tensor([1, 2], dtype=torch.uint64)) == TensorSummary()
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool])
