@@ -48,6 +48,8 @@ CAUSES: dict[str, Cause] = {
     ),
 }
 NEIGHBOURS: dict[str, Cause] = {
+    "labels from behind the blank": Cause(ctc([1, 2, 3, 4, 5], "0"), rule="no_class_for_blank"),
+    "the blank among the labels": Cause(ctc([0, 2, 3, 4, 5], "0"), rule="observations"),
     "the blank last": Cause(ctc([1, 2, 3, 4, 5], "4"), rule="one_based_ids"),
     "an index from 1": Cause(indexed("at"), rule="one_based_ids", says=("or make 6 rows",)),
 }
