@@ -24,6 +24,15 @@ ids = torch.arange(10).cuda()
 {made}
 table(shifted)
 """
+STEP = """\
+table = nn.Embedding(10, 4).cuda()
+def embed(x, offsets):
+    z = x + offsets
+    return table(z)
+def step(fields):
+    return embed(fields, torch.tensor([0, 6]).cuda())
+step(torch.tensor([[1, 2], [3, 4], [0, 1]]).cuda())
+"""
 
 
 @pytest.mark.parametrize(
@@ -31,6 +40,8 @@ table(shifted)
     [
         (FIELDS.format(rows=[[1, 60], [39, 2]]),
          "adds 40 to fields[:, 1], which is 2 … 60: at most 59 fits"),
+        # The name is the caller's, not that of the parameter.
+        (STEP, "adds 6 to fields[:, 1], which is 1 … 4: at most 3 fits"),
         # Both columns are too large, each by its own number.
         (FIELDS.format(rows=[[1, 60], [100, 2]]), None),
         (IDS.format(made="shifted = ids + 1"), "adds 1 to ids, which is 0 … 9: at most 8 fits"),
