@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import ref
@@ -310,3 +311,21 @@ def test_a_batch_is_named_by_the_loader_that_its_sampler_and_dataset_belong_to()
     assert describe(batch, None, None) == f"batch {batch.number} of a DataLoader"
     del data
     assert other.dataset is others
+
+
+def test_a_loader_has_the_name_that_the_thread_at_fault_calls_it_by() -> None:
+    their_name = DataLoader(Samples(), batch_size=4)
+    said: list[str] = []
+
+    def train(train_loader: DataLoader[Any]) -> None:
+        iterator: Any = iter(train_loader)
+        batches = Batches()
+        batches.note(iterator, [labels := torch.ones(2)], 1)
+        batch = batches.find(ref(labels))
+        assert batch is not None
+        said.append(describe(batch, None, None))
+
+    worker = threading.Thread(target=train, args=(their_name,))
+    worker.start()
+    worker.join()
+    assert said == ["batch 0 of train_loader"]
