@@ -334,8 +334,15 @@ def _is_of_a_part(evidence: Evidence) -> bool:
                 node = target
             case ast.AugAssign(ast.Subscript() as target):
                 node = target
-    is_of_parts = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
-    return is_of_parts and (fact is None or fact.expression is None)
+    if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Tuple):
+        return False
+    if fact is not None and fact.expression is not None:
+        return False
+    tensors = {it.expression for it in evidence.tensors}
+    parts = [it for it in node.slice.elts if not isinstance(it, ast.Slice)]
+    unknown = [it for it in parts if ast.unparse(it) not in tensors]
+    # Slices keep the dimensions.  What is alone beside them is the index at fault itself.
+    return bool(unknown) and (len(parts) > 1 or isinstance(parts[0], ast.Constant))
 
 
 def _own_element(evidence: Evidence, violation: Violation) -> dict[str, Any]:
