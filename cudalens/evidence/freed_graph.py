@@ -25,7 +25,7 @@ from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.sites import entries_of, phase_of
 from cudalens.source.locate import locate_line
-from cudalens.source.running_node import mentioned, parsed_source, running
+from cudalens.source.running_node import has_line, mentioned, parsed_source, running
 from cudalens.source.safe_eval import evaluator_for, value_or
 from cudalens.source.stack import Entry, place_of, running_frame
 
@@ -130,7 +130,7 @@ def _loop_targets(entry: Entry) -> set[str]:
     place = place_of(entry)
     tree = parsed_source(place.filename)
     loops = (it for it in ast.walk(tree) if isinstance(it, ast.For)) if tree is not None else ()
-    around = [it.target for it in loops if it.lineno <= place.lineno <= (it.end_lineno or 0)]
+    around = [it.target for it in loops if has_line(it, place.lineno)]
     names = (part for target in around for part in ast.walk(target))
     return {part.id for part in names if isinstance(part, ast.Name)}
 

@@ -23,7 +23,7 @@ from cudalens.recorder.history import Snapshot
 from cudalens.recorder.sites import RawSite, Site, entries_of, shared_sites
 from cudalens.recorder.tensor_refs import Ref
 from cudalens.source.files import place_of_code, source_lines, typed_line
-from cudalens.source.running_node import FUNCTIONS, parsed_source, running
+from cudalens.source.running_node import FUNCTIONS, has_line, parsed_source, running
 from cudalens.source.stack import StackEntry, place_of
 
 _MAX_CALLS = 500
@@ -128,11 +128,7 @@ def _is_without_grad(block: ast.With, line: int) -> bool:
         return False
     # A function that is defined in the block may be called behind it.
     inner = (it for it in ast.walk(block) if isinstance(it, FUNCTIONS))
-    return _has_line(block, line) and not any(_has_line(it, line) for it in inner)
-
-
-def _has_line(node: ast.stmt | ast.expr, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or 0)
+    return has_line(block, line) and not any(has_line(it, line) for it in inner)
 
 
 def frozen_parameters(tensor: Tensor, snapshot: Snapshot) -> list[nn.Parameter]:

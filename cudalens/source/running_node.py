@@ -212,6 +212,11 @@ def parsed_source(filename: str) -> ast.Module | None:
     return _whole(source(filename))
 
 
+def has_line(node: ast.stmt | ast.expr, line: int) -> bool:
+    """Return whether a line is one of those that a statement or expression is written on."""
+    return node.lineno <= line <= (node.end_lineno or 0)
+
+
 def expressions_in(root: ast.AST) -> Iterator[ast.expr]:
     """Walk the expressions below ``root`` that are evaluated where ``root`` is.
 

@@ -258,3 +258,9 @@ def test_variables_that_the_running_code_mentions() -> None:
     assert found["running_node"] is running_node
     assert "runs" not in found
     assert found["_getframe"] is None
+
+
+@pytest.mark.parametrize(("line", "is_on"), [(1, False), (2, True), (3, True), (4, False)])
+def test_the_lines_that_a_statement_is_written_on(line: int, is_on: bool) -> None:
+    (_, loop, _) = ast.parse("a = 1\nfor b in c:\n    d\ne = 1").body
+    assert running_node.has_line(loop, line) is is_on
