@@ -241,12 +241,14 @@ def test_a_run_on_hardware_changes_one_column_and_leaves_the_others() -> None:
     after = after[: len(before)]  # tables of cases follow
     assert [(row[0], row[2:]) for row in after] == [(row[0], row[2:]) for row in before]
     seen = {row[0]: row[1] for row in after}
-    assert seen["| guards stop the op before its launch, the device stays usable"] == "1 of 2"
+    assert (
+        seen["| guards stop the op before its launch, the device stays usable"] == "1 of 2 records"
+    )
     assert seen["| which torch calls raise after that, and their texts"] == (
         "44 of 45 raise as in the table"
     )
     loops = "| the report is shown and written before torch aborts on pinned memory"
-    assert seen[loops] == "1 of 2"  # one whose process ended counts
+    assert seen[loops] == "1 of 2 sessions"  # one whose process ended counts
     assert seen["| time and overhead with a busy queue"] == (
         "a BERT-base step, times plain: guards 1.03, plain again 1.01, full 2.00"
     )

@@ -184,4 +184,14 @@ def after_an_assert(setup: str) -> dict[str, Any]:
         for name, text in wanted.items()
         if (found.get(name) is None) != (text is None)
     }
-    return {"calls": len(wanted), "differ": differ, "first": found.get("first")}
+    own_words = {
+        name: text.split("\n", 1)[0]
+        for name, text in found.items()
+        if text is not None and text.split("\n", 1)[0] != TEXT.split("\n", 1)[0]
+    }
+    return {
+        "calls": len(wanted),
+        "differ": differ,
+        "first": found.get("first"),
+        "own words": own_words,
+    }

@@ -38,6 +38,8 @@ class Fault:
     """Whether the kernel is launched past the dispatcher: then no op is to blame."""
     is_lost: bool = True
     options: tuple[tuple[str, bool], ...] = ()
+    before: str = ""
+    """What runs before the check, in the same namespace."""
 
 
 SOURCE = """
@@ -73,6 +75,11 @@ library.impl("pick", lambda table, rows, unchecked=0: table[rows], "CPU")
 )
 BAD_ROWS = "rows = torch.tensor([0, 9, 3], device='cuda')\n"
 _PICK = "gpu_suite::pick"
+_COMPILED = """import torch
+f = torch.compile(lambda table, rows: (table + 1)[rows] * 2)
+table = torch.ones(8, device="cuda")
+f(table, torch.tensor([1, 2], device="cuda"))
+"""
 
 
 def _in_pick(name: str, code: str) -> Fault:
@@ -149,13 +156,17 @@ FAULTS: tuple[Fault, ...] = (
         is_lost=False,
     ),
     Fault(
-        name="assert in compiled code",
-        code="import torch\n"
-        "f = torch.compile(lambda table, rows: (table + 1)[rows] * 2)\n"
-        "table = torch.ones(8, device='cuda')\n"
-        "f(table, torch.tensor([1, 2], device='cuda'))\n"
-        "f(table, torch.tensor([1, 9], device='cuda'))\n"
-        "torch.cuda.synchronize()",
+        name="bad index in code compiled under the check",
+        code=f"{_COMPILED}f(table, torch.tensor([1, 9], device='cuda'))\ntorch.cuda.synchronize()",
+        kind="device_assert",
+        op="aten::index",
+        is_lost=False,
+        options=(("force_eager", False),),
+    ),
+    Fault(
+        name="assert in code compiled before the check",
+        before=_COMPILED,
+        code="f(table, torch.tensor([1, 9], device='cuda'))\ntorch.cuda.synchronize()",
         kind="device_assert",
         options=(("force_eager", False),),
     ),
@@ -168,7 +179,7 @@ def unavailable(fault: Fault) -> str | None:
 
     if "_compile_kernel" in fault.code and not hasattr(torch.cuda, "_compile_kernel"):
         return "this torch has no torch.cuda._compile_kernel"
-    if "torch.compile" in fault.code:
+    if "torch.compile" in fault.before + fault.code:
         if importlib.util.find_spec("triton") is None:
             return "Triton is not installed"
         if not (shutil.which("cc") or shutil.which("gcc")):
@@ -197,9 +208,11 @@ def run_fault(name: str) -> dict[str, Any]:
     CELLS.register("<fault>", 1, fault.code.splitlines())
     session = cudalens.check(**dict(fault.options))
     error = None
+    names: dict[str, Any] = {}
+    exec(compile(fault.before, "<before>", "exec"), names)
     try:
         with session:
-            exec(compile(fault.code, "<fault>", "exec"), {})
+            exec(compile(fault.code, "<fault>", "exec"), names)
     except Exception as raised:
         error = raised
     report = session.report

@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import pkgutil
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -31,9 +33,11 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 
 import report  # noqa: E402
 import suite  # noqa: E402
+import torch  # noqa: E402
 import worker  # noqa: E402
 from cases import CASES  # noqa: E402
 from faults import FAULTS  # noqa: E402
+from frameworks import FRAMEWORKS  # noqa: E402
 from harmless import HARMLESS  # noqa: E402
 from notebook_runs import NAMES  # noqa: E402
 from steps import STEPS  # noqa: E402
@@ -43,7 +47,10 @@ LIMIT_S = float(os.environ.get("HOUR_S", "480"))
 """Nothing goes on beyond it: a machine of 15 minutes has to start and to send things, too."""
 PROCESSES = min(14, max(2, (os.cpu_count() or 4) - 2))
 STARTED = time.monotonic()
+JUNIT = Path(tempfile.gettempdir()) / "captured.xml"
 ABOUT = "import json, report; print('ABOUT' + json.dumps(report.machine()))"
+ONLY = re.compile(os.environ.get("HOUR_ONLY", ""))
+"""Runs the cases alone whose kind and name match, such as ``step in turn``."""
 NOT_BEGUN = {"unavailable": "not begun: the time was up"}
 PACKAGES = ("evidence", "guards", "recorder", "session", "simulate", "diagnosis", "source")
 
@@ -92,6 +99,7 @@ class Hour:
 
     def phase(self, title: str, jobs: Sequence[Job], processes: int, phase_s: float) -> None:
         """Run cases in forks, at most so many at a time; what is not done in time says so."""
+        jobs = [job for job in jobs if ONLY.search(" ".join(job))]
         end = time.monotonic() + min(phase_s, max(0.0, left_s()))
         waiting, running = list(jobs), list[Running]()
         while waiting or running:
@@ -129,9 +137,11 @@ class Hour:
             "no:cacheprovider",
             "-m",
             "gpu",
+            f"--junitxml={JUNIT}",
             "-k",
         ]
         command += [words, str(HERE / "test_captured_on_gpu.py")]
+        JUNIT.unlink(missing_ok=True)
         with (self.out / "captured.txt").open("a", encoding="utf-8") as log:
             child = subprocess.Popen(
                 command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
@@ -141,7 +151,35 @@ class Hour:
             except subprocess.TimeoutExpired:
                 status = "stopped: it took too long"
                 os.killpg(child.pid, signal.SIGKILL)
+        if JUNIT.exists():
+            self.results.setdefault("captured", {}).update(outcomes(JUNIT))
+            self.write()
         return self.say(f"captured, {words}: {status}")
+
+    def crumbs(self, limit_s: float) -> None:
+        """Ask whether a word behind each call names the call that failed, and what it costs."""
+        found = self.results["breadcrumbs"] = []
+        command = [sys.executable, str(HERE / "breadcrumbs.py")]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=min(limit_s, left_s()),
+                check=False,
+            )
+            found += [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        self.say(f"breadcrumbs: {len(found)} answers")
+        self.write()
+
+
+def outcomes(file: Path) -> dict[str, str]:
+    """Return the verdict of each test of a file of pytest's: ``passed``, or why not."""
+    found = {}
+    for case in ElementTree.parse(file).iter("testcase"):
+        bad = next((item for item in case if item.tag in ("failure", "error", "skipped")), None)
+        found[case.attrib["name"]] = "passed" if bad is None else bad.attrib.get("message", bad.tag)
+    return found
 
 
 def begin(job: Job, end: float) -> Running:
@@ -166,6 +204,7 @@ def _run(job: Job, pipe: int, printed: int) -> None:
         os.dup2(printed, 2)
         os.environ.update(suite.environment(job[0]))
         os.environ.pop("CUDA_LAUNCH_BLOCKING", None)
+        torch.set_num_threads(1)  # torch is imported: it reads OMP_NUM_THREADS no more
         if job[0] == "rehearsed":  # torch's CUDA build is loaded here: that needs a fresh start
             found = suite.run_one(*job, suite.Clock(suite.CASE_LIMIT_S))
         else:
@@ -220,6 +259,7 @@ def completed(results: dict[str, Any]) -> dict[str, Any]:
         "extra": list(suite.NAMES_OF_EXTRAS),
         "step": list(STEPS),
         "notebook": list(NAMES),
+        "framework": list(FRAMEWORKS),
     }
     return results | {
         mode: {name: results.get(mode, {}).get(name, dict(NOT_BEGUN)) for name in of_mode}
@@ -262,6 +302,7 @@ def main() -> int:
     hour.say("imported")
     records = [case.record for case in CASES]
     is_slow = {item.name for item in (*FAULTS, *HARMLESS) if "compile(" in item.code}
+    is_slow |= {item.name for item in FAULTS if "compile(" in item.before}
     is_slow |= {item.name for item in HARMLESS if item.needs_bytes}
     is_slow -= {item.name for item in FAULTS if "_compile_kernel" in item.code}
     faults = [("fault", item.name) for item in FAULTS]
@@ -274,9 +315,11 @@ def main() -> int:
         ("steps", [("step", name) for name in STEPS], 1, 120),
         ("harmless", [job for job in cells if job[1] not in is_slow], PROCESSES, 60),
         ("notebooks", [("notebook", name) for name in NAMES], PROCESSES, 110),
+        ("frameworks", [("framework", name) for name in FRAMEWORKS], PROCESSES, 60),
         ("rehearsed", [("rehearsed", name) for name in records], PROCESSES, 60),
     ):
         hour.phase(title, jobs, processes, seconds)
+    hour.crumbs(45)
     hour.captured("not compiled", 60)
     last = [job for job in faults + cells if job[1] in is_slow]
     hour.phase("compiled and large", last, PROCESSES, 90)

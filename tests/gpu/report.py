@@ -13,6 +13,7 @@ from typing import Any
 
 from cases import CASES, NOT_TRIGGERED, Case, is_too_old
 from extras import STICKY
+from faults import FAULTS
 
 from cudalens.core.device_asserts import AssertLine, fold
 from cudalens.diagnosis.assert_meanings import folded, meaning_of
@@ -272,6 +273,8 @@ def page(results: dict[str, Any] | None, about: dict[str, str] | None = None) ->
         ),
         ("After an assert", ("session", "seen"), _told(results.get("extra", {}), _extra)),
         ("Notebooks", ("notebook", "seen"), _told(results["notebook"], _notebook)),
+        ("Frameworks", ("framework", "seen"), _told(results.get("framework", {}), _framework)),
+        ("A word behind each call", ("question", "seen"), _crumbs(results.get("breadcrumbs", []))),
     )
     lines = [*_with_hardware(results, about).rstrip().splitlines(), ""]
     for title, head, body in sections:
@@ -279,19 +282,108 @@ def page(results: dict[str, Any] | None, about: dict[str, str] | None = None) ->
     return "\n".join(lines)
 
 
-_COUNTS: dict[str, tuple[str, str, Callable[[str, dict[str, Any]], bool]]] = {
-    "guards stop the op": ("guarded", "", lambda name, found: "CUDA alive" in _guarded(found)),
-    "a kernel asserts": ("bare", "", lambda name, found: bool(fold(found.get("stderr", "")))),
-    "a failed kernel's op": ("fault", "", lambda name, found: found["report"] is not None),
-    "the report is shown and written before torch aborts": (
-        "extra",
-        "pinned loop",
-        lambda name, found: found["report"] is not None,
-    ),
+Judge = Callable[[str, dict[str, Any]], bool]
+
+
+def _of_records(mode: str, is_good: Judge) -> Callable[[dict[str, Any]], str | None]:
+    return lambda results: _count(results[mode], is_good, "records")
+
+
+def _named(results: dict[str, Any]) -> str | None:
+    """Return for how many failed kernels the report names the op, where one is to blame."""
+    blamed = {item.name: item.op for item in FAULTS if item.is_lost and item.op is not None}
+    found = {name: results["fault"][name] for name in blamed if name in results["fault"]}
+    return _count(
+        found,
+        lambda name, seen: (seen["report"] or {"op": {"name": None}})["op"]["name"] == blamed[name],
+        "failures: forward, in a hook of backward, on a side stream, by 710 and by 700",
+    )
+
+
+def _as_the_table(results: dict[str, Any]) -> str | None:
+    """Return how many calls raise, or do not, as the rehearsal's table says."""
+    found = results.get("extra", {}).get(STICKY, {})
+    if "unavailable" in found or not found:
+        return None
+    return f"{found['calls'] - len(found['differ'])} of {found['calls']} raise as in the table"
+
+
+def _sessions(begins: str | None, what: str) -> Callable[[dict[str, Any]], str | None]:
+    """Return what counts the sessions that begin so, or without a word all that have another."""
+
+    def is_asked(name: str) -> bool:
+        return name.startswith(begins) if begins else name != STICKY and "pinned" not in name
+
+    return lambda results: _count(
+        {name: seen for name, seen in results.get("extra", {}).items() if is_asked(name)},
+        lambda name, seen: seen["report"] is not None,
+        what,
+    )
+
+
+def _faults(words: str, what: str) -> Callable[[dict[str, Any]], str | None]:
+    """Return what counts the faults with one of these words in their name that were reported."""
+
+    def counted(results: dict[str, Any]) -> str | None:
+        named = {n: f for n, f in results["fault"].items() if re.search(words, n)}
+        return _count(named, lambda name, seen: seen["report"] is not None, what)
+
+    return counted
+
+
+def _captured(words: str, what: str) -> Callable[[dict[str, Any]], str | None]:
+    """Return what counts the tests of ``test_captured_on_gpu.py`` that passed."""
+
+    def counted(results: dict[str, Any]) -> str | None:
+        ran = {n: s for n, s in results.get("captured", {}).items() if re.search(words, n)}
+        good = sum(said == "passed" for said in ran.values())
+        return f"{good} of {len(ran)} {what}" if ran else None
+
+    return counted
+
+
+def _notebooks(results: dict[str, Any]) -> str | None:
+    return _count(
+        results["notebook"],
+        lambda name, seen: not seen["wrong"] and not seen["rehearsed"],
+        "notebooks",
+    )
+
+
+def _frameworks(results: dict[str, Any]) -> str | None:
+    """Return how many notebooks and trainings of frameworks went well."""
+    trained = _count(
+        results.get("framework", {}),
+        lambda name, seen: seen["bad"][-1:] == ["ALIVE"] and "MISSED" not in _framework(name, seen),
+        "frameworks stop the bad label",
+    )
+    return ", ".join(filter(None, [trained, _notebooks(results)])) or None
+
+
+def _compiled(results: dict[str, Any]) -> str | None:
+    said = [
+        _faults("compiled", "failures in compiled code reported")(results),
+        _captured("compiled", "tests of compiled code passed")(results),
+    ]
+    known = ", ".join(filter(None, said))
+    return f"{known}; NCCL and several GPUs not yet run" if known else None
+
+
+_ON_GPU: dict[str, Callable[[dict[str, Any]], str | None]] = {
+    "guards stop the op": _of_records("guarded", lambda name, seen: "CUDA alive" in _guarded(seen)),
+    "a kernel asserts": _of_records("bare", lambda name, seen: bool(fold(seen.get("stderr", "")))),
+    "a failed kernel's op": _named,
+    "which torch calls raise after that": _as_the_table,
+    "the report is shown and written before torch aborts": _sessions("pinned", "sessions"),
+    "later cells": _sessions(None, "sessions of later cells and `explain`; the rest not yet run"),
+    "transformers' Trainer": _frameworks,
+    "deferred guards wait": _captured("a_wait_leaves", "tests"),
+    "CUDA graphs capture": _captured("graph|capture", "tests"),
+    "out of memory": _faults("out of memory|ordinal", "reported"),
+    "compiled code": _compiled,
+    "time and overhead": lambda results: _times_plain(results),
 }
-"""Rows of the table by how they begin: the mode that asks, how the names of its cases begin, and
-whether a case went well."""
-_STICKY, _TIMES = "which torch calls raise after that", "time and overhead"
+"""What was seen on a GPU, by how a row of the table begins; ``None`` where it was not asked."""
 
 
 def _with_hardware(results: dict[str, Any], about: dict[str, str]) -> str:
@@ -308,51 +400,45 @@ def _with_hardware(results: dict[str, Any], about: dict[str, str]) -> str:
     lines = []
     for row in (mark + table).splitlines():
         what, on_gpu, *others = row.strip("|").split(" | ")
-        found = next((_count(results, *_COUNTS[key]) for key in _COUNTS if key in what), None)
-        if _STICKY in what:
-            found = _as_the_table(results)
-        if _TIMES in what:
-            found = _times_plain(results)
+        found = next((tell(results) for key, tell in _ON_GPU.items() if key in what), None)
         if found is not None:
             on_gpu = found
         lines.append("|" + " | ".join((what, on_gpu, *others)) + "|")
     return f"{HEAD}{where} {substitutes}" + "\n".join(lines) + "\n"
 
 
-def _count(
-    results: dict[str, Any], mode: str, begins: str, is_good: Callable[[str, dict[str, Any]], bool]
-) -> str | None:
+def _count(cases: dict[str, Any], is_good: Judge, what: str) -> str | None:
     """Return how many of the cases that were begun went well, ``None`` where none was.
 
     One whose process ended did not go well.
     """
-    ran = {
-        name: found
-        for name, found in results.get(mode, {}).items()
-        if name.startswith(begins) and ("unavailable" not in found or mode == "extra")
-    }
-    if all("unavailable" in found and not found.get("is_broken") for found in ran.values()):
+    ran = {n: f for n, f in cases.items() if "unavailable" not in f or f.get("is_broken")}
+    if not ran:
         return None
     good = sum("unavailable" not in f and is_good(name, f) for name, f in ran.items())
-    return f"{good} of {len(ran)}" if ran else None
-
-
-def _as_the_table(results: dict[str, Any]) -> str | None:
-    """Return how many calls raise, or do not, as the rehearsal's table says."""
-    found = results.get("extra", {}).get(STICKY, {})
-    if "unavailable" in found or not found:
-        return None
-    return f"{found['calls'] - len(found['differ'])} of {found['calls']} raise as in the table"
+    return f"{good} of {len(ran)} {what}"
 
 
 def _times_plain(results: dict[str, Any]) -> str | None:
     """Return what each way costs, and how far two plain runs are apart."""
+    in_turn = [f for f in results.get("step", {}).values() if "medians" in f]
+    if in_turn:
+        return "a BERT-base step, times plain: " + "; ".join(map(_ratios, in_turn))
     ran = {n: f for n, f in results.get("step", {}).items() if "seconds" in f and "float" not in n}
     plain = ran.pop("plain", None)
     if plain is None or not ran:
         return None
     said = [f"{name} {found['seconds'] / plain['seconds']:.2f}" for name, found in ran.items()]
     return f"a BERT-base step, times plain: {', '.join(said)}"
+
+
+def _ratios(result: dict[str, Any]) -> str:
+    """Return what steps cost that were taken in turn in one process."""
+    plain = result["medians"]["plain"]
+    said = [
+        f"{way} {taken / plain:.2f}" for way, taken in result["medians"].items() if way != "plain"
+    ]
+    return f"{result['size']} ({plain * 1000:.0f} ms): {', '.join(said)}"
 
 
 def _extra(name: str, result: dict[str, Any]) -> str:
@@ -397,7 +483,35 @@ def _notebook(name: str, result: dict[str, Any]) -> str:
     return f"{wrong} of {result['cells']} cells WRONG" if wrong else f"{result['cells']} cells run"
 
 
+def _framework(name: str, result: dict[str, Any]) -> str:
+    raised = [line.removeprefix("RAISED ") for line in result["bad"] if line.startswith("RAISED")]
+    ended = "CUDA alive" if result["bad"][-1:] == ["ALIVE"] else "CUDA DEAD"
+    return f"trains with good labels; with a bad one: {'; '.join(raised) or 'MISSED'}, {ended}"
+
+
+def _crumbs(answers: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return a row a question about words that a stream writes behind each call."""
+    asked: dict[str, list[dict[str, Any]]] = {}
+    for answer in answers:
+        for question, found in answer.items():
+            asked.setdefault(question, []).append(found)
+    said = []
+    for question, found in asked.items():
+        if question == "cost":
+            said += [
+                (f"cost: {way}", f"{taken['issued_us']:.1f} µs to issue, {taken['done_us']:.1f} µs")
+                for way, taken in found[0].items()
+            ]
+            continue
+        good = sum(set(item.get("said", [])) == {item.get("finished")} for item in found)
+        names = f"names the last finished call without a wait: {good} of {len(found)}"
+        said.append((question, names))
+    return said
+
+
 def _step(plain: dict[str, Any], name: str, result: dict[str, Any]) -> str:
+    if "medians" in result:
+        return _ratios(result)
     least = f" (least {result['least']:.4f})" if "least" in result else ""
     memory = f"peak {result['peak_bytes'] / 2**20:.0f} MiB"
     said = [f"{result['seconds']:.4f} s a step{least}, {memory}"]

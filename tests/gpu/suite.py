@@ -17,6 +17,7 @@ from typing import Any
 from cases import CASES
 from extras import EXTRAS, STICKY
 from faults import FAULTS
+from frameworks import FRAMEWORKS
 from harmless import HARMLESS
 from notebook_runs import NAMES
 from steps import STEPS
@@ -35,7 +36,10 @@ MAX_STDERR = 40_000
 assert, and as many of its end, where Python says why it failed."""
 _WORKER = Path(__file__).with_name("worker.py")
 
-MODES = ("bare", "guarded", "rehearsed", "fault", "harmless", "extra", "step", "notebook")
+MODES = (
+    *("bare", "guarded", "rehearsed", "fault", "harmless"),
+    *("extra", "step", "notebook", "framework"),
+)
 NAMES_OF_EXTRAS = (STICKY, *(item.name for item in EXTRAS))
 
 Results = dict[str, Any]
@@ -116,6 +120,7 @@ def run_all(clock: Clock, capability: tuple[int, int]) -> Results:
     cells = [("fault", item.name) for item in FAULTS]
     cells += [("harmless", item.name) for item in HARMLESS]
     cells += [("extra", name) for name in NAMES_OF_EXTRAS]
+    cells += [("framework", name) for name in FRAMEWORKS]
     _run(cells + jobs, clock, results, PROCESSES)
     # One after the other: they measure time and memory.
     _run([("step", name) for name in STEPS], clock, results, 1)

@@ -93,10 +93,13 @@ def test_a_bad_label_in_compiled_code(deferred: None, mode: str) -> None:
     logits = torch.randn(64, 10, device="cuda", requires_grad=True)
     labels = torch.randint(0, 10, (64,), device="cuda")
     for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
         loss(logits, labels).backward()
     cudalens.settle()
+    torch.compiler.cudagraph_mark_step_begin()
     assert torch.allclose(loss(logits, labels), _loss(logits, labels))
     labels[3] = 10
+    torch.compiler.cudagraph_mark_step_begin()
     loss(logits, labels)
     with pytest.raises(cudalens.DeviceIndexError, match="contained 10, which is outside") as caught:
         cudalens.settle()

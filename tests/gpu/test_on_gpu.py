@@ -11,7 +11,9 @@ import torch
 from cases import CASES, Case, is_too_old
 from extras import EXTRAS, STICKY, Extra
 from faults import FAULTS, Fault
+from frameworks import FRAMEWORKS
 from harmless import HARMLESS
+from steps import IN_TURN, WAYS
 from suite import MODES, Results
 
 from cudalens.core.device_asserts import fold
@@ -149,6 +151,32 @@ def judge(extra: Extra, found: dict[str, Any]) -> None:
 
 def test_calls_after_an_assert_raise_as_the_rehearsal_s_do(results: Results) -> None:
     assert of(results, "extra", STICKY)["differ"] == {}
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_framework_trains_and_its_bad_label_is_stopped(results: Results, name: str) -> None:
+    """Without a report where all labels are good; the device lives in either case."""
+    found = of(results, "framework", name)
+    assert found["good"][-2:] == found["bad"][-2:] == ["LEFT False 0", "ALIVE"]
+    assert not any(line.startswith("RAISED") for line in found["good"])
+    raised = [line for line in found["bad"] if line.startswith("RAISED")]
+    assert len(raised) == 1 and "= 7 is outside the 3 classes" in raised[0]
+
+
+@pytest.mark.parametrize("name", IN_TURN)
+def test_steps_were_taken_in_turn(results: Results, name: str) -> None:
+    """Each way has a time of its own."""
+    medians = of(results, "step", name)["medians"]
+    assert set(medians) == set(WAYS) and min(medians.values()) > 0
+
+
+def test_a_word_behind_each_call_is_the_last_one_that_was_finished(results: Results) -> None:
+    """It says so without a wait, and no later one is written."""
+    answers = [item for one in results["breadcrumbs"] for item in one.values() if "said" in item]
+    assert answers
+    for found in answers:
+        assert found["said"] == [found["finished"]] * 3
+        assert found["statuses"] == [0]
 
 
 @pytest.mark.parametrize("name", ["guards", "deferred", "fast", "no sync", "nan", "full"])

@@ -1,8 +1,8 @@
 """Runs one case in a process of its own and prints what came of it as one line of JSON.
 
 ``python worker.py bare|guarded|rehearsed RECORD``, or ``python worker.py
-fault|harmless|extra|step|notebook NAME``.  CUDA's own lines go to standard error, which the caller
-reads.
+fault|harmless|extra|step|notebook|framework NAME``.  CUDA's own lines go to standard error, which
+the caller reads.
 """
 
 from __future__ import annotations
@@ -103,6 +103,10 @@ def main(mode: str, name: str) -> dict[str, Any]:
         from steps import run_step
 
         return run_step(name)
+    if mode == "framework":
+        from frameworks import run_framework
+
+        return run_framework(name)
     with contextlib.ExitStack() as stack:
         if mode == "rehearsed":
             from cudalens import simulate
