@@ -52,6 +52,7 @@ ABOUT = "import json, report; print('ABOUT' + json.dumps(report.machine()))"
 ONLY = re.compile(os.environ.get("HOUR_ONLY", ""))
 """Runs the cases alone whose kind and name match, such as ``step in turn``."""
 NOT_BEGUN = {"unavailable": "not begun: the time was up"}
+NOT_ASKED = {"unavailable": "not asked in this run"}
 PACKAGES = ("evidence", "guards", "recorder", "session", "simulate", "diagnosis", "source")
 
 
@@ -251,7 +252,7 @@ def look(one: Running) -> dict[str, Any] | None:
 
 
 def completed(results: dict[str, Any]) -> dict[str, Any]:
-    """Return results in which a case that has none says that it was not begun."""
+    """Return results in which a case that has none says that it was not asked."""
     names = {
         **{mode: [case.record for case in CASES] for mode in ("bare", "guarded", "rehearsed")},
         "fault": [item.name for item in FAULTS],
@@ -262,7 +263,7 @@ def completed(results: dict[str, Any]) -> dict[str, Any]:
         "framework": list(FRAMEWORKS),
     }
     return results | {
-        mode: {name: results.get(mode, {}).get(name, dict(NOT_BEGUN)) for name in of_mode}
+        mode: {name: results.get(mode, {}).get(name, dict(NOT_ASKED)) for name in of_mode}
         for mode, of_mode in names.items()
     }
 

@@ -282,6 +282,8 @@ def page(results: dict[str, Any] | None, about: dict[str, str] | None = None) ->
     return "\n".join(lines)
 
 
+MAX_NAMED = 3
+"""That many cases that did not go well are named."""
 Judge = Callable[[str, dict[str, Any]], bool]
 
 
@@ -415,8 +417,9 @@ def _count(cases: dict[str, Any], is_good: Judge, what: str) -> str | None:
     ran = {n: f for n, f in cases.items() if "unavailable" not in f or f.get("is_broken")}
     if not ran:
         return None
-    good = sum("unavailable" not in f and is_good(name, f) for name, f in ran.items())
-    return f"{good} of {len(ran)} {what}"
+    bad = [name for name, f in ran.items() if "unavailable" in f or not is_good(name, f)]
+    others = f"; not: {', '.join(bad)}" if 0 < len(bad) <= MAX_NAMED else ""
+    return f"{len(ran) - len(bad)} of {len(ran)} {what}{others}"
 
 
 def _times_plain(results: dict[str, Any]) -> str | None:
@@ -429,7 +432,7 @@ def _times_plain(results: dict[str, Any]) -> str | None:
     if plain is None or not ran:
         return None
     said = [f"{name} {found['seconds'] / plain['seconds']:.2f}" for name, found in ran.items()]
-    return f"a BERT-base step, times plain: {', '.join(said)}"
+    return f"a BERT-base step, each way in a process of its own, times plain: {', '.join(said)}"
 
 
 def _ratios(result: dict[str, Any]) -> str:
