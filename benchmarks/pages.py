@@ -262,7 +262,8 @@ most. Without the magic, cudalens costs nothing.
 
 ![Slowdown of one training step for each model](performance/costs.svg)
 
-For whole public training programs see [whole programs](programs.md). Measured by `{COMMAND}` on \
+For whole public training programs see [whole programs](programs.md), for one model on a GPU \
+[what is verified](verified.md). Measured by `{COMMAND}` on \
 {_machine(results)}. The numbers are in `benchmarks/results.json`.
 
 {chr(10).join(_fold(title, body) + chr(10) for title, body in folds if body)}"""
