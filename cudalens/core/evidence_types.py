@@ -271,7 +271,9 @@ class DatasetColumn:
     name: str
     """The user's name of the dataset."""
     attribute: str = ""
-    """The attribute that stores the column, of which a ``__getitem__`` may make other values."""
+    """The attribute that stores the column."""
+    may_be_changed: bool = False
+    """True if the dataset may give other values than the attribute stores."""
     count: int = 0
     """Number of values; 0 where only the classes are known."""
     low: int = 0

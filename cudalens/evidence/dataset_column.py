@@ -7,6 +7,8 @@ and rows those are (``recorder/dataloader.py``).
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -19,6 +21,7 @@ from cudalens.core.evidence_types import DatasetColumn
 from cudalens.core.report_types import Violation
 from cudalens.core.tensor_values import MAX_UNIQUE
 from cudalens.recorder.dataloader import Batch, dataset_of
+from cudalens.source.running_node import parsed_source
 from cudalens.source.safe_eval import instance_dict
 
 _MAX_VALUES = 1 << 22
@@ -68,9 +71,11 @@ def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
         distinct = values.unique()
         bad = (values < float(bounds.min)) | (values > float(bounds.max))
         good = distinct[(distinct >= float(bounds.min)) & (distinct <= float(bounds.max))]
+        is_stored = _has_attributes(dataset)
         return DatasetColumn(
             name=label,
-            attribute=f"{path}{key}" if _has_attributes(dataset) else "",
+            attribute=f"{path}{key}" if is_stored else "",
+            may_be_changed=is_stored and not _hands_on(dataset, key, own_key),
             count=len(values),
             low=int(distinct[0]),
             high=int(distinct[-1]),
@@ -88,6 +93,66 @@ def _has_attributes(dataset: object) -> bool:
     """Return whether columns are read from attributes, and not as the dataset gives them."""
     kind = type(dataset)
     return kind not in (TensorDataset, list) and not kind.__module__.startswith("datasets.")
+
+
+def _hands_on(dataset: object, attribute: str, key: int | str | None) -> bool:
+    """Return whether the code of ``__getitem__`` gives an attribute's item as it is, under ``key``.
+
+    As in ``return self.x[at], int(self.y[at])``, of every ``return`` that it has.
+    """
+    code = getattr(inspect.getattr_static(type(dataset), "__getitem__", None), "__code__", None)
+    tree = None if code is None else parsed_source(code.co_filename)
+    if code is None or tree is None or hasattr(type(dataset), "__getitems__"):
+        return False
+    for item in ast.walk(tree):
+        if (
+            isinstance(item, ast.FunctionDef)
+            and item.name == code.co_name == "__getitem__"
+            and item.lineno == code.co_firstlineno
+            and len(item.args.args) == 2
+        ):
+            return _returns_item_of(item, attribute, key)
+    return False
+
+
+def _returns_item_of(function: ast.FunctionDef, attribute: str, key: int | str | None) -> bool:
+    own, at = (argument.arg for argument in function.args.args)
+    inner = [*ast.walk(function)]
+    stored = [
+        it.id for it in inner if isinstance(it, ast.Name) and not isinstance(it.ctx, ast.Load)
+    ]
+    bound = {
+        it.targets[0].id: it.value
+        for it in inner
+        if isinstance(it, ast.Assign) and isinstance(it.targets[0], ast.Name)
+    }
+    returned = [it.value for it in inner if isinstance(it, ast.Return)]
+    if {own, at} & {*stored} or not returned:
+        return False
+    wanted = f"{own}.{attribute}[{at}]"
+    for value in returned:
+        match value:
+            case ast.Tuple(items) | ast.List(items) if isinstance(key, int) and key < len(items):
+                item: ast.expr | None = items[key]
+            case ast.Dict(fields, items):
+                keys = [it.value if isinstance(it, ast.Constant) else None for it in fields]
+                item = dict(zip(keys, items, strict=True)).get(key)
+            case _:
+                return False
+        item = _unwrapped(item)
+        if isinstance(item, ast.Name) and stored.count(item.id) == 1:
+            item = _unwrapped(bound.get(item.id))
+        if item is None or ast.unparse(item) != wanted:
+            return False
+    return True
+
+
+def _unwrapped(node: ast.expr | None) -> ast.expr | None:
+    """Return the argument of ``int(…)`` and ``torch.tensor(…)``, which keep a whole number."""
+    kept = ("int", "torch.tensor", "torch.as_tensor")
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in kept and len(node.args) == 1:
+        return node.args[0]
+    return node
 
 
 def _columns(dataset: object) -> dict[Any, tuple[Tensor, Tensor] | None]:

@@ -163,6 +163,52 @@ def test_the_labels_are_not_taken_for_another_column(ds: str, less: int, says: s
     assert says_one(report, says)
 
 
+GIVEN = """\
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+class Own(Dataset):
+    def __init__(self):
+        self.x, self.y = torch.zeros(20, 5), torch.arange(20) % 5 + 1
+    def __len__(self):
+        return len(self.y)
+    def __getitem__(self, at):
+        {code}
+ds = Own()
+for batch in DataLoader(ds, 5):
+    F.cross_entropy(batch[{key!r}].cuda(), batch[{label!r}].cuda())
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "is_handed_on"),
+    [
+        ("return self.x[at], self.y[at]", True),
+        ("return self.x[at], int(self.y[at])", True),
+        ("y = self.y[at]; return [self.x[at], torch.as_tensor(y)]", True),
+        ("return {'x': self.x[at], 'y': self.y[at]}", True),
+        ("return self.x[at], self.y[at] if at != 13 else torch.tensor(0)", False),
+        ("return self.x[at], self.y[at] * (at < 13)", False),
+        ("y = self.y[at]; y = y * (at < 13); return self.x[at], y", False),
+        ("y = self.y[at]; y = y + 0; return self.x[at], y", False),
+        ("at = min(at, 12); return self.x[at], self.y[at]", False),
+        ("if at < 13: return self.x[at], self.y[at]\n        return (), self.y[0]", False),
+        ("return {**{'x': self.x[at]}, 'y': self.y[at] * 1}", False),
+    ],
+)
+def test_an_edit_needs_an_attribute_that_the_dataset_hands_on(
+    code: str, is_handed_on: bool
+) -> None:
+    """What only some items have would fail in a later batch."""
+    key, label = ("x", "y") if "{" in code else (0, 1)
+    report = run_cell(GIVEN.format(code=code, key=key, label=label), fast=False).shown
+    (hint,) = report.hints
+    of = "of ds.y" if is_handed_on else "of this batch"
+    assert hint.text.endswith(f"{of} run from 1 to 5: they look 1-based")
+    assert (hint.fix is not None) is is_handed_on
+    assert report.limits == ()
+
+
 def test_no_sample_is_asked_for() -> None:
     """Only the loader has called the dataset's own code."""
     code = SETUP.format(made="ds = Own(list(range(40)))", outputs=10, shuffle=False)

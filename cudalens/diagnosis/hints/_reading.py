@@ -45,7 +45,10 @@ class Ids:
     shape: tuple[int, ...]
     """Its shape, or that of the tensor on the line that it was flattened from."""
     named: TensorFact | None
-    """The tensor that a fix can name: this one, or the one on the line that it was cut out of."""
+    """The tensor that a fix can name: this one, or the one on the line that it was cut out of.
+
+    ``None`` where the dataset stores such values and may give others.
+    """
     size: int
     """Classes, rows, or the length of the indexed dimension."""
     low: int | None
@@ -189,6 +192,7 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
         return None
     low, high, distinct, kinds, count = values
     column, earlier = whole_column(evidence), evidence.seen_before
+    stored = evidence.dataset_column
     ends = () if earlier is None else (earlier.min, earlier.max)
     whole_vector = _vector_of(evidence, fact)
     is_whole = whole_vector is not None or column is not None
@@ -203,7 +207,7 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
         role=role,
         fact=fact,
         shape=next(shapes, fact.shape) if len(fact.shape) == 1 else fact.shape,
-        named=named,
+        named=None if stored is not None and stored.may_be_changed else named,
         size=violation.size or 0,
         low=low,
         high=high,
@@ -224,12 +228,12 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
 
 
 def whole_column(evidence: Evidence) -> DatasetColumn | None:
-    """Return all values of a data set, unless earlier calls of the line had others.
+    """Return all values that a data set gives, unless earlier calls of the line had others.
 
     The column may have been written to since.
     """
     column, seen = evidence.dataset_column, evidence.seen_before
-    if column is None or not column.count:
+    if column is None or not column.count or column.may_be_changed:
         return None
     ends = () if seen is None else (seen.min, seen.max)
     allowed = evidence.violation.bounds.also_allowed if evidence.violation is not None else ()

@@ -5,7 +5,14 @@ from __future__ import annotations
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._makers import is_made
-from cudalens.diagnosis.hints._reading import Ids, fills_row_ends, ids_rule, numel, runs_from_one
+from cudalens.diagnosis.hints._reading import (
+    Ids,
+    fills_row_ends,
+    ids_rule,
+    numel,
+    runs_from_one,
+    whole_column,
+)
 from cudalens.diagnosis.hints._roles import Role
 from cudalens.diagnosis.hints.labels import head_of
 
@@ -23,8 +30,7 @@ def too_few_places(evidence: Evidence, ids: Ids) -> Hint | None:
     """
     if not ids.is_above or not ids.is_count or ids.size < 2 or fills_row_ends(ids):
         return None
-    seen, column = evidence.seen_before, evidence.dataset_column
-    is_whole = column is not None and bool(column.count)
+    seen, is_whole = evidence.seen_before, whole_column(evidence) is not None
     # A call that came back, and whose values nobody has read, had none beyond.
     was_within = seen is not None and (not isinstance(seen.max, int) or seen.max < ids.size)
     if ids.is_computed or is_made(evidence) or (was_within and not is_whole):

@@ -229,3 +229,15 @@ def test_a_column_that_earlier_calls_contradict_is_not_the_whole(
     column = DatasetColumn(name="ds", count=20, low=1, high=5, kinds=5, distinct=(1, 2, 3, 4, 5))
     given = labels([1, 2, 3, 4, 5], 5, seen_before=seen, dataset_column=column)
     assert (whole_column(given) is not None) is is_whole
+
+
+@pytest.mark.parametrize("may_be_changed", [False, True])
+def test_an_attribute_whose_items_the_dataset_may_change_is_not_what_it_gives(
+    may_be_changed: bool,
+) -> None:
+    column = DatasetColumn(name="ds", count=20, low=1, high=5, may_be_changed=may_be_changed)
+    given = labels([1, 2, 3, 4, 5], 5, dataset_column=column)
+    assert (whole_column(given) is None) is may_be_changed
+    ids = ids_of(given, "label")
+    assert ids is not None
+    assert (ids.named is None) is may_be_changed
