@@ -26,7 +26,7 @@ from cudalens.diagnosis.user_code import (
     list_of,
     place,
     rewritten,
-    statement_of,
+    statements_of,
     with_keyword,
 )
 
@@ -184,8 +184,7 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
         return Hint(text=f"{text}out")
     if mark == -1 and (line := _subtracting_line(evidence)):
         return Hint(
-            text=f"line {line.line} subtracts 1 ({line.text.strip()}): if it made the -1, the "
-            "label was 0 before it, or nearly 0"
+            text=f"line {line.line} subtracts 1 ({line.text.strip()}), which turns a label 0 into -1"
         )
     leave = f"use ignore_index={mark} ({ignores})"
     if ids.violation.offenders.allowed:
@@ -196,7 +195,7 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
     elif ids.size == 2 and ids.distinct == (-1, 1):
         text += "If the two classes are coded -1 and 1, use (labels + 1) // 2"
     else:
-        text += "If 1 was subtracted from it, the label was 0 before that"
+        text += "Subtracting 1 from a label 0 gives -1 as well"
     return Hint(text=text)
 
 
@@ -213,13 +212,13 @@ def _subtracting_line(evidence: Evidence) -> CodeLine | None:
 
 def _less_one(text: str) -> set[str]:
     """Return the variables from which a line takes 1, or of which it takes 1 from a part."""
-    match statement_of(text):
-        case ast.AugAssign(target, ast.Sub(), ast.Constant(1)):
-            changed: list[ast.expr] = [target]
-        case ast.Assign(targets, ast.BinOp(_, ast.Sub(), ast.Constant(1))):
-            changed = targets
-        case _:
-            return set()
+    changed: list[ast.expr] = []
+    for statement in statements_of(text):
+        match statement:
+            case ast.AugAssign(target, ast.Sub(), ast.Constant(1)):
+                changed.append(target)
+            case ast.Assign(targets, ast.BinOp(_, ast.Sub(), ast.Constant(1))):
+                changed += targets
     return {node.id for it in changed for node in ast.walk(it) if isinstance(node, ast.Name)}
 
 

@@ -69,13 +69,18 @@ CAUSES: dict[str, Cause] = {
         says=(
             "if -1 marks labels",
             "-100",
-            "If 1 was subtracted from it, the label was 0 before that",
+            "Subtracting 1 from a label 0 gives -1 as well",
         ),
     ),
     "minus_one_behind_a_subtraction": Cause(
         behind("    y[mask] -= 1"),
         rule="mark_not_ignored",
-        says=("line 1 subtracts 1 (y[mask] -= 1): if it made the -1, the label was 0 before it",),
+        says=("line 1 subtracts 1 (y[mask] -= 1), which turns a label 0 into -1",),
+    ),
+    "minus_one_behind_another_statement_of_the_line": Cause(
+        behind("    print('step'); y[mask] -= 1"),
+        rule="mark_not_ignored",
+        says=("line 1 subtracts 1 (print('step'); y[mask] -= 1), which turns a label 0 into -1",),
     ),
     "minus_one_behind_a_subtraction_from_another": Cause(
         behind("    n[mask] -= 1"),
