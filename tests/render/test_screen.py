@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from cudalens.core.graph_types import FIRST_NAN
 from cudalens.core.report import (
+    Bounds,
     CodeLine,
+    Environment,
     Hint,
     LineRef,
     Observation,
     ProvenanceStep,
+    RankResult,
     SourceSpan,
 )
-from cudalens.core.report_types import MarkedLine, RaisedException
+from cudalens.core.report_types import MarkedLine, RaisedException, SeenBefore
 from cudalens.render import screen
 from cudalens.render.markdown import MAX_LINES, render
-from tests.builders import CELL, REPRESENTATIVE, make_report
+from tests.builders import CELL, REPRESENTATIVE, make_report, offenders, one_row, user_frame
 from tests.rendering import check_golden
 
 
@@ -241,3 +245,274 @@ def test_what_a_line_of_code_carries_is_not_said_again(kind: str, mark: str, is_
     parts = screen.build(make_report(observations=(seen,)))
     assert ("the words" in map(screen.plain, parts.facts)) is is_said
     assert ("the words" in parts.notes) is (kind == "others")
+
+
+# --- the second line, the action, and what is behind the drawers ----------------------------------
+
+
+def step(
+    line: int | None, text: str, op: str = "torch.Tensor.mul_", note: str | None = None
+) -> Any:
+    ref = None if line is None else LineRef(cell=7, line=line, text=text)
+    return ProvenanceStep(op=op, source=ref, note=note)
+
+
+def test_the_origin_is_every_observation_and_the_steps_of_other_lines() -> None:
+    """A line with a mark says it in place of the sentence, and no step says it again."""
+    marked = MarkedLine(cell=7, line=3, text="y = make()", mark="10 is made here")
+    other = MarkedLine(cell=7, line=4, text="y += 1", mark="")
+    seen = (
+        Observation(kind="values", text="3 of 32 labels are 10"),
+        Observation(kind="came_from", text="line 3: make", sources=(marked, other)),
+        Observation(kind="device", text="y is on the CPU", sources=(other,)),
+    )
+    steps = (step(3, "y = make()"), step(4, "y += 1"), step(None, "", "torch.randn"))
+    report = make_report(observations=seen, provenance=steps)
+    assert screen.origin(report) == (
+        "3 of 32 labels are 10",
+        "In [7] line 3 y = make(): 10 is made here",
+        "y is on the CPU",
+        "In [7] line 4 y += 1",
+        "torch.randn",
+    )
+
+
+def test_the_origin_says_a_line_once_and_ends_with_the_forward_call() -> None:
+    seen = Observation(kind="values", text="3 of 32 labels are 10")
+    forward = SourceSpan(cell=7, line=2, text="out = net(x)")
+    report = make_report(observations=(seen, seen), provenance=(), forward_source=forward)
+    said = "forward call: In [7] line 2 out = net(x)"
+    assert screen.origin(report) == ("3 of 32 labels are 10", said)
+    assert screen.origin(replace(report, forward_source=None)) == ("3 of 32 labels are 10",)
+
+
+def test_the_callers_are_the_users_frames_above_the_failing_one() -> None:
+    frames = (
+        user_frame("train.py", 30, "<module>", "main()"),
+        user_frame("/site-packages/lib.py", 4, "wrapped", "return f()"),
+        user_frame("train.py", 20, "main", "  step(y)"),
+        user_frame("train.py", 9, "step", "loss(y)"),
+    )
+    frames = (frames[0], replace(frames[1], is_user=False), *frames[2:])
+    found = screen.callers(make_report(frames=frames))
+    assert found == ("train.py:30 in <module>: main()", "train.py:20 in main: step(y)")
+
+
+@pytest.mark.parametrize(
+    ("headline", "certainty", "shown"),
+    [
+        ("y is wrong", "likely", "Likely: y is wrong"),
+        ("Likely y is wrong", "likely", "Likely y is wrong"),
+        ("likely y is wrong", "likely", "likely y is wrong"),
+        ("y is wrong", "proven", "y is wrong"),
+        (" ", "proven", "device-side assert: nothing more could be established"),
+    ],
+)
+def test_a_headline_says_once_that_it_is_likely(headline: str, certainty: str, shown: str) -> None:
+    parts = screen.build(make_report(headline=headline, certainty=certainty))
+    assert screen.plain(parts.headline) == shown
+
+
+@pytest.mark.parametrize(
+    ("headline", "element"),
+    [
+        ("y[17] = 10 is outside", "y[17] = 10"),
+        ("y[17] = 1000 is outside", ""),
+        ("z[17] = 10 is outside", ""),
+        ("logits[17] = 10 is outside", "logits[17] = 10"),  # of another tensor of the call
+    ],
+)
+def test_the_bad_element_is_a_whole_number_of_a_tensor_of_the_call(
+    headline: str, element: str
+) -> None:
+    first = screen.build(make_report(headline=headline)).headline[0]
+    assert (first.text if first.look == "badcode" else "") == element
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({"context_usable": False, "deferred": True}, "CUDA is lost"),
+        ({"kind": "silent", "deferred": True}, "silent: the result is wrong"),
+        ({"deferred": True}, "found after the launch, which ran with values in bounds"),
+        ({"context_usable": None}, "found before the launch"),
+        ({"context_usable": None, "prevented": False}, None),
+        ({}, "CUDA is fine"),
+        ({"environment": Environment()}, None),
+        ({"environment": Environment(simulated=True)}, "CUDA is fine"),
+    ],
+)
+def test_the_status_says_of_cuda_what_is_known(facts: dict[str, Any], text: str | None) -> None:
+    status = screen.build(make_report(**facts)).status
+    assert (status and status.text) == text
+
+
+def second_line(**facts: Any) -> list[str]:
+    facts = {"provenance": (), "offenders": None, "bounds": None, **facts}
+    return [screen.plain(fact) for fact in screen.build(make_report(**facts)).facts]
+
+
+def test_the_second_line_names_the_op_where_no_line_is_known_and_the_phase_beside_a_line() -> None:
+    assert second_line() == ["In [7] line 12"]
+    assert second_line(source=None) == ["F.cross_entropy → aten::nll_loss_forward"]
+    assert second_line(phase="backward") == ["In [7] line 12, backward"]
+    assert second_line(phase="optimizer") == ["In [7] line 12, optimizer"]
+
+
+def test_the_second_line_says_the_rank_unless_it_lists_the_ranks() -> None:
+    environment = Environment(rank=3, device="NVIDIA H200")
+    assert second_line(environment=environment) == ["rank 3", "In [7] line 12"]
+    ranks = tuple(RankResult(rank=at, report=make_report() if at == 3 else None) for at in range(4))
+    assert second_line(environment=environment, ranks=ranks) == ["rank 3 of 4", "In [7] line 12"]
+
+
+def test_the_second_line_says_earlier_calls_and_the_bound_once() -> None:
+    seen = SeenBefore(calls=2, min=0, max=9)
+    bounds = Bounds(min=0, max=9)
+    said = second_line(seen_before=seen, bounds=bounds, headline="y is wrong")
+    assert said == ["2 earlier calls of this line: 0 … 9", "allowed 0 … 9", "In [7] line 12"]
+    earlier = Observation(kind="earlier", text="earlier calls had 0 … 9")
+    bound = Observation(kind="bound", text="10 classes")
+    more = {"observations": (earlier, bound), "headline": "y is wrong", "seen_before": seen}
+    said = ["earlier calls had 0 … 9", "10 classes"]
+    assert second_line(bounds=bounds, **more) == [*said, "In [7] line 12"]
+    # The size tells nothing of where the negative numbers end.
+    below = Bounds(min=-10, max=9)
+    assert second_line(bounds=below, **more) == [*said, "allowed -10 … 9", "In [7] line 12"]
+    assert second_line(bounds=bounds, headline="y is not 0 … 9") == ["In [7] line 12"]
+
+
+@pytest.mark.parametrize(
+    ("count", "rows", "is_whole"),
+    [(1, 1, False), (2, 1, True), (12, 1, True), (13, 1, False), (12, 2, False)],
+)
+def test_all_values_of_a_short_vector_are_shown(count: int, rows: int, is_whole: bool) -> None:
+    values = tuple(range(count))
+    grid = replace(one_row(values, tuple(int(it == 1) for it in values)), rows=rows)
+    found = offenders(count, 1, first=[((0,), 1)], map=grid)
+    first = screen.build(make_report(offenders=found)).facts[0]
+    assert (screen.plain(first) == f"y = {', '.join(map(str, values))}") is is_whole
+    if is_whole:
+        assert [span.text for span in first if span.look == "badcode"] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("line", "cell", "is_said"),
+    [(11, 7, True), (12, 7, False), (13, 7, False), (14, 7, True), (12, 6, True)],
+)
+def test_where_a_size_is_set_is_said_outside_the_failing_statement(
+    line: int, cell: int, is_said: bool
+) -> None:
+    here = replace(make_report().source, end_line=13)
+    bound = SourceSpan(cell=cell, line=line, text="net = make()")
+    report = make_report(source=here, bound_source=bound, provenance=())
+    said = [(mark.line, mark.said) for mark in screen.line_marks(report)]
+    assert said == ([(line, "the size is set here")] if is_said else [])
+
+
+@pytest.mark.parametrize(("line", "is_said"), [(11, True), (12, False)])
+def test_a_failure_noticed_elsewhere_is_marked_unless_its_line_is(line: int, is_said: bool) -> None:
+    forward = SourceSpan(cell=7, line=line, text="logits = net(x)")
+    report = make_report(forward_source=forward, provenance=())
+    said = [(mark.line, mark.said) for mark in screen.line_marks(report)]
+    assert said == ([(12, "noticed here")] if is_said else [])
+    own = MarkedLine(cell=7, line=12, text=CELL[3].strip(), mark="y is read here")
+    seen = Observation(kind="device", text="y", sources=(own,))
+    marked = screen.line_marks(replace(report, observations=(seen,)))
+    assert [mark.said for mark in marked] == ["y is read here"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("they look 1-based", "They look 1-based."),
+        ("a label is too large", "A label is too large."),
+        ("x is too large", "x is too large."),
+        ("logits is a name of the cell", "logits is a name of the cell."),
+        ("log it", "Log it."),  # a part of a name is none
+        ("is it so?", "Is it so?"),
+        ("and so on…", "And so on…"),
+        ("", ""),
+    ],
+)
+def test_a_sentence_begins_with_a_capital_letter_unless_with_code(text: str, said: str) -> None:
+    action = screen.action_of(make_report(hints=(Hint(text=text),)))
+    assert action is not None and action.reason == said
+
+
+@pytest.mark.parametrize(
+    ("fix", "at", "tried", "line"),
+    [
+        ("y = y - 1", None, True, "try: y = y - 1 before line 12"),
+        ("y = y - 1", 10, True, "try: y = y - 1 after line 10"),
+        ("y = y - 1", 10, None, "hint: y = y - 1 in line 10"),
+        ("f(y - 1)", 10, True, "try: f(y - 1) in line 10"),
+    ],
+)
+def test_a_statement_stands_before_the_failing_line_or_behind_a_maker(
+    fix: str, at: int | None, tried: bool | None, line: str
+) -> None:
+    place = None if at is None else SourceSpan(cell=7, line=at, text="y = make()")
+    action = screen.action_of(make_report(hints=(Hint(text="so", fix=fix, at=place, tried=tried),)))
+    assert action is not None and action.line == line
+
+
+@pytest.mark.parametrize("tried", [True, None])
+def test_after_a_lost_device_an_edit_that_was_not_tried_is_no_step(tried: bool | None) -> None:
+    hint = Hint(text="so", fix="F.cross_entropy(logits, y - 1)", tried=tried)
+    action = screen.action_of(make_report(context_usable=False, hints=(hint,)))
+    assert action is not None and action.label == ("try" if tried else "next")
+
+
+@pytest.mark.parametrize(
+    ("kind", "item", "outcome"),
+    [
+        ("device_assert", False, "Tested on copies: it runs."),
+        ("nonfinite", False, "Tested on copies: values and gradients are finite."),
+        ("host_error", True, "Tested on copies of this batch: it runs."),
+    ],
+)
+def test_the_outcome_of_a_trial_says_what_was_tried(kind: str, item: bool, outcome: str) -> None:
+    values = Observation(kind="values", text="3 of 32 labels are 10")
+    seen = (values, *([Observation(kind="item", text="item 3 of the batch")] if item else []))
+    hint = Hint(text="so", fix="f(y - 1)", tried=True)
+    action = screen.action_of(make_report(kind=kind, hints=(hint,), observations=seen))
+    assert action is not None and action.reason == f"So. {outcome}"
+
+
+@pytest.mark.parametrize(("length", "is_marked"), [(479, True), (480, False)])
+def test_nothing_is_marked_as_changed_in_very_long_code(length: int, is_marked: bool) -> None:
+    typed = f"f({'a' * (length - 3)})"
+    fix = f"{typed[:-1]}, {'b' * 40})"
+    at = LineRef(cell=7, line=18, text=typed)
+    action = screen.action_of(make_report(hints=(Hint(text="so", fix=fix, tried=True, at=at),)))
+    assert action is not None and bool(action.changed) is is_marked
+
+
+@pytest.mark.parametrize("prevented", [True, False])
+def test_what_cuda_prints_is_said_of_a_launch_that_was_or_was_not(prevented: bool) -> None:
+    facts = {fact.name: fact.text for fact in screen.details(make_report(prevented=prevented))}
+    printed = [name for name in facts if name.startswith("CUDA")]
+    assert printed == ["CUDA would print" if prevented else "CUDA printed"]
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_the_details_are_those_that_are_known(simulated: bool) -> None:
+    environment = Environment(torch="2.13.0", simulated=simulated)
+    limits = ("one is unknown", "another is")
+    report = make_report(environment=environment, limits=limits, phase="unknown", explanation="")
+    facts = screen.details(report)
+    assert not {"phase", "module", "why"} & {fact.name for fact in facts}
+    assert [fact.text for fact in facts if fact.name == "unknown"] == [*limits]
+    (ran,) = [fact.text for fact in facts if fact.name == "ran on"]
+    assert ran == ("torch 2.13.0; Rehearsal device. No GPU here." if simulated else "torch 2.13.0")
+    (finding,) = [fact.text for fact in facts if fact.name == "finding"]
+    assert finding == "device-side assert, proven"
+
+
+def test_two_observations_of_one_kind_are_both_in_the_second_line() -> None:
+    seen = [Observation(kind="write", text=f"write {at}") for at in range(6)]
+    assert second_line(observations=tuple(seen)) == [
+        *(f"write {at}" for at in range(5)),
+        "In [7] line 12",
+    ]
