@@ -264,7 +264,10 @@ OTHERS: Final[dict[str, str]] = {
     "simulate/__init__.py": "simulate/test_state.py",
     "simulate/_internals.py": "simulate/test_simulate.py",
     "simulate/activation.py": "simulate/test_state.py notebook/test_status.py",
-    "simulate/dispatch.py": "simulate/test_kernels.py simulate/test_simulate.py",
+    "simulate/dispatch.py": (
+        "simulate/test_kernels.py simulate/test_layouts.py simulate/test_tensors.py "
+        "simulate/test_simulate.py simulate/test_activation.py"
+    ),
     "simulate/op_schema.py": "simulate/test_kernels.py simulate/test_tensors.py",
     "simulate/special.py": "simulate/test_tensors.py simulate/test_simulate.py",
     "simulate/streams.py": "simulate/test_simulate.py simulate/test_surface.py",
