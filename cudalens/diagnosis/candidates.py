@@ -69,6 +69,8 @@ class Trial:
     """True if a loop around the line calls another function in each turn."""
     loop_names: frozenset[str] = frozenset()
     """The variables of the loops and comprehensions around the call."""
+    loop_arguments: frozenset[str] = frozenset()
+    """The running function's arguments that a loop of its caller chooses: ``f(x[n])``."""
     called = Called()
     """Facts on the called module that the moves need."""
 

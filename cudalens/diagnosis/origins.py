@@ -25,6 +25,7 @@ from cudalens.diagnosis.user_code import (
     Rearrange,
     api_function,
     call_node,
+    chooses,
     code_of,
     list_of,
     parsed,
@@ -57,7 +58,7 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     fix, text = hint.fix, hint.text
     if not isinstance(fix, Fix) or not fix.changes:
         return hint
-    if _is_chosen_in_loop(fix, trial):
+    if _is_chosen_in_loop(hint, fix, trial):
         text += ". Each turn of the loop has another tensor here: check them all"
         return replace(hint, text=text, fix=None, tried=None, at=None)
     every: list[int] = []
@@ -89,20 +90,20 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     return replace(hint, text=text, fix=None, tried=None, at=None)
 
 
-def _is_chosen_in_loop(fix: Fix, trial: Trial) -> bool:
+def _is_chosen_in_loop(hint: Hint, fix: Fix, trial: Trial) -> bool:
     """Return whether a variable of a loop chooses what is changed: ``truth[n]``, ``tensor(y)``.
 
-    The batch of a loop over a loader is the variable itself, or a constant entry of it.
+    The batch of a loop over a loader is the variable itself, or a constant entry of it.  What a
+    caller's loop chooses may be cast and moved here, but another turn may have other values.
     """
+    has_values = hint.rule in (*_AT_ORIGIN, "shift_on_the_line")
     for change in fix.changes:
         tree = parsed(change.text) if change.text else None
-        for node in ast.walk(tree) if tree is not None else ():
-            parts = [node.slice] if isinstance(node, ast.Subscript) else []
-            if isinstance(node, ast.Call):
-                parts = [*node.args, *(item.value for item in node.keywords)]
-            names = {n.id for part in parts for n in ast.walk(part) if isinstance(n, ast.Name)}
-            if names & trial.loop_names:
-                return True
+        if tree is None:
+            continue
+        read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        if chooses(tree, trial.loop_names) or (has_values and read & trial.loop_arguments):
+            return True
     return False
 
 

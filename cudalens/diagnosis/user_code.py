@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 from cudalens.core._python import parse, parse_expression
@@ -105,6 +105,18 @@ def statement_of(code: str | None) -> ast.stmt:
     """Return the syntax of a recorded line, ``pass`` where it is not one statement."""
     statements = statements_of(code)
     return statements[0] if len(statements) == 1 else ast.Pass()
+
+
+def chooses(tree: ast.AST, names: Set[str]) -> bool:
+    """Return whether one of the names stands in an index or an argument: ``x[n]``, ``f(n)``."""
+    for node in ast.walk(tree):
+        parts = [node.slice] if isinstance(node, ast.Subscript) else []
+        if isinstance(node, ast.Call):
+            parts = [*node.args, *(item.value for item in node.keywords)]
+        inner = (item for part in parts for item in ast.walk(part))
+        if any(isinstance(item, ast.Name) and item.id in names for item in inner):
+            return True
+    return False
 
 
 def in_library(evidence: Evidence, name: str) -> bool:

@@ -23,7 +23,7 @@ from cudalens.core.report_types import Expression, SourceSpan, TensorFact, synta
 from cudalens.core.user_objects import is_module, is_tensor
 from cudalens.diagnosis import candidates
 from cudalens.diagnosis.moves import Called
-from cudalens.diagnosis.user_code import last_name
+from cudalens.diagnosis.user_code import chooses, last_name
 from cudalens.evidence.tensors import of_meta
 from cudalens.source.bindings import attribute_binding, binding_of
 from cudalens.source.files import is_user_file
@@ -137,13 +137,26 @@ class Variables(candidates.Trial):
     @functools.cached_property
     def loop_names(self) -> frozenset[str]:  # type: ignore[override]
         """The variables of the loops and comprehensions around the call."""
-        loops: list[ast.AST] = []
-        for parent in self.line.running.parents:
-            loops = [] if isinstance(parent, ast.FunctionDef | ast.Lambda) else [*loops, parent]
-            loops += getattr(parent, "generators", ())
-        targets = [it.target for it in loops if isinstance(it, ast.For | ast.comprehension)]
-        nodes = (node for target in targets for node in ast.walk(target))
-        return frozenset(node.id for node in nodes if isinstance(node, ast.Name))
+        return _loop_names(self.line.running)
+
+    @functools.cached_property
+    def loop_arguments(self) -> frozenset[str]:  # type: ignore[override]
+        """The running function's arguments that a loop of its caller chooses: ``f(x[n])``."""
+        code = self.line.frame.f_code
+        if code.co_name == "<module>" or not self.line.callers:
+            return frozenset()
+        run = running(place_of(self.line.callers[0]))
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        loops, call = _loop_names(run), run.node
+        if not isinstance(call, ast.Call) or not names:
+            return frozenset()
+        func = call.func
+        owners = (func, func.value) if isinstance(func, ast.Attribute) else (func,)
+        first = self.line.frame.f_locals.get(names[0])
+        is_method = any(value_or(run.evaluator, item, ABSENT) is first for item in owners)
+        given = [*zip(names[is_method:], call.args, strict=False)]
+        given += [(item.arg, item.value) for item in call.keywords if item.arg in names]
+        return frozenset(name for name, value in given if chooses(value, loops))
 
     def binding(self, expression: str, *, of_shape: bool = False) -> Binding | None:
         """Return where a name, or an attribute of a user's module, got its value.
@@ -308,6 +321,17 @@ class Variables(candidates.Trial):
             is_model=not type(module).__module__.startswith("torch.nn.modules."),
             is_batch_second=False in flags and True not in flags,
         )
+
+
+def _loop_names(run: Running) -> frozenset[str]:
+    """Return the variables of the loops and comprehensions around a call, in its function."""
+    loops: list[ast.AST] = []
+    for parent in run.parents:
+        loops = [] if isinstance(parent, ast.FunctionDef | ast.Lambda) else [*loops, parent]
+        loops += getattr(parent, "generators", ())
+    targets = [it.target for it in loops if isinstance(it, ast.For | ast.comprehension)]
+    nodes = (node for target in targets for node in ast.walk(target))
+    return frozenset(node.id for node in nodes if isinstance(node, ast.Name))
 
 
 def _syntax(expression: str) -> ast.expr:

@@ -387,9 +387,10 @@ def _outcome(report: Report, edit: Hint) -> str:
     if not edit.tried:
         return "Not tested."
     ends = "values and gradients are finite" if report.kind == "nonfinite" else "it runs"
-    # What is right for one batch of a loader need not be right for the next.
-    of_batch = " of this batch" if any(it.kind == "item" for it in report.observations) else ""
-    return f"Tested on copies{of_batch}: {ends}."
+    # What is right for one batch or turn need not be right for the next.
+    is_batch = any(item.kind == "item" for item in report.observations)
+    of_call = " of this call" if report.seen_before is not None else ""
+    return f"Tested on copies{' of this batch' if is_batch else of_call}: {ends}."
 
 
 def _next_step(report: Report, reading: Hint | None) -> str:

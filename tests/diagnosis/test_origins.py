@@ -143,6 +143,23 @@ def test_what_a_loop_chooses_is_not_changed_at_one_turn() -> None:
     assert placed("relabel", "{x} - 1", trial).fix == "y = y - 1"
 
 
+@pytest.mark.parametrize(
+    ("rule", "text", "fix"),
+    [
+        ("shift_on_the_line", "i + 1", None),
+        ("relabel", "i", None),
+        ("relabel", "y", "f(y - 1)"),
+        ("cast_needed", "i", "f(i - 1)"),
+    ],
+)
+def test_values_that_a_loop_of_the_caller_chooses_are_not_changed(
+    rule: str, text: str, fix: str | None
+) -> None:
+    """Another turn has other ones, but takes a cast as this one does."""
+    trial = Said(loop_arguments=frozenset({"i"}))
+    assert placed(rule, "{x} - 1", trial, text).fix == fix
+
+
 def test_a_call_that_was_another_function_before_gets_no_code() -> None:
     others = ("torch.nn.functional.mse_loss",)
     hint = placed("cast_needed", "{x}.long()", Said(), other_functions=others)

@@ -99,6 +99,22 @@ def test_the_loops_around_a_call(text: str, names: set[str], is_of_loop: bool) -
 
 
 @pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("f = lambda a, b: here(a)\n[f(x, y[n]) for n in [1]]", {"b"}),
+        ("f = lambda a, b: here(a)\nfor n in [1]:\n    f(x, b=str(n))", {"b"}),
+        ("f = lambda a, b: here(a)\nfor n in [x]:\n    f(n, n[0])", set()),
+        ("f = lambda a, b: here(a)\nn = 1\nf(x, y[n])", set()),
+        ("class C:\n    def f(self, a, b): here(a)\nc = C()\n[c.f(x, y[n]) for n in [1]]", {"b"}),
+        ("class C:\n    def f(self, a, b): here(a)\n[C.f(0, x, y[n]) for n in [1]]", {"b"}),
+        ("[here(y[n]) for n in [1]]", set()),
+    ],
+)
+def test_the_arguments_that_a_loop_of_the_caller_chooses(text: str, names: set[str]) -> None:
+    assert variables(text, lambda it: it.loop_arguments) == names
+
+
+@pytest.mark.parametrize(
     ("text", "name", "value"),
     [
         ("n = 3\nhere(n)", "n", "3"),

@@ -136,6 +136,24 @@ def test_a_reading_is_the_reason_of_an_edit_beside_it(more: tuple[Hint, ...], re
     assert action is not None and action.reason == reason
 
 
+@pytest.mark.parametrize(
+    ("seen", "kind", "copies"),
+    [
+        (None, "values", "copies"),
+        (SeenBefore(calls=1), "values", "copies of this call"),
+        (SeenBefore(calls=1), "item", "copies of this batch"),
+        (None, "item", "copies of this batch"),
+    ],
+)
+def test_what_an_edit_was_tested_on(seen: SeenBefore | None, kind: Any, copies: str) -> None:
+    """Another call of the line, and another batch of a loader, may have other values."""
+    edit = Hint(text="they look 1-based", fix="F.cross_entropy(logits, y - 1)", tried=True)
+    facts = (Observation(kind=kind, text="a fact"),)
+    report = make_report(hints=(edit,), observations=facts, seen_before=seen)
+    action = screen.action_of(report)
+    assert action is not None and action.reason.endswith(f"Tested on {copies}: it runs.")
+
+
 def test_the_place_of_an_edit_in_another_cell_names_the_cell() -> None:
     at = SourceSpan(cell=3, line=2, text="net = nn.Linear(16, 10)")
     hint = Hint(text="one more class", fix="net = nn.Linear(16, 11)", at=at)

@@ -184,7 +184,8 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
         return Hint(text=f"{text}out")
     if mark == -1 and (line := _subtracting_line(evidence)):
         return Hint(
-            text=f"line {line.line} subtracts 1 ({line.text.strip()}), which turns a label 0 into -1"
+            text=f"line {line.line} subtracts 1 ({line.text.strip()}), which turns a label 0 "
+            "into -1"
         )
     leave = f"use ignore_index={mark} ({ignores})"
     if ids.violation.offenders.allowed:
