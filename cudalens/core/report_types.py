@@ -291,13 +291,19 @@ class Violation:
             "related": related or self.related or "the input",
         }
         # In one pass: a name is an expression of the user's, and may hold braces.
-        return _PLACEHOLDER.sub(
-            lambda match: names[match[1]] if match[1] else (inputs or {}).get(match[2], match[2]),
-            template,
-        )
+        def filled(part: str) -> str:
+            return _PLACEHOLDER.sub(
+                lambda it: names[it[1]] if it[1] else (inputs or {}).get(it[2], it[2]), part
+            )
+
+        # ``w / w`` has one operand for the reader.
+        text, *operands = map(filled, _OPERANDS.split(template))
+        return text + ", ".join(dict.fromkeys(operands))
 
 
 _PLACEHOLDER = re.compile(r"\{(?:(argument|related)|input:([^{}]+))\}")
+_OPERANDS = re.compile(r"(?<= from )(?=\{input:)|, (?=\{input:)")
+"""Where a headline begins to name an operand with its value."""
 
 
 def format_shape(sizes: Iterable[int] | None) -> str:

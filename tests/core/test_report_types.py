@@ -19,6 +19,7 @@ from cudalens.core.report_types import (
 AT_2 = Offenders(count=1, total=4, first=(Offender(position=(2,), value=9),))
 PART = "{argument}[1][2] = 9 is outside {related}"
 WHOLE = "{argument}[2] = 9 is outside {related}"
+OPERANDS = "div made nan at [0] from {input:self} = 0.0, {input:other} = 0.0"
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,15 @@ WHOLE = "{argument}[2] = 9 is outside {related}"
         ("{input:self} and {input:other}", {}, {}, "self and other"),
         ("{input:self} and {input:other}", {}, {"inputs": {"other": "b"}}, "self and b"),
         (WHOLE, {}, {"template": "{argument} only"}, "index only"),
+        (OPERANDS, {}, {"inputs": {"self": "w", "other": "w"}}, "div made nan at [0] from w = 0.0"),
+        (OPERANDS, {}, {}, "div made nan at [0] from self = 0.0, other = 0.0"),
+        # Two calls of one expression gave two values.
+        (
+            OPERANDS.replace("0.0", "1.0", 1),
+            {},
+            {"inputs": {"self": "f()", "other": "f()"}},
+            "div made nan at [0] from f() = 1.0, f() = 0.0",
+        ),
     ],
 )
 def test_a_headline_is_told_in_the_names_of_its_reader(

@@ -397,15 +397,13 @@ def test_an_overwritten_list_is_not_read_as_an_input() -> None:
     report = found(lambda: torch._foreach_addcmul_([p], [grad], [grad], value=0.001))
     assert "infinities" not in report.explanation
     assert "value =" not in report.headline
-    assert report.headline.endswith("of item 0 from grad = 1e+21, grad = 1e+21")
+    assert report.headline.endswith("of item 0 from grad = 1e+21")
 
 
 def test_a_builtin_has_the_name_that_it_was_called_by() -> None:
     big = torch.full((2, 2), 3e30, device="cuda")
     report = found(lambda: torch.mm(big, big))
-    assert (
-        report.headline == "torch.mm made inf at [0, 0] from big (up to 3e+30), big (up to 3e+30)"
-    )
+    assert report.headline == "torch.mm made inf at [0, 0] from big (up to 3e+30)"
     assert hints(report) == ["overflow"]
 
 
