@@ -28,9 +28,7 @@ def nan_cast_to_integer(evidence: Evidence) -> Hint | None:
     lost = bad_values(evidence) & LOST_NUMBERS
     if role_of(evidence) is None or not lost:
         return None
-    text = f"{min(lost)} is the integer that NaN or infinity is cast to"
-    more = "" if evidence.has_nan_watch else f". {evidence.steps.nan} at the first of them"
-    return Hint(text=f"{text}{more}")
+    return Hint(text=f"{min(lost)} is the integer that NaN or infinity is cast to")
 
 
 def shift_on_the_line(evidence: Evidence) -> Hint | None:

@@ -215,7 +215,7 @@ def nan_before(evidence: Evidence) -> Hint | None:
     count = f"{fact.summary.nan} of {at_fault[0].offenders.total or fact.summary.nan} values"
     where, is_open = _where_from(evidence, fact)
     more = ""
-    if is_open and not evidence.has_nan_watch:
+    if is_open and not _is_given(evidence) and not evidence.has_nan_watch:
         more = f". {evidence.steps.nan} at the first one"
     verb = "is" if fact.summary.nan == 1 else "are"
     return Hint(text=f"{count} {verb} NaN already in the input of this op{where}{more}")
@@ -225,6 +225,15 @@ _CAUSES: dict[NanCause, str] = {
     "masked row": "A row that softmax was given is -inf everywhere: all its places are masked",
     "infinity": "Softmax was given a row with inf",
 }
+
+
+def _is_given(evidence: Evidence) -> bool:
+    """Return whether no op is known that may have made the NaN: ``--nan`` would find none either.
+
+    They were there when the check began, or came in from Python's numbers or an array.
+    """
+    steps = [step for step in evidence.provenance if step.op]
+    return not steps or stem_of(steps[-1].op or "") in FROM_PYTHON
 
 
 def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
 from tests.hostcells import run_cell
 
@@ -35,6 +37,26 @@ def test_a_nan_that_nobody_saw_begin_is_looked_for() -> None:
     """What made it is not proven through a softmax over whole rows."""
     report = run_cell(f"{SETUP}p = (z / z).softmax(-1)\ntorch.multinomial(p, 1)", fast=False).shown
     assert any("--nan" in hint.text for hint in report.hints)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_advised"),
+    [
+        ("torch.multinomial(data, 1)", False),  # the guard is the first to read it
+        ("p = torch.as_tensor(numbers, device='cuda') * 2\ntorch.multinomial(p + 1, 1)", False),
+        ("p = (z / z).softmax(-1)\ntorch.multinomial(p, 1)", True),
+        ("torch.zeros(9, device='cuda')[data.long()]", False),
+        ("torch.zeros(9, device='cuda')[(l * 0 / 0 * z).long()]", False),
+    ],
+)
+def test_the_option_is_advised_where_it_would_say_more(code: str, is_advised: bool) -> None:
+    """Of a NaN that came in, or that was cast to integers, it says what the guard says."""
+    numbers = np.array([0.5, np.nan])
+    names = {"numbers": numbers, "data": torch.tensor(numbers).cuda()}
+    report = run_cell(f"{SETUP}{code}", names, fast=False).shown
+    said = " | ".join(hint.text for hint in report.hints)
+    assert said
+    assert ("--nan" in said) is is_advised
 
 
 ROW = "A row that softmax was given is -inf everywhere"
