@@ -151,7 +151,7 @@ WRONG = {
         torch.div(a, a, out=buf)
         print(buf.max().item())
         """,
-        "torch.div made nan at [0] from a = 0.0, a = 0.0",
+        "torch.div made nan at [0] from a = 0.0",
         (3, 4),
     ),
     "bn of one": (
