@@ -25,7 +25,9 @@ def named_arguments(func: Any, args: tuple[Any, ...], kwargs: Any) -> dict[str, 
     """
     op = overload_of(func)
     names = [] if op is None else [item.name for item in op._schema.arguments]
-    if not names:
+    if not names and type(func).__name__ == "OpOverloadPacket":  # its signature says nothing
+        names = _of_schema(func.__name__, args)
+    elif not names:
         try:
             names = list(inspect.signature(func).parameters)
         except (TypeError, ValueError):

@@ -13,7 +13,6 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from cudalens.core._python import raise_if_outside
 from cudalens.core._torch import base_of
@@ -30,6 +29,7 @@ from cudalens.recorder._torch import (
     stride_of,
     version_of,
 )
+from cudalens.recorder.arguments import named_arguments
 from cudalens.recorder.sites import RawSite
 from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
 
@@ -54,11 +54,11 @@ class Api:
 
     __slots__ = (
         "adds",
-        "counts",
         "extra_of",
         "forgets",
         "freezes",
         "func",
+        "has_statistics",
         "is_backward",
         "is_foreign",
         "is_in_place",
@@ -104,7 +104,7 @@ class Api:
         """True if it runs a backward pass."""
         self.value_at: int = value_at(name)
         """The place among the arguments of what it writes to some elements; 0 for others."""
-        self.counts = func is functional.batch_norm
+        self.has_statistics = self.stem in _STATISTICS and not self.is_foreign
         """True if it may write to running statistics."""
         self.adds = name in _ADDS
         """True if it adds that to what was there."""
@@ -280,7 +280,7 @@ def writes_of(
     api: Api,
     tensors: Sequence[Tensor],
     versions: Sequence[int] | None,
-    args: Sequence[Any],
+    args: tuple[Any, ...],
     kwargs: Any,
 ) -> tuple[Write, ...]:
     """Return which of its tensors a call wrote to, by their versions before it.
@@ -289,8 +289,8 @@ def writes_of(
         versions: ``None`` in inference mode, where tensors have none.
         args, kwargs: of the call.
     """
-    if api.counts:
-        return _statistics_of(args, kwargs)
+    if api.has_statistics:
+        return _statistics_of(api, args, kwargs)
     if versions is None:
         return (Write(ref(tensors[0])),) if api.is_in_place else ()
     writes = []
@@ -303,17 +303,38 @@ def writes_of(
     return tuple(writes)
 
 
-_OF_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training")
+_STATISTICS = {
+    **dict.fromkeys(
+        (
+            *("batch_norm", "_batch_norm_impl_index", "native_batch_norm"),
+            *("_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm"),
+        ),
+        ("training", False),
+    ),
+    "instance_norm": ("use_input_stats", True),
+    **dict.fromkeys(
+        (
+            *("_batch_norm_with_update", "batch_norm_update_stats"),
+            *("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"),
+        ),
+        ("", True),
+    ),
+}
+"""Functions that write to running statistics: the argument that says whether they do, if there is
+one, and its default."""
 
 
-def _statistics_of(args: Sequence[Any], kwargs: Any) -> tuple[Write, ...]:
-    """Return the running statistics that ``F.batch_norm`` wrote to; their versions stay as is."""
-    given = dict(zip(_OF_BATCH_NORM, args, strict=False)) | (kwargs or {})
+def _statistics_of(api: Api, args: tuple[Any, ...], kwargs: Any) -> tuple[Write, ...]:
+    """Return the running statistics that a call wrote to; most leave their versions as is."""
+    given = named_arguments(api.func, args, kwargs)
+    flag, default = _STATISTICS[api.stem]
+    if not given.get(flag, default):
+        return ()
     written = (given.get("running_mean"), given.get("running_var"))
-    tensors = [it for it in written if given.get("training") and is_tensor(it)]
     return tuple(
         Write(ref(it)) if is_of_inference(it) else Write(ref(it), version_of(it), version_of(it))
-        for it in tensors
+        for it in written
+        if is_tensor(it)
     )
 
 

@@ -185,7 +185,7 @@ class NonFiniteWatch:
     ) -> BaseException | None:
         before, self._before = self._before, {}
         # Running statistics are written besides a result.
-        beside = written if result is None or api.counts else ()
+        beside = written if result is None or api.has_statistics else ()
         results = floats((result, *beside))
         found = list(nonfinite(results))
         is_bad = {id(tensor) for tensor, _, _ in found}

@@ -22,6 +22,7 @@ X = torch.ones(2)
         (torch.mul, (X, 2), {}, ["self", "other"]),
         (Tensor.index_select, (X, 0, X), {}, ["self", "dim", "index"]),
         (torch.ops.aten.mm.default, (X, X), {}, ["self", "mat2"]),
+        (torch.ops.aten.mul, (X, 2), {}, ["self", "other"]),  # of several overloads
         (lambda *args: None, (X, 1), {}, ["args", "1"]),
         (object(), (X, 1), {}, ["0", "1"]),
     ],

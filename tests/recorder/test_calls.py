@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cudalens.recorder.calls import Api, Apis, Write, is_pointwise, writes_nothing
+from cudalens.recorder.calls import (
+    Api,
+    Apis,
+    Write,
+    is_pointwise,
+    writes_nothing,
+    writes_of,
+)
 
 T: Any = Tensor
 
@@ -80,3 +87,31 @@ def test_what_a_write_to_a_view_writes_to() -> None:
     view: Any = object()
     assert Write(view, base=base).target is base
     assert Write(view).target is view
+
+
+X, W, M, V = torch.ones(4, 3), torch.ones(3), torch.zeros(3), torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("func", "args", "kwargs", "is_it"),
+    [
+        (F.batch_norm, (X, M, V), {"training": True}, True),
+        (F.batch_norm, (X, M, V), {}, False),
+        (F.instance_norm, (X, M, V), {}, True),
+        (F.instance_norm, (X, M, V, W, W, False), {}, False),
+        (torch.cudnn_batch_norm, (X, W, W, M, V, True, 0.1, 1e-5), {}, True),
+        (torch.cudnn_batch_norm, (X, W, W, M, V, False, 0.1, 1e-5), {}, False),
+        (torch.miopen_batch_norm, (X, W, W, M, V, True, 0.1, 1e-5), {}, True),
+        (torch.batch_norm_gather_stats, (X, M, V, M, V, 0.1, 1e-5, 4), {}, True),
+        (torch.batch_norm_gather_stats_with_counts, (X, M, V, M, V, 0.1, 1e-5, V), {}, True),
+        (torch.native_batch_norm, (X, W, W, None, None, True, 0.1, 1e-5), {}, None),
+    ],
+)
+def test_running_statistics_that_a_call_writes_to(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_it: bool | None
+) -> None:
+    """Their versions do not tell."""
+    api = Api(func)
+    assert api.has_statistics
+    found = writes_of(api, (), (), args, kwargs)
+    assert [it.tensor() for it in found] == ([M, V] if is_it else [])

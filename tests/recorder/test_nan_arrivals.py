@@ -508,3 +508,30 @@ def test_anomaly_mode_is_explained_by_what_the_node_saved(
     assert session.report is not None
     (hint,) = session.report.hints
     assert hint.text.startswith(says)
+
+
+NORMS = {
+    "batch_norm": "F.batch_norm(x, mean, var, w, b, True)",
+    "instance_norm": "F.instance_norm(x, mean, var)",
+    "batch_norm of torch": "torch.batch_norm(x, w, b, mean, var, True, 0.1, 1e-5, False)",
+    "instance_norm of torch": "torch.instance_norm(x, w, b, mean, var, True, 0.1, 1e-5, False)",
+    "native": "torch.native_batch_norm(x, w, b, mean, var, True, 0.1, 1e-5)",
+    "an op": "torch.ops.aten.native_batch_norm(x, w, b, mean, var, True, 0.1, 1e-5)",
+    "statistics alone": "torch.batch_norm_update_stats(x, mean, var, 0.1)",
+}
+
+
+@pytest.mark.parametrize("call", NORMS.values(), ids=NORMS)
+def test_a_nan_in_running_statistics_is_followed_to_its_maker(call: str) -> None:
+    code = f"""
+        x = torch.zeros(4, 3, 2)
+        x = x / x
+        {call}
+        loss = F.batch_norm(torch.ones(4, 3), mean, var).sum()
+        loss.backward()
+    """
+    given = {"mean": torch.zeros(3), "var": torch.ones(3), "b": torch.zeros(3)}
+    report = checked(code, **given, w=torch.ones(3))
+    assert report is not None
+    assert report.headline == "torch.Tensor.div made nan at [0, 0, 0] from x = 0.0"
+    assert places(report) == (2, 5)
