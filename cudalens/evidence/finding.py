@@ -229,7 +229,7 @@ def _is_bad_before(failure: FailureContext) -> bool:
     given = failure.values.values() if forward is None else (it() for it in forward.inputs)
     sources = (it for root in given if root is not None for it in refs_of(root, snapshot))
     marks = (watch.marked.get(id(it)) for it in sources)
-    return any(mark is not None and (mark.has_nan or mark.maker.kind == "made") for mark in marks)
+    return any(mark is not None and not mark.may_be_mask for mark in marks)
 
 
 def _trial(

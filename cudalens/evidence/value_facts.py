@@ -31,7 +31,6 @@ from cudalens.evidence.failure import FailureContext, bad_places
 from cudalens.evidence.marks import marks_of, nan_slice, vanished
 from cudalens.evidence.python_values import computed_lines
 from cudalens.evidence.recorded_way import sources_of
-from cudalens.evidence.tensors import bad_key
 from cudalens.guards._ranges import breaks
 from cudalens.recorder.earlier_calls import GIVING
 from cudalens.recorder.provenance import Provenance
@@ -161,7 +160,7 @@ def bound_of(failure: FailureContext) -> BoundOrigin | None:
     if not violation.size or violation.is_nonfinite:
         return None
     own = failure.values.get(violation.related or "self")
-    bad = failure.values.get(bad_key(violation))
+    bad = failure.bad
     # A function of torch's may hand its op another tensor than it was given, or a number.
     given = [it for it in (own, *(value for _, value in failure.named)) if isinstance(it, Tensor)]
     fitting = [it for it in given if it is not bad and violation.size in it.shape]
@@ -193,7 +192,7 @@ def marks_of_finding(failure: FailureContext) -> Marks:
         return replace(
             of_nan, vanished=vanished(statement, violation.dtype), short_input=_of_ctc(failure)
         )
-    tensor = failure.values.get(bad_key(violation))
+    tensor = failure.bad
     bad = None if tensor is None else bad_places(violation, tensor)
     if tensor is None or bad is None:
         return _of_nan(failure)
@@ -219,8 +218,7 @@ def _added(failure: FailureContext, tensor: Tensor, bad: Tensor) -> AddedNumber 
 
 def _of_nan(failure: FailureContext) -> Marks:
     """Return where the NaN is in a tensor that had it already, and the lines that computed it."""
-    assert failure.violation is not None
-    tensor = failure.values.get(bad_key(failure.violation))
+    tensor = failure.bad
     if tensor is None or not tensor.is_floating_point() or not _torch.is_plain(tensor):
         return Marks()
     with _torch.no_dispatch_modes(), _torch.plain_torch():
@@ -252,7 +250,7 @@ def _length(failure: FailureContext) -> BoundOrigin | None:
     """Return where the length of the user's ids was chosen, of which a library made positions."""
     violation, site = failure.violation, failure.site
     last = None if violation is None else violation.offenders.max
-    bad = None if violation is None else failure.values.get(bad_key(violation))
+    bad = failure.bad
     is_run = bad is not None and isinstance(last, int) and bad.shape[-1:] == (last + 1,)
     if (
         not is_run

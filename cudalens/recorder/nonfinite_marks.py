@@ -55,6 +55,11 @@ class NonFiniteTensor:
     is_of_view: bool = False
     """True of a view of a marked tensor, whose own values nobody has read."""
 
+    @property
+    def may_be_mask(self) -> bool:
+        """True of infinities that no call has made: they were asked for, or came in."""
+        return not self.has_nan and self.maker.kind != "made"
+
 
 class Arrival(NamedTuple):
     """A place where values that are not finite came to matter."""

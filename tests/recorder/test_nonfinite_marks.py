@@ -206,3 +206,19 @@ def test_an_arrival_has_what_the_mark_knows() -> None:
 )
 def test_whether_all_tensors_are_finite(values: Any, finite: bool) -> None:
     assert are_finite([torch.zeros(1), torch.tensor(values)]) is finite
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_nan", "is_it"),
+    [
+        ("asked", False, True),
+        ("entered", False, True),
+        ("made", False, False),
+        ("asked", True, False),
+    ],
+)
+def test_infinities_that_no_call_has_made_may_be_a_mask(
+    kind: Any, has_nan: bool, is_it: bool
+) -> None:
+    mark = marks().mark(torch.ones(1), Maker(kind, STEP, has_nan), has_nan=has_nan)
+    assert mark.may_be_mask is is_it
