@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from types import CodeType, FrameType, TracebackType
 from typing import TypeVar, cast
 
@@ -21,6 +22,7 @@ from cudalens.source.files import (
     cell_number,
     is_own_file,
     is_user_file,
+    source,
     source_lines,
     torch_path,
 )
@@ -95,9 +97,14 @@ def locate(
 ) -> CallSite:
     """Find the user's line, their expressions for the tensors, the API and the module."""
     site = locate_call(frames, values, _torch.same_tensor, call, _torch.row_of)
-    return replace(
-        site, limits=(*site.limits, *eager.limit_of([_code_of(item) for item in frames]))
-    )
+    codes = [_code_of(item) for item in frames]
+    files = dict.fromkeys(code.co_filename for code in codes if is_user_file(code.co_filename))
+    edited = [
+        f"{PurePath(file).name} has changed since it was imported: its lines are not shown"
+        for file in files
+        if source(file).is_edited
+    ]
+    return replace(site, limits=(*site.limits, *edited, *eager.limit_of(codes)))
 
 
 def entries_of(lines: Sequence[StackLine]) -> list[Entry]:

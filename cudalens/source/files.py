@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from cudalens.core._python import innermost
+from cudalens.source.edited import ImportedFiles, is_edited
 
 MAX_SOURCES = 128
 """Files and cells whose lines, and whose syntax, are kept."""
@@ -32,6 +33,8 @@ _IPYKERNEL_NAME = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py")
 _CELL_NAME = "<cell line: "
 """So begins the name of a cell's code before IPython 8."""
 _TYPED = ("<stdin>", "<python-input-", "<doctest ")
+_FULL_ENTRY = 4
+"""The length of an entry of linecache that holds lines, and not how to read them."""
 _MACHINERY = ("IPython", "ipykernel")
 
 
@@ -49,6 +52,7 @@ class CellRegistry:
         """Those of the shell's own cells, where IPython keeps no map of file names."""
         self.sources: dict[str, Source] = {}
         """The files that were read last; the newest is last."""
+        self.imported = ImportedFiles()
 
     def register(
         self,
@@ -166,14 +170,18 @@ def place_of_code(filename: str) -> tuple[int | None, str | None]:
 class Source:
     """The lines of one version of a file or cell; two are equal when they are the same one."""
 
-    def __init__(self, cached: list[str]) -> None:
+    def __init__(self, cached: list[str], spec: object = None, *, is_edited: bool = False) -> None:
         self.cached = cached
         """Lines as linecache has them: another list is another version."""
-        self.lines = [line.rstrip("\r\n") for line in cached]
+        self.spec = spec
+        """That of the module: one that is loaded again has another."""
+        self.is_edited = is_edited
+        """True if the lines are not those that ran: then there are none."""
+        self.lines = [] if is_edited else [line.rstrip("\r\n") for line in cached]
 
 
 def source(filename: str) -> Source:
-    """Read a file or cell; without lines when there is no source.
+    """Read a file or cell; without lines when there is no source, or not the one that ran.
 
     It is the same object until the source changes, so what is worked out of it can be kept.
     """
@@ -186,12 +194,25 @@ def source(filename: str) -> Source:
         lines = linecache.getlines(filename)
     sources = CELLS.sources
     cached = sources.pop(filename, None)
-    if cached is None or cached.cached is not lines:
-        cached = Source(lines)
+    if cached is None or cached.cached is not lines or cached.spec is not None:
+        cached = _version(filename, lines, cached)
     sources[filename] = cached
     while len(sources) > MAX_SOURCES:
         sources.pop(next(iter(sources)), None)
     return cached
+
+
+def _version(filename: str, lines: list[str], cached: Source | None) -> Source:
+    """Return the lines of a file or cell, or what is kept of them while nothing has changed."""
+    stored: Any = linecache.cache.get(filename, ())
+    # A cell has no time of change, and is what ran.
+    is_file = len(stored) == _FULL_ENTRY and stored[1] is not None and is_user_file(filename)
+    module = CELLS.imported.module_of(filename) if is_file else None
+    spec = None if module is None else vars(module).get("__spec__")
+    if cached is not None and cached.cached is lines and cached.spec is spec:
+        return cached
+    edited = module is not None and is_edited(module, filename, lines)
+    return Source(lines, spec, is_edited=edited)
 
 
 def source_lines(filename: str) -> list[str]:
