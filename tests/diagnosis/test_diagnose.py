@@ -14,11 +14,18 @@ from cudalens.core.report import (
     Offender,
     Offenders,
     OpName,
+    SourceSpan,
     TensorFact,
     Violation,
 )
 from cudalens.core.report_types import Hint
-from cudalens.diagnosis.diagnose import _argument_changed, _offenders, diagnose, format_message
+from cudalens.diagnosis.diagnose import (
+    _argument_changed,
+    _is_of_a_part,
+    _offenders,
+    diagnose,
+    format_message,
+)
 from cudalens.diagnosis.user_code import Change, Fix
 from cudalens.render.screen import build
 from tests.builders import fact, make_report, spelled
@@ -187,3 +194,28 @@ def test_what_became_of_the_values(facts: Any, more: Any, words: str) -> None:
     text = diagnose(Evidence(violation=violation, **more)).explanation
     assert text.startswith("Why.")
     assert text.endswith(words) or words in text
+
+
+@pytest.mark.parametrize(
+    ("code", "own", "indexes", "is_part"),
+    [
+        ("x[0, i] = y", None, ("i",), True),
+        ("x[0, i] += y", None, ("i",), True),
+        ("x[:, None, i] = y", None, ("i",), True),
+        ("x[:, 0] = y", None, (), True),
+        ("x[i, k] = y", None, ("i",), True),
+        ("x[i, k] = y", None, ("i", "k"), False),
+        ("x[:, i] = y", None, ("i",), False),
+        ("x[:, i + 1] = y", None, (), False),
+        ("x[i] = y", None, ("i",), False),
+        ("x[0, i] = y", "x", ("i",), False),
+        ("y = x[0, i]", None, ("i",), False),
+    ],
+)
+def test_a_subscript_of_a_part_of_a_tensor(
+    code: str, own: str | None, indexes: tuple[str, ...], is_part: bool
+) -> None:
+    """The op of ``x[0, i]`` is given ``x[0]``: its dimensions are others than those of x."""
+    tensors = (fact("self", "float32[4]", own), *(fact(None, "int64[2]", it) for it in indexes))
+    evidence = Evidence(source=SourceSpan(cell=1, line=1, text=code), tensors=tensors)
+    assert _is_of_a_part(evidence) is is_part

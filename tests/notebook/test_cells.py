@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cudalens.guards.process import PROCESS
 from cudalens.session.succession import SUCCESSION
 from tests.shells import Notebook
 
@@ -19,3 +20,19 @@ def test_what_a_front_end_runs_unseen_ends_no_succession(
     assert SUCCESSION._earlier is not None
     notebook.shell.run_cell("vars().get('y').device", silent=silent)
     assert (SUCCESSION._earlier is not None) is is_kept
+
+
+def test_after_a_call_by_hand_the_shell_shows_the_next_exception(notebook: Notebook) -> None:
+    """What a check by hand raises is for the code that asked for it, that of a cell for all."""
+    notebook.shell.run_cell_magic("cudacheck", "", "z = 1")
+    assert notebook.names["z"] == 1
+    notebook.run("1 / 0")
+    assert notebook.out.count("ZeroDivisionError: ") == 1
+
+
+def test_options_of_a_cell_do_not_check_the_next(notebook: Notebook) -> None:
+    checked = []
+    notebook.names["note"] = lambda: checked.append(PROCESS.is_installed)
+    for cell in ("%%cudacheck\nnote()", "note()", "%cudacheck note()", "note()"):
+        notebook.run(cell)
+    assert checked == [True, False, True, False]

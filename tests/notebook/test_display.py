@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from cudalens.core.report import Report
+from cudalens.core.report import Hint, Report
 from cudalens.notebook import display
 from cudalens.session.options import Options
 
@@ -86,3 +86,10 @@ def test_nothing_is_shown_when_nothing_is_wrong() -> None:
     display.finish(shell, session, Options(report="found"))
     assert sent(shell) == []
     assert shell.user_ns == {"found": None}
+
+
+def test_the_action_of_a_shown_report_is_its_line() -> None:
+    hint = Hint(text="they look 1-based", fix="f(y - 1)", tried=True)
+    assert display.action_line(Report(headline="y", hints=(hint,))) == "try: f(y - 1)"
+    assert display.action_line(Report(headline="y")) == ""
+    assert display.action_line(None) == ""
