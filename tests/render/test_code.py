@@ -162,6 +162,38 @@ def test_labels_that_fit_share_a_row() -> None:
     assert rows == [wide, "         └ i64[3]      └ i64[4]"]
 
 
+def test_labels_of_a_line_have_rules_up_to_their_names() -> None:
+    """A rule goes on through the rows of the labels further right, and ends at its own."""
+    line = "f(a, bb, c)"
+    facts = [
+        tensor(line, 9, name, name, f"int64[{size}]", device=None)
+        for name, size in (("a", 1), ("bb", 2), ("c", 3))
+    ]
+    rows = texts(*facts, line=line, call=line)
+    assert rows == [line, "  │  │   └ i64[3]", "  │  └ i64[2]", "  └ i64[1]"]
+
+
+def test_of_labels_in_one_column_the_upper_one_says_whose_it_is() -> None:
+    line = "f(a.b.c)"
+    inner = fact("x", "int64[1]", "a.b", span=(9, 2, 5))
+    outer = fact("y", "int64[2]", "a.b.c", span=(9, 2, 7))
+    rows = texts(inner, outer, line=line, call=line)
+    assert rows == [line, "  ├ a.b: i64[1]", "  └ i64[2]"]
+
+
+def test_a_label_beyond_the_fold_hangs_left_of_its_name() -> None:
+    line = f"f(a, {' ' * 30}b)"
+    a = fact("x", "int64[3]", "a", span=(9, 2, 3))
+    b = tensor(line, 9, "y", "b", "int64[123456]", device=None)
+    report = make_report(source=source((line,), 0, line), tensors=(a, b), argument=None)
+    (found,) = code_blocks(report, (), report.source, fold=40, label_room=5)
+    label = "i64[123456]"
+    below = f"  │{' ' * (35 - 1 - 3 - len(label))}{label} ┘"
+    assert [row.text for row in found.rows] == [line, below, "  └ i64[3]"]
+    (found,) = code_blocks(report, (), report.source, fold=40, label_room=20)
+    assert [row.text for row in found.rows] == [line, f"  └ i64[3]{' ' * 25}└ {label}"]
+
+
 def test_a_label_needs_a_column_between_it_and_the_next() -> None:
     for blanks, count in ((7, 1), (6, 2)):
         line = f"f(a,{' ' * blanks}b)"
