@@ -109,6 +109,8 @@ class Facts:
     """Number of calls checked and recorded, and seconds of the diagnosis."""
     deferred: bool = False
     """True if it was found after the launch, by a check that does not wait for each op."""
+    synchronization: Synchronization = field(default_factory=Synchronization)
+    """Whether the check waited for the device, so that an error belongs to the op it met."""
     limits: tuple[str, ...] = ()
     """Facts that could not be established, one line each."""
 
@@ -156,7 +158,6 @@ class Evidence(Facts):
     """The call before the failing one, where it made one row of features of each image."""
     earlier_shapes: tuple[EarlierShape, ...] = ()
     device_fault: DeviceFault = field(default_factory=DeviceFault)
-    synchronization: Synchronization = field(default_factory=Synchronization)
     nan_holder: NanHolder | None = None
     nan_cause: NanCause | None = None
     """Why a softmax has made NaN, where its input tells."""

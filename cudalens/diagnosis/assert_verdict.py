@@ -27,12 +27,13 @@ _COMPILED = (
     "the functions then run eagerly and the op is named."
 )
 _EARLIER = (
-    "It happened before this {block} ran. Next step: {check_all}: the op at fault is then named."
+    "It happened before this {block} ran. Next step: {check_all}: the op at fault is then named if "
+    "torch called it."
 )
 _UNWAITED = (
     "The check did not wait for each op, so the real cause may be an earlier line. Next step: "
     "{rerun} under a full check, without options that leave out the waits: the op at fault is "
-    "then named."
+    "then named if torch called it."
 )
 _NOT_TORCH_S = "No known torch kernel prints it."
 _NO_TEXT = "CUDA's text of the assertion was not seen."
@@ -44,7 +45,7 @@ _ELSEWHERE = (
     "Each op that the {block} called in its own thread was waited for, and none of them raised it: "
     "another thread did, or a kernel that was launched past torch's ops, as Triton and CuPy do."
 )
-_WAIT = "Next step: {rerun} without --no-sync: the op at fault is then named."
+_WAIT = "Next step: {rerun} without --no-sync: the op at fault is then named if torch called it."
 _CHECK_NEXT = (
     "Next step: restart the kernel, run `%load_ext cudalens` and `%cudacheck on`, then run the "
     "cells again: the bad value is then found before its launch, or the op at fault is named."

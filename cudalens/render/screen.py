@@ -401,7 +401,7 @@ def _next_step(report: Report, reading: Hint | None) -> str:
         return " ".join(
             [_sentence(report, text), *([_sentence(report, reading.text)] if reading else [])]
         )
-    return _sentence(report, f"{steps.check_all}: the report then names the value")
+    return _sentence(report, words.step_after_loss(report, steps))
 
 
 def _sentence(report: Report, text: str) -> str:

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 from cudalens.core import error_pages
 from cudalens.core.api_names import stem_of
 from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN
+from cudalens.core.next_steps import NextSteps
 from cudalens.core.report import (
     Bounds,
     GraphNode,
@@ -424,3 +425,22 @@ def page_link(report: Report) -> PageLink | None:
     if not pages:
         return None
     return PageLink(error_pages.address(pages[0]), f"offline: {error_pages.offline(pages[0])}")
+
+
+def step_after_loss(report: Report, steps: NextSteps) -> str:
+    """Return what to do after a loss of the device whose cause is not proven.
+
+    A full check is advised where none has run: a second one finds no more than the first.
+    """
+    waits = report.synchronization
+    if not waits.waits or waits.is_op_unwaited:
+        return (
+            f"{steps.check_all}: a full check names the op at fault if torch called it, and the "
+            "value if a guard knows the op"
+        )
+    again = f"{steps.restart} to use the GPU again"
+    name = report.op.name or ""
+    is_own = "::" in name and not name.startswith("aten::")
+    if report.kind != "device_assert" or report.certainty != "likely" or not is_own:
+        return again
+    return f"{again}. A guard of your own can name the value before {name} runs: see register_guard"

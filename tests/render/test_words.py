@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from cudalens.core.evidence_types import Synchronization
+from cudalens.core.next_steps import NOTEBOOK
 from cudalens.core.report import (
     AutogradNeighbourhood,
     Bounds,
@@ -432,3 +434,35 @@ def test_modules_have_the_name_of_the_variable_where_it_is_proven() -> None:
     assert made.module_path == "net.0"
     assert [item.module_path for item in made.graph.nodes] == ["net.0", None]
     assert [item.module_path for item in made.history] == ["net.0", "1"]
+
+
+OWN = OpName(name="gpu_suite::pick")
+CHECK = "a full check names the op at fault if torch called it"
+GUARD = "A guard of your own can name the value before gpu_suite::pick runs: see register_guard"
+WAITED, UNWAITED = Synchronization(waits=True), Synchronization(waits=False)
+OP_UNWAITED = Synchronization(waits=True, is_op_unwaited=True)
+
+
+@pytest.mark.parametrize(
+    ("parts", "step"),
+    [
+        ({"op": OWN, "certainty": "likely"}, CHECK),  # not checked
+        ({"op": OWN, "certainty": "likely", "synchronization": UNWAITED}, CHECK),
+        ({"op": OWN, "certainty": "likely", "synchronization": OP_UNWAITED}, CHECK),
+        ({"op": OWN, "certainty": "likely", "synchronization": WAITED}, GUARD),
+        ({"op": OWN, "certainty": "unknown", "synchronization": WAITED}, ""),
+        ({"op": OpName(name="aten::add"), "certainty": "likely", "synchronization": WAITED}, ""),
+        ({"op": OpName(name="torch.cuda.CUDAGraph.replay"), "synchronization": WAITED}, ""),
+        ({"certainty": "unknown", "synchronization": WAITED}, ""),
+        (
+            {"kind": "cuda_error", "op": OWN, "certainty": "likely", "synchronization": WAITED},
+            "",
+        ),
+    ],
+)
+def test_a_full_check_is_advised_only_where_none_has_run(parts: dict[str, Any], step: str) -> None:
+    said = words.step_after_loss(report(context_usable=False, **parts), NOTEBOOK)
+    assert (CHECK in said) is (step == CHECK)
+    assert (GUARD in said) is (step == GUARD)
+    assert "restart the kernel" in said
+    assert step or said == "restart the kernel to use the GPU again"
