@@ -22,7 +22,7 @@ from cudalens.core.report import (
 from cudalens.core.report_types import MarkedLine, RaisedException, SeenBefore
 from cudalens.render import screen
 from cudalens.render.markdown import MAX_LINES, render
-from tests.builders import CELL, REPRESENTATIVE, make_report, offenders, one_row, user_frame
+from tests.builders import CELL, REPRESENTATIVE, make_report, offenders, one_row, source, user_frame
 from tests.rendering import check_golden
 
 
@@ -177,6 +177,7 @@ def test_no_action_is_better_than_a_guess() -> None:
     [
         ("h still has its graph, which line 6 has freed", "Add h = h.detach() after line 6."),
         ("c still has its graph", "h still has its graph: add h = h.detach() after line 6."),
+        ("so h still has its graph", "h still has its graph: add h = h.detach() after line 6."),
     ],
 )
 def test_the_action_does_not_repeat_the_headline(headline: str, reason: str) -> None:
@@ -240,6 +241,7 @@ def test_the_bad_value_of_a_headline_is_that_of_the_report() -> None:
     [
         ("net(inputs)", "net(inputs.float())", [".float()"]),
         ("F.cross_entropy(out, y)", "F.cross_entropy(out, y - 1)", [" - 1"]),
+        ("f(a)", "f(a)(a)", ["(a)"]),
         ("nn.L()(p, m)", "nn.L(ignore_index=255)(p, m)", ["ignore_index=255"]),
     ],
 )
@@ -353,6 +355,10 @@ def test_the_bad_element_is_a_whole_number_of_a_tensor_of_the_call(
         ({"context_usable": False, "deferred": True}, "CUDA is lost"),
         ({"kind": "silent", "deferred": True}, "silent: the result is wrong"),
         ({"deferred": True}, "found after the launch, which ran with values in bounds"),
+        (
+            {"deferred": True, "prevented": False},
+            "found after the launch, which ran with values in bounds",
+        ),
         ({"context_usable": None}, "found before the launch"),
         ({"context_usable": None, "prevented": False}, None),
         ({}, "CUDA is fine"),
@@ -447,6 +453,7 @@ def test_a_failure_noticed_elsewhere_is_marked_unless_its_line_is(line: int, is_
         ("a label is too large", "A label is too large."),
         ("x is too large", "x is too large."),
         ("logits is a name of the cell", "logits is a name of the cell."),
+        ("y: log it", "y: log it."),  # a name alone is not what the headline says
         ("log it", "Log it."),  # a part of a name is none
         ("is it so?", "Is it so?"),
         ("and so on…", "And so on…"),
@@ -534,3 +541,25 @@ def test_two_observations_of_one_kind_are_both_in_the_second_line() -> None:
         *(f"write {at}" for at in range(5)),
         "In [7] line 12",
     ]
+
+
+def test_an_edit_is_compared_with_the_failing_call_alone() -> None:
+    here = source(("loss = f(x) * f(x, y)",), 0, "f(x)")
+    hint = Hint(text="so", fix="f(x, y)", tried=True)
+    action = screen.action_of(make_report(source=here, hints=(hint,)))
+    assert action is not None
+    assert [action.code[start:end] for start, end in action.changed] == [", y"]
+
+
+def test_a_size_is_said_once_to_be_set() -> None:
+    bound = SourceSpan(cell=3, line=2, text="net = nn.Linear(16, 10)")
+    report = make_report(observations=tuple(observed()), bound_source=bound)
+    said = [mark.said for mark in screen.line_marks(report)]
+    assert said == ["10 set here", "10 is made here"]
+
+
+def test_the_way_of_a_nan_to_its_backward_is_that_of_its_observations() -> None:
+    steps = (step(11, "t.copy_(y)", "torch.Tensor.copy_"),)
+    report = make_report(observations=tuple(observed()), provenance=steps, phase="backward")
+    for kind, count in (("device_assert", 3), ("nonfinite", 2)):
+        assert len(screen.line_marks(replace(report, kind=kind))) == count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cudalens.core.evidence_types import CallContext
+from cudalens.core.evidence_types import CallContext, Marks
 from cudalens.core.report import Evidence
 from tests.hint_evidence import (
     Cause,
@@ -149,6 +149,11 @@ CAUSES: dict[str, Cause] = {
     ),
 }
 NEIGHBOURS: dict[str, Cause] = {
+    "labels that are the ids themselves": Cause(
+        bert([5, -100, 7], 100, WORDS, padding=1, marks=Marks(aliases=("input_ids", "labels"))),
+        rule="ignored_label_as_id",
+        says=("-100 was written to input_ids and labels, which are one tensor", "clone()"),
+    ),
     "a tokenizer that has the id": Cause(
         bert([5, 100, 7], 100, WORDS, call_context=CallContext(tokenizer_length=101)),
         rule="added_tokens",
