@@ -290,6 +290,7 @@ class Violation:
             "argument": argument or self.argument,
             "related": related or self.related or "the input",
         }
+
         # In one pass: a name is an expression of the user's, and may hold braces.
         def filled(part: str) -> str:
             return _PLACEHOLDER.sub(

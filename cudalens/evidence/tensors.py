@@ -95,7 +95,15 @@ def facts_of(
 ) -> tuple[TensorFact, ...]:
     """Describe the tensors around a guard's finding, with the first bad value's place in each."""
     first = next((item.position for item in violation.offenders.first), None)
-    facts = tensor_facts(values, site, bad_key(violation), api=api, first_bad=first)
+    key = bad_key(violation)
+    facts = tensor_facts(values, site, key, api=api, first_bad=first)
+    is_named = any(it.argument == key and it.expression for it in facts)
+    if first is not None and not is_named and all(it.bad_at is None for it in facts):
+        # No name on the line has it: what torch's function was given has the user's shape.
+        given = next((value for name, value in api if name == key and is_tensor(value)), None)
+        spot = None if given is None else same_spot(given, values[key], first)
+        if given is not None and spot is not None:
+            facts = (*facts, replace(_fact(key, given, None, None, read=True), bad_at=spot))
     if not violation.overwritten:
         return facts
     # Their values are the result's: none is known of before the op.

@@ -298,7 +298,11 @@ def unplaced_tensors(report: Report) -> tuple[TensorFact, ...]:
     facts = [fact for fact in report.tensors if id(fact) not in placed]
     if any(fact.bad_at is not None for fact in report.tensors):
         # What the op was given in another shape has the same values.
-        facts = [fact for fact in facts if fact.expression or not words.is_at_fault(report, fact)]
+        facts = [
+            fact
+            for fact in facts
+            if fact.expression or fact.bad_at is not None or not words.is_at_fault(report, fact)
+        ]
     drawn = [fact for fact in report.tensors if id(fact) in placed]
     if any(_is_form(fact, it) for fact in facts for it in drawn):
         return ()  # a library's own forms of what the line has, transposed and cast

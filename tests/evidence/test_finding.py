@@ -292,3 +292,20 @@ def test_what_another_call_of_the_line_was_given_is_no_input() -> None:
     )
     graph = run_cell(SETUP + code, fast=False).shown.graph
     assert [edge.input for edge in graph.edges if edge.dst == graph.focus] == [0, 1]
+
+
+UNNAMED = """\
+import torch
+from torch.nn import functional as F
+def loss(lg, **more): return F.cross_entropy(lg, *more.values())
+y = torch.ones(2, 5, dtype=torch.long).cuda()
+y[1, 4] = 3
+loss(torch.zeros(2, 3, 5).cuda(), target=y)
+"""
+
+
+@pytest.mark.usefixtures("sim")
+def test_a_target_that_its_line_does_not_name_has_the_users_shape() -> None:
+    text = run_cell(UNNAMED).shown.to_text()
+    assert "target[1, 4] = 3 is outside" in text
+    assert "with target i64[2, 5], 1 bad" in " ".join(text.split())

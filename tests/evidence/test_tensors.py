@@ -103,6 +103,24 @@ def test_the_bad_value_on_the_line_has_its_place() -> None:
     assert [(item.bad_at, item.summary.max) for item in unread] == [(None, None)] * len(unread)
 
 
+@pytest.mark.parametrize(
+    ("given", "shapes"),
+    [
+        (IDS.view(3, 1), [(3,), (3, 1)]),
+        (IDS.view(3, 1) + 1, [(3,)]),
+        (IDS.view(3), [(3,)]),
+        (None, [(3,)]),
+    ],
+)
+def test_a_target_without_a_name_has_the_shape_that_the_function_was_given(
+    given: Any, shapes: list[tuple[int, ...]]
+) -> None:
+    operand = IDS.view(3)
+    facts = facts_of(violation(), {"target": operand}, CallSite(), [("target", given)])
+    assert [item.shape for item in facts] == shapes
+    assert [item.bad_at is not None for item in facts] == [False, True][: len(shapes)]
+
+
 def test_nothing_is_known_of_values_that_were_overwritten() -> None:
     site = CallSite()
     (fact,) = facts_of(violation(), {"target": IDS}, site, ())
