@@ -95,6 +95,8 @@ def public_name(func: Any) -> str:
         is_alias = str(resolved).rpartition(".")[2] != name and getattr(torch, name, None) == func
         return f"torch.{name}" if is_alias else str(resolved)
     owner = getattr(func, "__objclass__", None) or type(getattr(func, "__self__", None))
+    if owner.__module__ in ("torch", "torch._C") and hasattr(torch, owner.__name__):
+        return f"torch.{owner.__name__}.{name}"
     place = next((path for path, names in _PLACES if owner.__name__ in names), None)
     module = place or getattr(func, "__module__", None) or "torch"
     qualified = getattr(func, "__qualname__", name)
