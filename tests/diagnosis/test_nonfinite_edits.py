@@ -9,7 +9,7 @@ import torch
 
 from cudalens.core.report import Evidence, Report
 from cudalens.core.report_types import Violation
-from cudalens.diagnosis.nonfinite_edits import _log_softmax
+from cudalens.diagnosis.nonfinite_edits import _is_count, _log_softmax
 from tests.hint_evidence import syntax_of, tensor
 from tests.nan_programs import checked
 
@@ -274,3 +274,20 @@ def test_no_condition_is_kept_alive() -> None:
             checked(code, nan=nan)
         counts.append(list(packed))
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "values", "dtype", "is_it"),
+    [
+        ("n", [0, 3], "int64", True),
+        ("n", [-1, 3], "int64", False),
+        ("n", [0.0, 3.0], "float32", False),
+        ("(y > 0).float()", [0.0, 1.0], "float32", True),
+        ("(y > 0).float().sum()", [3.0], "float32", True),
+        ("y.float()", [0.0, 1.0], "float32", False),
+        ("sum(y > 0)", [3.0], "float32", False),  # Python's own sum has no tensor before it
+        ("(y > 0).exp()", [1.0], "float32", False),
+    ],
+)
+def test_a_tensor_that_counts(code: str, values: list[float], dtype: str, is_it: bool) -> None:
+    assert _is_count(tensor("other", code, values, dtype=dtype)) is is_it

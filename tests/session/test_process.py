@@ -290,3 +290,15 @@ def test_the_state_of_cuda_in_words(
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(process, "describe", lambda: SimpleNamespace(device="H200"))
     assert process._cuda() == words
+
+
+@pytest.mark.usefixtures("sim")
+@pytest.mark.parametrize("deferred", [False, True])
+def test_only_deferred_guards_report_at_the_end_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, deferred: bool
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(process, "_report_at_exit", lambda: asked.append(True))
+    cudalens.install(deferred=deferred)
+    cudalens.uninstall()
+    assert bool(asked) is deferred
