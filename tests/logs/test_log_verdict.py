@@ -136,7 +136,7 @@ def test_an_assert_of_the_op_in_which_the_traceback_ends() -> None:
     assert (found.op.api, found.argument) == ("F.cross_entropy", "target")
     assert "so its line is likely the one" in found.explanation
     alone = explained(failure(frames=(LINE,)), printed=[ASSERT])
-    assert alone.op.api == "F.cross_entropy"
+    assert "so its line is likely the one" in alone.explanation
     elsewhere = explained(failure(frames=(LINE, SCRIPT)), printed=[ASSERT])
     assert "so its line is likely the one" not in elsewhere.explanation
 
