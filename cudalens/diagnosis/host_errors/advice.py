@@ -279,7 +279,7 @@ def cat_sizes(evidence: Evidence, match: re.Match[str]) -> Answer:
     yield host(f"{said}: only dimension {joined} may differ", argument=at)
     sizes = [sorted(set(of_dim)) for of_dim in zip(*(part.shape for part in parts), strict=True)]
     dims = [dim for dim, found in enumerate(sizes) if len(found) > 1 and dim != joined]
-    (small, _), (large, larger) = sorted(known, key=lambda it: [it[0][dim] for dim in dims])
+    (small, smaller), (large, larger) = sorted(known, key=lambda it: [it[0][dim] for dim in dims])
     ways = []
     if all(len(sizes[dim]) == len(pair) and small[dim] < large[dim] for dim in dims):
         low, high = (
@@ -287,9 +287,10 @@ def cat_sizes(evidence: Evidence, match: re.Match[str]) -> Answer:
             for shape in (small, large)
         )
         is_pair = len(parts) == len(pair)
-        which, others = (larger, "the other") if is_pair else ("the larger", "the smaller")
-        ways += [f"crop {which} to {low} in {_dimensions(dims)}"]
-        ways += [f"make {others} {high}"]
+        which, other = (larger, smaller) if is_pair else ("the larger", "the smaller")
+        # Another input may have other sizes: these numbers are not to be written down.
+        ways += [f"crop {which} to the size of {other} in {_dimensions(dims)} ({low} here)"]
+        ways += [f"make {other} as large ({high} here)"]
     # Another dimension than the first was asked for.
     if len(dims) == 1 and len(sizes[joined]) == 1 and joined == 0:
         ways.append("join along it" if ways else f"join them along dimension {dims[0]}")

@@ -247,24 +247,30 @@ def test_tensors_of_different_sizes_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("shapes", "at", "text"),
     [
-        (("1,2,5", "1,2,4"), (5, 4, 1), "crop a to 4 in dimension 2, or make the other 5"),
+        (
+            ("1,2,5", "1,2,4"),
+            (5, 4, 1),
+            "crop a to the size of b in dimension 2 (4 here), or make b as large (5 here)",
+        ),
         # Of two parts that differ in the joined dimension too, the last is no way.
         (
             ("1,2,4", "1,3,5"),
             (4, 5, 1),
-            "crop b to 4 in dimension 2, or make the other 5",
+            "crop b to the size of a in dimension 2 (4 here), or make a as large (5 here)",
         ),
         (
             ("1,2,4", "1,3,5", "1,2,5"),
             (4, 5, 1),
-            "crop the larger to 4 in dimension 2, or make the smaller 5",
+            "crop the larger to the size of the smaller in dimension 2 (4 here), or make the "
+            "smaller as large (5 here)",
         ),
         # Of three sizes no two are the ones that are meant.
         (("1,2,4", "1,2,5", "1,2,6"), (4, 5, 1), None),
         (
             ("2,2,4", "1,2,3"),
             (2, 1, 1),
-            "crop a to [1, 3] in dimensions 0 and 2, or make the other [2, 4]",
+            "crop a to the size of b in dimensions 0 and 2 ([1, 3] here), or make b as large "
+            "([2, 4] here)",
         ),
         (("1,2,4", "1,3,5", "1,2,6"), (4, 5, 1), None),
         (("2,2,4", "1,2,5"), (2, 1, 1), None),  # each is larger in one
@@ -291,7 +297,11 @@ def test_parts_of_different_sizes(
 @pytest.mark.parametrize(
     ("shapes", "text"),
     [
-        (("2,5", "2,4"), "crop a to 4 in dimension 1, make the other 5, or join along it"),
+        (
+            ("2,5", "2,4"),
+            "crop a to the size of b in dimension 1 (4 here), make b as large (5 here), or "
+            "join along it",
+        ),
         (("2,4", "2,5", "2,6"), "join them along dimension 1"),
     ],
 )
