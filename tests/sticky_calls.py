@@ -92,9 +92,19 @@ def texts_after(lose: Callable[[], Any]) -> dict[str, str | None]:
     return found
 
 
-def expected(text: str) -> dict[str, str | None]:
-    """Return what :func:`texts_after` gives where each call raises this text, or nothing."""
-    return {"first": text, **dict.fromkeys(RAISING, text), **dict.fromkeys(SILENT)}
+def expected(text: str, matmul: str | None = None) -> dict[str, str | None]:
+    """Return what :func:`texts_after` gives where each call raises this text, or nothing.
+
+    Args:
+        text: CUDA's error.
+        matmul: what the first matmul of the process raises, if not what cuBLAS says on a GPU.
+    """
+    found: dict[str, str | None] = {"first": text, **dict.fromkeys(RAISING, text)}
+    return found | {"matmul": matmul or NO_CUBLAS} | dict.fromkeys(SILENT)
+
+
+NO_CUBLAS = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+"""Seen on an H200 with torch 2.11: no matmul had run there, so that cuBLAS had no handle yet."""
 
 
 TEXT = (

@@ -39,6 +39,10 @@ _CPU: Final = torch.device("cpu")
 SYNC_OPS: Final = ops_that_read() - aten_ops(
     "index.Tensor repeat_interleave.Tensor _ctc_loss _ctc_loss.Tensor"
 ) | aten_ops("_coalesce _to_sparse _to_sparse.sparse_dim")
+_OF_CUBLAS: Final = aten_ops(
+    "mm mm.out addmm addmm_ addmm.out bmm bmm.out baddbmm baddbmm_ baddbmm.out mv mv.out addmv"
+    " addmv_ addmv.out dot vdot _addmm_activation"
+)
 SpecialKernel = Callable[..., Any]
 
 
@@ -211,6 +215,8 @@ def _lifted(result: Any, alias: int | None, values: Sequence[Any]) -> Any:
 
 def run(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any = CPU_KEYS) -> Any:
     """Launch one op: check devices, look at the values, run the CPU kernel, label the results."""
+    if facts.name in _OF_CUBLAS:
+        runtime.state.use_cublas()
     runtime.state.launch()
     if has_mixed_devices(facts, values):
         if facts.is_composite:

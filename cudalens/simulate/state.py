@@ -39,6 +39,9 @@ _ASYNC_TEXT: Final = (
 )
 _SYNC_TEXT: Final = "called a synchronizing CUDA operation"
 _RAISES: Final = 2
+_NO_CUBLAS_TEXT: Final = (
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+)
 STDERR_FD: Final = 2  # CUDA's driver writes here, past sys.stderr
 
 
@@ -65,6 +68,7 @@ class DeviceState:
         """The first failure, reported or not."""
         self.is_poisoned = False
         """True if the error has been raised, after which every launch raises it again."""
+        self._has_cublas = False
         self._forks = Forks.count
         self.sync_debug_mode = 0
         self.sync_count = 0
@@ -88,6 +92,7 @@ class DeviceState:
         with self._lock:
             self.failure = None
             self.is_poisoned = False
+            self._has_cublas = False
             self._launches_left = None
             self.sync_debug_mode = 0
 
@@ -116,6 +121,19 @@ class DeviceState:
                     self._launches_left -= 1
                     return
         self._raise()
+
+    def use_cublas(self) -> None:
+        """Make the handle of cuBLAS with the first op that needs it, which waits for the device.
+
+        On a lost context cuBLAS cannot make it, and torch raises its status, not CUDA's error.
+        """
+        self.check_process()
+        if self._has_cublas:
+            return
+        if self.failure is not None:
+            self._report()
+            raise RuntimeError(_NO_CUBLAS_TEXT)
+        self._has_cublas = True
 
     def set_sync_debug_mode(self, mode: int) -> None:
         """Choose what happens at a wait of the host: 0 nothing, 1 a warning, 2 an error."""
@@ -147,14 +165,20 @@ class DeviceState:
         if self.is_poisoned:
             self._raise()
 
-    def _raise(self) -> None:
+    def _report(self) -> bool:
+        """Print what a failure has left behind, once; return whether there is one."""
         with self._lock:
             failure, is_first = self.failure, not self.is_poisoned
             if failure is None:
-                return
+                return False
             self.is_poisoned = True
         if is_first:
             os.write(STDERR_FD, f"{failure.text}\n".encode())
+        return True
+
+    def _raise(self) -> None:
+        if not self._report():
+            return
         advice = "" if self.is_blocking else _ASYNC_TEXT
         raise _error(_ASSERT_TEXT + advice, ASSERT_CODE)
 

@@ -17,7 +17,7 @@ from cudalens.simulate import Simulation
 from cudalens.simulate.state import DeviceState
 from tests.releases import here
 from tests.simulate.device import ASSERTED, on_cuda, run_python
-from tests.sticky_calls import ADVICE, ORDINAL, TEXT, expected, texts_after
+from tests.sticky_calls import ADVICE, NO_CUBLAS, ORDINAL, TEXT, expected, texts_after
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -224,6 +224,37 @@ def test_calls_raise_as_on_torch_s_cuda_build(
     with pytest.raises(torch.AcceleratorError) as caught:
         torch.ones(1, device="cuda:9")
     assert str(caught.value) == ORDINAL
+
+
+def matmul() -> Tensor:
+    x = torch.ones(3, 3, device="cuda")
+    return x @ x
+
+
+def test_cublas_cannot_start_on_a_lost_device(
+    sim: Simulation, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The assert is still to be reported: its text is printed, and the status is raised."""
+    sim.reset()
+    x = torch.ones(3, 3, device="cuda")
+    launch_a_bad_write()
+    with pytest.raises(RuntimeError) as caught:
+        x @ x
+    assert (type(caught.value), str(caught.value)) == (RuntimeError, NO_CUBLAS)
+    assert "Assertion" in capfd.readouterr().err
+    with pytest.raises(torch.AcceleratorError):
+        torch.cuda.synchronize()
+
+
+def test_a_matmul_before_the_loss_leaves_cublas_ready(sim: Simulation) -> None:
+    sim.reset()
+    matmul()
+    x = torch.ones(3, 3, device="cuda")
+    launch_a_bad_write()
+    with pytest.raises(torch.AcceleratorError):
+        torch.cuda.synchronize()
+    with pytest.raises(torch.AcceleratorError):
+        x @ x
 
 
 # --- forks ----------------------------------------------------------------------------------------
