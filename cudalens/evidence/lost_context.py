@@ -15,7 +15,7 @@ from cudalens.core._python import entries_from_traceback
 from cudalens.core.evidence_types import DeviceFault
 from cudalens.core.report import ErrorFacts, Report, is_of_cell
 from cudalens.diagnosis.diagnose import format_place, is_device_assert
-from cudalens.diagnosis.host_errors import is_sticky
+from cudalens.diagnosis.host_errors import is_library_status, is_sticky
 from cudalens.evidence import context
 from cudalens.evidence.failure import error_facts
 from cudalens.guards.process import PROCESS
@@ -30,9 +30,11 @@ _DEVICE_ERROR = re.compile(r"\b(?:CUDA|HIP|XPU|MPS|SYCL)(?: driver| backend)? er
 def is_lost(error: ErrorFacts) -> bool:
     """Return whether the device cannot be used again: an exception says so, and the device too.
 
-    The words alone may have been written by hand, or have come from another process.
+    The words alone may have been written by hand, or have come from another process.  cuBLAS and
+    the like say it with a status of theirs, which has other causes too.
     """
-    return _names_lost_context(error) and probe(wait=True) is not None
+    is_said = _names_lost_context(error) or is_library_status(error.message)
+    return is_said and probe(wait=True) is not None
 
 
 def is_of_another(error: BaseException) -> bool:

@@ -155,6 +155,49 @@ def test_the_devices_own_error_behind_a_librarys(monkeypatch: pytest.MonkeyPatch
     assert lost_context.hidden_fault(status).hidden_error is None
 
 
+@pytest.mark.parametrize("status", ["CUBLAS_STATUS_NOT_INITIALIZED", "cuDNN error: CUDNN_STATUS_X"])
+def test_a_librarys_status_is_of_a_lost_device_where_the_device_says_so(
+    monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    device = Asked(RuntimeError(ASSERT))
+    monkeypatch.setattr(lost_context._torch, "raise_pending_cuda_error", device)
+    facts = ErrorFacts(type_name="RuntimeError", message=status)
+    assert lost_context.is_lost(facts)
+    assert not lost_context.is_lost(ErrorFacts(type_name="RuntimeError", message="no status"))
+    device.error = None
+    assert not lost_context.is_lost(facts)
+
+
+@pytest.mark.usefixtures("nothing_lost")
+def test_a_status_after_a_lost_device_points_to_the_first_report(sim: simulate.Simulation) -> None:
+    sim.reset()
+    x, rows = torch.ones(3, 3, device="cuda"), torch.tensor([0, 9], device="cuda")
+    x[rows]
+    with pytest.raises(torch.AcceleratorError) as first:
+        torch.cuda.synchronize()
+    report = explain({}, first.value)
+    assert report is not None and report.context_usable is False
+    with pytest.raises(RuntimeError, match="NOT_INITIALIZED") as caught:
+        with cudalens.check(fast=True) as later:  # a recorder meets the loss before the op does
+            x @ x
+    assert later.report.headline == report.headline
+    assert explain({}, RuntimeError(str(caught.value)).with_traceback(caught.tb)) is report
+    assert "the CUDA context was lost to a device-side assert" in caught.value.__notes__[0]
+
+
+@pytest.mark.usefixtures("nothing_lost")
+def test_an_assert_is_found_behind_the_status_that_came_first(sim: simulate.Simulation) -> None:
+    sim.reset()
+    x, rows = torch.ones(3, 3, device="cuda"), torch.tensor([0, 9], device="cuda")
+    x[rows]
+    with pytest.raises(RuntimeError, match="NOT_INITIALIZED") as caught:
+        x @ x
+    report = explain({}, caught.value)
+    assert report is not None
+    assert (report.kind, report.context_usable) == ("device_assert", False)
+    assert "x[i]" in report.headline
+
+
 @pytest.mark.parametrize(
     ("error", "is_it"),
     [

@@ -15,13 +15,18 @@ from cudalens.diagnosis.host_errors._base import (
     is_of_cpu,
     table,
 )
-from cudalens.diagnosis.host_errors._words import is_sticky, is_without_gpu
+from cudalens.diagnosis.host_errors._words import (
+    is_library_status,
+    is_sticky,
+    is_without_gpu,
+)
 
 __all__ = [
     "REFUSED",
     "Verdict",
     "explain_host_error",
     "is_known_message",
+    "is_library_status",
     "is_of_cpu",
     "is_sticky",
     "is_without_gpu",

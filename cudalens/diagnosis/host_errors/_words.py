@@ -29,6 +29,10 @@ STICKY = (
     "uncorrectable",
 )
 """Words of CUDA's errors after which this process cannot use the device again."""
+LIBRARY_STATUS = (
+    r"CUBLAS_STATUS_(?P<blas>\w+)|CUDNN_STATUS_(?P<dnn>\w+)|cuDNN error: (?P<dnn2>\w+)"
+    r"|CUSPARSE_STATUS_(?P<sparse>\w+)|CUSOLVER_STATUS_(?P<solver>\w+)|CUFFT_(?P<fft>\w+)"
+)
 
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
 _DTYPES = {
@@ -81,6 +85,11 @@ OLD_DRIVER = r"The NVIDIA driver on your system is too old|CUDA driver version i
 def is_without_gpu(message: str) -> bool:
     """Return whether a message is that of a process which no GPU can serve."""
     return re.search(f"{NO_GPU}|{OLD_DRIVER}", message) is not None
+
+
+def is_library_status(message: str) -> bool:
+    """Return whether a library of CUDA's, such as cuBLAS, reports that it failed."""
+    return re.search(LIBRARY_STATUS, message) is not None
 
 
 def is_sticky(message: str) -> bool:

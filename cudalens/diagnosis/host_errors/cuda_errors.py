@@ -11,7 +11,7 @@ from functools import partial
 
 from cudalens.core.report import Evidence
 from cudalens.diagnosis.host_errors._base import NO_ASSERT, Answer, cuda, groups, pattern, row
-from cudalens.diagnosis.host_errors._words import NO_GPU, OLD_DRIVER
+from cudalens.diagnosis.host_errors._words import LIBRARY_STATUS, NO_GPU, OLD_DRIVER
 
 _WAITED = "The check waited after each op before this call, and none of them had failed."
 _NCCL_ERROR = re.compile(r"Last error:\s*\n([^\n]+)")
@@ -115,10 +115,7 @@ def nccl(evidence: Evidence, match: re.Match[str]) -> Answer:
     )
 
 
-@pattern(
-    r"CUBLAS_STATUS_(?P<blas>\w+)|CUDNN_STATUS_(?P<dnn>\w+)|cuDNN error: (?P<dnn2>\w+)"
-    r"|CUSPARSE_STATUS_(?P<sparse>\w+)|CUSOLVER_STATUS_(?P<solver>\w+)|CUFFT_(?P<fft>\w+)"
-)
+@pattern(LIBRARY_STATUS)
 def library_status(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A library of CUDA's failed, which an earlier fault often causes."""
     status = match[0].removeprefix("cuDNN error: ")
