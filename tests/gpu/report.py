@@ -50,7 +50,8 @@ That one has passed alone since.
 imitated, by conditions and texts read in the wheels' kernels |
 | a failed kernel's op is named: forward, backward, hook, checkpoint, another stream | not yet run \
 | yes, for errors 710, 700 and 719 | yes, for 710 |
-| which torch calls raise after that, and their texts | not yet run | 44 calls | the same 44 |
+| which torch calls raise after that, and their texts | not yet run | 44 calls | the same 44; \
+the first matmul fails with `CUBLAS_STATUS_NOT_INITIALIZED`, as on an H200 |
 | the report is shown and written before torch aborts on pinned memory | not yet run | yes, also \
 in backward and in a rank; with `--fast` only where a guarded call sees the failure | \
 nothing aborts there |
