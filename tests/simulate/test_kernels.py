@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cudalens import simulate
 from tests.probes import SeenFunctions
 from tests.releases import default_device
 from tests.simulate.device import CUDA, on_cuda
@@ -113,3 +114,17 @@ def test_a_result_that_overlaps_what_is_read_is_refused_as_on_cuda(seeded: None)
     assert torch.sin(x[:2], out=x[2:]).shape == (2,)
     x[:2].copy_(x[2:])
     assert torch.equal(x[:2], x[2:])
+
+
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
+def test_a_mask_as_an_index_waits_for_the_device_and_numbers_do_not(
+    sim: simulate.Simulation, dtype: torch.dtype
+) -> None:
+    """CUDA asks a mask of either dtype for its nonzero(): their number is the result's size."""
+    x, rows = on_cuda(3), torch.tensor([2, 0], device="cuda")
+    mask = torch.ones(3, dtype=dtype, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+        x[mask]
+    assert x[rows].shape == (2,)

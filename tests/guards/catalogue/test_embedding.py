@@ -20,11 +20,20 @@ def test_a_table_without_columns_is_left_alone(columns: int, *, is_bad: bool) ->
     assert (found is not None) is is_bad
 
 
-BAGS = next(
-    item
-    for item in GUARDS[torch.ops.aten._embedding_bag.default]
-    if item.name == "embedding_bag_offsets_rise"
+OF_BAGS = {item.name: item for item in GUARDS[torch.ops.aten._embedding_bag.default]}
+IN_BAGS = OF_BAGS["embedding_bag_indices_in_range"]
+BAGS = OF_BAGS["embedding_bag_offsets_rise"]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "has_end", "is_bad"),
+    [([], False, False), ([0], False, True), ([0], True, False), ([0, 2], True, True)],
 )
+def test_without_a_bag_no_index_is_read(offsets: list[int], *, has_end: bool, is_bad: bool) -> None:
+    """With an end the last offset begins no bag."""
+    starts = tensor(offsets, dtype=torch.int64)
+    found = IN_BAGS.check(torch.zeros(3, 2), tensor([0, 9]), starts, 0, has_end)
+    assert (found is not None) is is_bad
 
 
 @pytest.mark.parametrize(
