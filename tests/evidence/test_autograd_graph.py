@@ -63,6 +63,19 @@ def test_leaves_that_are_no_parameters() -> None:
     assert (by_name(graph, "self").role, found.role, found.shape) == ("leaf", "leaf", (2,))
 
 
+def test_an_input_without_history_has_the_users_name() -> None:
+    """Whether or not it is at fault; where the user has no name for it, that of the schema."""
+    arguments = {"self": torch.zeros(2, 3), "target": torch.tensor([1, 7]), "weight": torch.ones(3)}
+    graph = neighbourhood(
+        arguments,
+        op_name="aten::nll_loss_forward",
+        bad="target",
+        expressions={"self": "logits", "target": "y"},
+    )
+    names = [(node.name, node.role) for node in graph.nodes[:-1]]
+    assert names == [("logits", "leaf"), ("y", "bad_input"), ("weight", "leaf")]
+
+
 def test_a_bad_tensor_with_a_history_is_the_bad_input() -> None:
     x = torch.ones(2, requires_grad=True).exp()
     graph = neighbourhood({"self": x}, op_name="aten::bernoulli", bad="self")

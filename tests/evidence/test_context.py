@@ -134,3 +134,11 @@ def test_a_model_of_the_users_has_the_name_of_its_base(monkeypatch: pytest.Monke
     code = "def forward(self):\n    here()\nforward(model)"
     assert observed(code, model=Mine()).model == "Base"
     assert observed(code, model=object()).model is None
+
+
+def test_of_two_names_in_a_library_that_of_the_innermost_function_counts() -> None:
+    names = (("indices", "position_ids"), ("weight", "table"), ("indices", "x"))
+    found = context.observe((), CallSite(library_names=names))
+    assert found.library_name("indices") == "position_ids"
+    assert found.library_name("weight") == "table"
+    assert found.library_name("offsets") is None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from cudalens import DeviceIndexError, DeviceValueError, SilentFindingWarning
+from cudalens import DeviceIndexError, DeviceValueError, NonFiniteError, SilentFindingWarning
 from cudalens.core.call import ApiCall, Call, OpCall
 from cudalens.core.report_types import Offender, Offenders, Violation
 from cudalens.evidence import collect, finding
@@ -170,3 +170,25 @@ def test_the_cpu_is_asked_by_the_function_that_made_its_op_itself(
     collect.replay_of(failure)
     wanted = func if replayed == "function" else replayed
     assert asked == ([] if replayed is None else [(wanted, {"is_safe": False})])
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_nan_is_raised_also_where_its_report_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch, is_broken: bool
+) -> None:
+    """Its sentence has the value; the failure of ours is told to the session."""
+    report: Any = SimpleNamespace()
+    told: list[str] = []
+
+    def reported(*_: object) -> tuple[str, Any]:
+        if is_broken:
+            raise OSError("no source")
+        return "text", report
+
+    monkeypatch.setattr(finding, "_reported", reported)
+    monkeypatch.setattr(finding, "PROCESS", SimpleNamespace(internal_error=told.append))
+    error: Any = finding.nonfinite_error(violation("nan"), lambda _: report)
+    assert type(error) is NonFiniteError
+    assert str(error) == ("index[1] is bad" if is_broken else "text")
+    assert error.report is (None if is_broken else report)
+    assert told == (["report unavailable: OSError: no source"] if is_broken else [])
