@@ -10,7 +10,12 @@ import pytest
 from cudalens.core.evidence_types import NanHolder
 from cudalens.core.graph_types import FIRST_NAN
 from cudalens.core.report_types import Offender, Offenders
-from cudalens.diagnosis.hints.probabilities import nan_before, scores_as_probabilities
+from cudalens.diagnosis.hints.probabilities import (
+    image_not_divided,
+    nan_before,
+    not_probabilities,
+    scores_as_probabilities,
+)
 from tests.hint_evidence import (
     EXP,
     LINEAR,
@@ -216,3 +221,16 @@ def test_what_read_a_nan_is_the_oldest_step() -> None:
     hint = nan_before(evidence)
     assert hint is not None
     assert hint.text.endswith("relu in line 2 read them from w (1 of 4 values, the first at [3])")
+
+
+@pytest.mark.parametrize(("last", "is_told"), [(2.0, True), (math.inf, False), (-math.inf, False)])
+def test_an_infinity_among_the_numbers_is_no_score(last: float, is_told: bool) -> None:
+    """What made it is the question, and the ends of the others are not those of the argument."""
+    hint = not_probabilities(bce([3.0, -2.0, last]))
+    assert (hint is not None) is is_told
+
+
+@pytest.mark.parametrize(("last", "is_told"), [(255.0, True), (math.inf, False)])
+def test_an_infinity_among_the_numbers_is_no_byte(last: float, is_told: bool) -> None:
+    hint = image_not_divided(bce([0.0, 255.0, last], "target"))
+    assert (hint is not None) is is_told

@@ -72,6 +72,22 @@ def test_the_ends_of_all_values_that_were_seen() -> None:
     assert (found.low, found.high, found.distinct) == (0, 12, (0, 1, 4, 10, 12))
 
 
+@pytest.mark.parametrize(
+    ("earlier", "words"),
+    [
+        (None, "the 3 labels"),
+        (SeenBefore(calls=2, min=0, max=12), "the labels of this and 2 earlier calls"),
+        (SeenBefore(calls=1, min=0, max=12), "the labels of this and an earlier call"),
+        (SeenBefore(calls=2), "the 3 labels"),
+    ],
+)
+def test_earlier_calls_are_said_where_their_values_were_read(
+    earlier: SeenBefore | None, words: str
+) -> None:
+    """Nobody reads the values of a call on the CPU that was right: it is only counted."""
+    assert ids(labels([1, 4, 10], 10, seen_before=earlier)).every("labels") == words
+
+
 def test_other_roles_are_not_read() -> None:
     assert ids_of(labels([10], 10), "token") is None
     assert ids_of(Evidence(), "label") is None

@@ -347,7 +347,10 @@ def test_a_step_of_an_optimizer_asks_for_the_forward_again() -> None:
     assert only_hint(changed("opt.step()", stale=stale)).text.endswith(
         "run lines 2, 3 and 4 again after it"
     )
-    many = tuple(line(at, "y = f(y)") for at in range(5))
+    many = tuple(line(at, "y = f(y)") for at in range(1, 6))
+    assert only_hint(changed("opt.step()", stale=many[:4])).text.endswith(
+        "run lines 1, 2, 3 and 4 again after it"
+    )
     assert only_hint(changed("opt.step()", stale=many)).text.endswith(
         "run the forward pass again after it"
     )
