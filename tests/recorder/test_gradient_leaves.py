@@ -1,4 +1,4 @@
-"""What is kept of a backward pass to name who made a NaN in it."""
+"""The leaves behind a node: what a NaN in its gradient can reach by the end of the pass."""
 
 from __future__ import annotations
 
