@@ -184,8 +184,9 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
         return Hint(text=f"{text}out")
     if mark == -1 and (line := _subtracting_line(evidence)):
         return Hint(
-            text=f"line {line.line} subtracts 1 ({line.text.strip()}), which turns a label 0 "
-            "into -1"
+            # A mask may leave a 0 as it is, and take 1 from a 1e-8 that is cast afterwards.
+            text=f"line {line.line} subtracts 1 ({line.text.strip()}). A value below 1 that it "
+            "changes is negative after that"
         )
     leave = f"use ignore_index={mark} ({ignores})"
     if ids.violation.offenders.allowed:

@@ -75,12 +75,12 @@ CAUSES: dict[str, Cause] = {
     "minus_one_behind_a_subtraction": Cause(
         behind("    y[mask] -= 1"),
         rule="mark_not_ignored",
-        says=("line 1 subtracts 1 (y[mask] -= 1), which turns a label 0 into -1",),
+        says=("line 1 subtracts 1 (y[mask] -= 1). A value below 1 that it changes is neg",),
     ),
     "minus_one_behind_another_statement_of_the_line": Cause(
         behind("    print('step'); y[mask] -= 1"),
         rule="mark_not_ignored",
-        says=("line 1 subtracts 1 (print('step'); y[mask] -= 1), which turns a label 0 into -1",),
+        says=("line 1 subtracts 1 (print('step'); y[mask] -= 1). A value below 1",),
     ),
     "minus_one_behind_a_subtraction_from_another": Cause(
         behind("    n[mask] -= 1"),
