@@ -1,0 +1,87 @@
+"""What the dispatcher serves while the device runs, and refuses when it is off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from cudalens import simulate
+from cudalens.core.errors import DeviceOffError
+from cudalens.simulate.memory import METER
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors is in prototype",
+    "ignore:Sparse",
+)
+VALUES = {
+    "plain": lambda: torch.ones(2, 2, device="cuda"),
+    "sparse": lambda: torch.eye(2, device="cuda").to_sparse(),
+    "nested": lambda: torch.nested.as_nested_tensor([torch.ones(2, device="cuda")] * 2),
+}
+USES: list[tuple[str, Callable[[Any], object]]] = [
+    ("plain", lambda x: x + 1),
+    ("plain", lambda x: x.clone()),
+    ("plain", lambda x: x.add_(1)),
+    ("plain", lambda x: x[0]),
+    ("plain", lambda x: torch.nn.functional.mish(x)),
+    ("plain", lambda x: x.cpu()),
+    ("plain", lambda x: x.untyped_storage().resize_(64)),
+    ("plain", lambda x: x.untyped_storage().clone()),
+    ("plain", lambda x: x.untyped_storage().new()),
+    ("sparse", lambda x: x + x),
+    ("sparse", lambda x: x.to_dense()),
+    ("nested", lambda x: x + x),
+    ("nested", lambda x: x.clone()),
+]
+
+
+@pytest.fixture
+def left() -> Iterator[dict[str, Any]]:
+    """Return tensors of each layout that are left from a device which is off by now."""
+    with simulate.start(announce=False):
+        made = {name: make() for name, make in VALUES.items()}
+    yield made
+    made.clear()
+
+
+@pytest.mark.parametrize(("kind", "use"), USES)
+def test_what_is_left_of_a_device_can_be_used_only_while_it_runs(
+    kind: str, use: Callable[[Any], object], left: dict[str, Any]
+) -> None:
+    with pytest.raises(DeviceOffError, match="rehearsal device is off"):
+        use(left[kind])
+    with simulate.start(announce=False):
+        use(left[kind])
+
+
+def test_no_storage_keeps_a_refusal_once_the_device_runs_again(left: dict[str, Any]) -> None:
+    """Each storage that lives has one, the first and the last alike."""
+    assert all("clone" in vars(storage) for storage in METER.storages())
+    with simulate.start(announce=False):
+        assert not any("clone" in vars(storage) for storage in METER.storages())
+
+
+def test_a_kernel_of_the_users_own_stays_his() -> None:
+    """Where a library has none for the device, that of the CPU computes."""
+    with torch.library._scoped_library("tested_here", "DEF") as library:
+        for name in ("with_one", "with_none"):
+            library.define(f"{name}(Tensor x) -> Tensor")
+            library.impl(name, lambda x: x + 1, "CPU")
+        library.impl("with_one", lambda x: x + 10, "CUDA")
+        with simulate.start(announce=False):
+            x = torch.zeros(2, device="cuda")
+            results = [torch.ops.tested_here.with_one(x), torch.ops.tested_here.with_none(x)]
+            assert all(it.is_cuda for it in results)
+            assert [it.tolist() for it in results] == [[10.0, 10.0], [1.0, 1.0]]
+
+
+def test_memory_that_is_not_there_raises_as_on_cuda_with_one_error(
+    sim: simulate.Simulation,
+) -> None:
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        torch.empty(2**46, device="cuda")
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
