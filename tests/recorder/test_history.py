@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import ref
 
@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cudalens.core.call import ApiCall
 from cudalens.recorder import Recorder
 from cudalens.recorder.calls import Recorded
-from cudalens.recorder.earlier_calls import UnseenChange
+from cudalens.recorder.earlier_calls import EarlierCalls, LastVersion, UnseenChange
 from cudalens.recorder.history import Snapshot
 
 
@@ -124,6 +125,34 @@ def test_a_backward_pass_begins_with_the_first_call_inside_it() -> None:
     assert name(call) == "backward"
     assert names(snapshot.calls[first - 1 :]) == ["mul", "backward"]
     assert inside == [first]
+
+
+def test_a_node_made_in_a_backward_pass_is_of_the_call_inside_it() -> None:
+    x = torch.ones(2, requires_grad=True)
+    snapshot, (made,) = recorded(
+        lambda: torch.autograd.grad(Doubled.apply(x).square().sum(), x, create_graph=True)
+    )
+    number, outer = made.grad_fn._sequence_nr(), snapshot.calls[-1]
+    assert outer.first_nr < number < outer.last_nr
+    assert name(snapshot.forward_call(number)) == "mul"
+    # What autograd computes itself is of the pass.
+    assert name(snapshot.forward_call(number - 1)) == name(outer) == "grad"
+
+
+def test_other_functions_that_the_instruction_of_a_call_has_called() -> None:
+    x = torch.ones(2)
+
+    def run() -> None:
+        for function in (torch.exp, torch.sin, torch.sin, torch.cos):
+            function(x)
+        torch.tan(x)
+
+    snapshot, _ = recorded(run)
+    (code, lasti, _), last = snapshot.calls[3].site, snapshot.calls[4]  # type: ignore[misc]
+    refused = ApiCall(func=torch.cos, code=code, lasti=lasti)
+    assert snapshot.other_functions(refused) == ("torch.exp", "torch.sin")
+    alone = ApiCall(func=torch.tan, code=code, lasti=last.site[1])  # type: ignore[index]
+    assert snapshot.other_functions(alone) == ()
 
 
 # --- who made a tensor, and wrote to it ----------------------------------------------------------
@@ -264,3 +293,108 @@ def test_views_and_parameters_share_memory_that_torch_knows() -> None:
     assert name(snapshot.newest(ref(x))) == "zeros"
     assert name(snapshot.newest(ref(view))) == "__getitem__"
     assert not snapshot._shared
+
+
+def test_a_view_that_numpy_was_given_is_memory_of_its_whole() -> None:
+    def run() -> tuple[Tensor, Tensor]:
+        x, y = torch.zeros(4), torch.zeros(4)
+        x[:2].numpy(), y[:2].exp()
+        return x, y
+
+    snapshot, (x, y) = recorded(run)
+    assert snapshot.newest(ref(x)) is None
+    assert name(snapshot.newest(ref(y))) == "zeros"
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_one_memory_of_two_tensors_from_before_the_recording(shares: bool) -> None:
+    x, y = torch.zeros(3), torch.zeros(3)
+    if shares:
+        y.set_(x)  # type: ignore[call-overload]
+    snapshot, _ = recorded(lambda: (x.exp(), y.exp(), x.add_(1), torch.zeros(1)))
+    # A write to one of them may be followed by one to the other.
+    assert name(snapshot.newest(ref(x))) == (None if shares else "add_")
+    assert [snapshot.is_untouched(ref(x), since) for since in (4, 5)] == [not shares, True]
+
+
+def test_a_parameter_has_the_versions_of_its_data() -> None:
+    x = torch.zeros(4)
+    weight = nn.Parameter(x)
+    snapshot, _ = recorded(lambda: (x.add_(1), weight.exp()))
+    assert name(snapshot.newest(ref(x))) == "add_"
+
+
+def test_views_of_data_are_of_data_and_what_is_computed_from_it_is_not() -> None:
+    def run() -> tuple[Tensor, ...]:
+        x = torch.zeros(3)
+        return x, x.data, x.data[1:], x.data.exp()
+
+    snapshot, found = recorded(run)
+    assert [snapshot.is_of_data(ref(item)) for item in found] == [False, True, True, False]
+
+
+def test_a_view_from_before_that_a_call_gave_back_is_one_of_its_base() -> None:
+    base = torch.zeros(4)
+    view = base[:2]
+    snapshot, given = recorded(lambda: view.contiguous())
+    assert given is view
+    assert snapshot.whole(ref(view)) is ref(view)
+    snapshot, _ = recorded(lambda: (view.contiguous(), view.add_(1)))
+    assert snapshot.whole(ref(view)) is ref(base)
+    assert name(snapshot.newest(ref(base))) == "add_"
+
+
+# --- between two blocks --------------------------------------------------------------------------
+
+
+def after_a_block(
+    run: Callable[[], Any], *lasts: LastVersion, calls: Sequence[Recorded] = ()
+) -> dict[int, tuple[int, int]]:
+    """Return the first and last of each unseen change that a block after ``calls`` notes."""
+    old = [call._replace(seq=call.seq - len(calls)) for call in calls]
+    now = recorded(run)[0]
+    snapshot = Snapshot(now.calls, now.batches, EarlierCalls(old, versions=[*lasts]), {})
+    snapshot.note_unseen_writes()
+    return {key: (it.first, it.last) for key, it in snapshot.changes.items()}
+
+
+@pytest.mark.parametrize(("version", "is_seen"), [(0, False), (1, True)])
+def test_another_version_than_the_last_block_left_was_written_unseen(
+    version: int, is_seen: bool
+) -> None:
+    base = torch.zeros(4)
+    gone, view = ref(torch.zeros(1)), base[:2]
+    base.add_(1)
+    lasts = (LastVersion(gone, gone, 0), LastVersion(ref(view), ref(base), version))
+    found = after_a_block(lambda: (torch.zeros(1), torch.zeros(1)), *lasts)
+    assert found == ({} if is_seen else {id(ref(view)): (0, 2), id(ref(base)): (0, 2)})
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_writes_that_this_block_has_seen_are_known(is_seen: bool) -> None:
+    x = torch.zeros(4)
+    last = LastVersion(ref(x), ref(x), 0)
+
+    def run() -> None:
+        x.add_(1)
+        if not is_seen:
+            torch.autograd.graph.increment_version(x)
+
+    assert after_a_block(run, last) == ({} if is_seen else {id(ref(x)): (0, 1)})
+
+
+def test_a_write_of_an_earlier_block_says_nothing_of_the_version_that_it_left() -> None:
+    x = torch.zeros(4)
+    calls = recorded(lambda: x.add_(1))[0].calls
+    x.add_(1)  # not recorded, and before that block ended
+    left = LastVersion(ref(x), ref(x), x._version)
+    assert after_a_block(x.exp, left, calls=calls) == {}
+    x.add_(1)
+    assert after_a_block(x.exp, left, calls=calls) == {id(ref(x)): (0, 1)}
+
+
+def test_a_tensor_of_inference_mode_has_no_version_to_trust() -> None:
+    with torch.inference_mode():
+        x = torch.zeros(4)
+    last = LastVersion(ref(x), ref(x), 0)
+    assert after_a_block(lambda: torch.zeros(1), last) == {id(ref(x)): (0, 1)}
