@@ -86,6 +86,33 @@ def test_the_graph_is_followed_from_what_backward_was_asked_of(
     assert (freed is not None and freed.freed is not None) is is_root
 
 
+@pytest.mark.parametrize(
+    ("lines", "names"),
+    [
+        # The reader's line calls another function before, as in ``cell(f(x), h)``.
+        ("        h = h.detach()\n        h = torch.mul(torch.exp(x), h)\n", {"h"}),
+        # Another line calls the reader's function, too.
+        ("        h = h.detach()\n        torch.mul(x, x)\n        h = torch.mul(x, h)\n", {"h"}),
+        ("        g = h.detach()\n        torch.mul(torch.exp(x), h)\n", {"g"}),
+        ("        h = torch.mul(torch.exp(x), h)\n        h = h.detach()\n", {"h"}),
+        ("        h = torch.mul(torch.exp(x), h)\n", set()),
+    ],
+)
+def test_what_was_detached_since_the_line_ran_before(
+    lines: str, names: set[str], tmp_path: Path
+) -> None:
+    code = f"def f(x, h, k):\n    k = k.detach()\n    for _ in range(3):\n{lines}"
+    file = tmp_path / "steps.py"
+    file.write_text(code)
+    run: dict[str, Any] = {"torch": torch}
+    exec(compile(code, str(file), "exec"), run)
+    with Recorder() as recorder:
+        run["f"](X, X, X)
+        snapshot = recorder.snapshot()
+        reader = [call for call in snapshot.calls if call.api.stem == "mul"][-1]
+        assert freed_graph._cut_before(reader, snapshot) == names
+
+
 def shared(lines: str, file: Path) -> bool:
     """Return whether the tensor that the last call wrote to has another name, too."""
     names: dict[str, Any] = {"torch": torch}
