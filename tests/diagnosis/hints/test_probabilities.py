@@ -11,6 +11,7 @@ from cudalens.core.evidence_types import NanHolder
 from cudalens.core.graph_types import FIRST_NAN
 from cudalens.core.report_types import Offender, Offenders
 from cudalens.diagnosis.hints.probabilities import (
+    bad_weights,
     image_not_divided,
     nan_before,
     not_probabilities,
@@ -162,6 +163,12 @@ NEIGHBOURS: dict[str, Cause] = {
 @pytest.mark.parametrize("cause", (rows := {**CAUSES, **NEIGHBOURS}).values(), ids=rows)
 def test_the_cause_and_no_other_is_said(cause: Cause) -> None:
     check_cause(cause)
+
+
+@pytest.mark.parametrize(("last", "is_told"), [(0.5, True), (math.nan, False)])
+def test_an_infinite_weight_beside_a_nan_is_not_the_whole_story(last: float, is_told: bool) -> None:
+    hint = bad_weights(drawn([math.inf, last], dtype="float16", provenance=(EXP,)))
+    assert (hint is not None) is is_told
 
 
 def test_a_line_that_only_gives_the_numbers_of_python_has_not_made_a_nan() -> None:
