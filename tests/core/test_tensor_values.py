@@ -40,11 +40,13 @@ def loop_map(tensor: Tensor, bad: Tensor) -> tuple[list[int], list[object], list
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("listed", [0, 1 << 20])
+@pytest.mark.parametrize(("listed", "piece"), [(0, 1), (1 << 20, 2), (1 << 20, 1 << 18)])
 def test_map_is_that_of_a_plain_loop(
-    shape: tuple[int, ...], listed: int, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...], listed: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where a row is so long that each of its cells is read by itself."""
     monkeypatch.setattr(tensor_values, "_LISTED", listed)
+    monkeypatch.setattr(tensor_values, "_HOST_PIECE", piece)
     generator = torch.Generator().manual_seed(sum(shape))
     tensor = torch.randint(-5, 40, shape, generator=generator)
     bad = tensor > 30
