@@ -26,7 +26,7 @@ from cudalens.core.report import RankResult, Report
 from cudalens.core.reported import report_beside
 from cudalens.session import ranks
 from cudalens.session.exit import attached
-from cudalens.session.ranks import RankRun, combined, reason
+from cudalens.session.ranks import RankRun, Ranks, combined, reason
 from cudalens.source.shown_frames import without_repeats
 from tests.builders import make_report
 from tests.processes import python
@@ -203,6 +203,23 @@ def test_a_plain_process_of_the_users_is_checked() -> None:
         process.join()
     assert process.exitcode == 1
     assert session.report is not None and session.report.kind == "device_assert"
+
+
+def leave(opened: Ranks) -> None:
+    opened.__exit__()
+
+
+def test_a_forked_process_that_leaves_the_block_keeps_the_folder_of_all() -> None:
+    with cudalens.check() as session:
+        opened = session._ranks
+        assert opened is not None
+        process = multiprocessing.get_context("fork").Process(target=leave, args=(opened,))
+        process.start()
+        process.join()
+        folder = opened._folder
+        assert process.exitcode == 0
+        assert folder is not None and folder.is_dir()
+    assert not folder.exists()
 
 
 def test_the_users_own_exception_after_a_process_has_failed_is_left_alone() -> None:
