@@ -282,15 +282,13 @@ def cat_sizes(evidence: Evidence, match: re.Match[str]) -> Answer:
     (small, smaller), (large, larger) = sorted(known, key=lambda it: [it[0][dim] for dim in dims])
     ways = []
     if all(len(sizes[dim]) == len(pair) and small[dim] < large[dim] for dim in dims):
-        low, high = (
-            str(shape[dims[0]]) if len(dims) == 1 else format_shape([shape[dim] for dim in dims])
-            for shape in (small, large)
-        )
         is_pair = len(parts) == len(pair)
         which, other = (larger, smaller) if is_pair else ("the larger", "the smaller")
-        # Another input may have other sizes: these numbers are not to be written down.
-        ways += [f"crop {which} to the size of {other} in {_dimensions(dims)} ({low} here)"]
-        ways += [f"make {other} as large ({high} here)"]
+        if is_pair and not smaller.isidentifier():
+            other = "the other"  # said twice, a long expression hides the rest
+        # Without the numbers, which the headline has: another input may have other sizes.
+        ways += [f"crop {which} to the size of {other} in {_dimensions(dims)}"]
+        ways += [f"enlarge {other}"]
     # Another dimension than the first was asked for.
     if len(dims) == 1 and len(sizes[joined]) == 1 and joined == 0:
         ways.append("join along it" if ways else f"join them along dimension {dims[0]}")

@@ -250,27 +250,25 @@ def test_tensors_of_different_sizes_elsewhere() -> None:
         (
             ("1,2,5", "1,2,4"),
             (5, 4, 1),
-            "crop a to the size of b in dimension 2 (4 here), or make b as large (5 here)",
+            "crop a to the size of b in dimension 2, or enlarge b",
         ),
         # Of two parts that differ in the joined dimension too, the last is no way.
         (
             ("1,2,4", "1,3,5"),
             (4, 5, 1),
-            "crop b to the size of a in dimension 2 (4 here), or make a as large (5 here)",
+            "crop b to the size of a in dimension 2, or enlarge a",
         ),
         (
             ("1,2,4", "1,3,5", "1,2,5"),
             (4, 5, 1),
-            "crop the larger to the size of the smaller in dimension 2 (4 here), or make the "
-            "smaller as large (5 here)",
+            "crop the larger to the size of the smaller in dimension 2, or enlarge the smaller",
         ),
         # Of three sizes no two are the ones that are meant.
         (("1,2,4", "1,2,5", "1,2,6"), (4, 5, 1), None),
         (
             ("2,2,4", "1,2,3"),
             (2, 1, 1),
-            "crop a to the size of b in dimensions 0 and 2 ([1, 3] here), or make b as large "
-            "([2, 4] here)",
+            "crop a to the size of b in dimensions 0 and 2, or enlarge b",
         ),
         (("1,2,4", "1,3,5", "1,2,6"), (4, 5, 1), None),
         (("2,2,4", "1,2,5"), (2, 1, 1), None),  # each is larger in one
@@ -295,12 +293,28 @@ def test_parts_of_different_sizes(
 
 
 @pytest.mark.parametrize(
+    ("smaller", "said"), [("low", "low"), ("F.interpolate(low, scale_factor=2)", "the other")]
+)
+def test_a_smaller_part_without_a_name_is_the_other(smaller: str, said: str) -> None:
+    """An expression said twice hides the rest."""
+    message = (
+        "Sizes of tensors must match except in dimension 1. Expected size 5 but got size 4 for "
+        "tensor number 1 in the list."
+    )
+    parts = [
+        fact("tensors[0]", "float32[1,2,5]", "skip"),
+        fact("tensors[1]", "float32[1,2,4]", smaller),
+    ]
+    text = f"crop skip to the size of {said} in dimension 2, or enlarge {said}"
+    assert hints(message, *parts) == [("cat_sizes", text)]
+
+
+@pytest.mark.parametrize(
     ("shapes", "text"),
     [
         (
             ("2,5", "2,4"),
-            "crop a to the size of b in dimension 1 (4 here), make b as large (5 here), or "
-            "join along it",
+            "crop a to the size of b in dimension 1, enlarge b, or join along it",
         ),
         (("2,4", "2,5", "2,6"), "join them along dimension 1"),
     ],
