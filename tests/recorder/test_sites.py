@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from cudalens.recorder import backward
 from cudalens.recorder.sites import (
     Site,
     SiteReader,
@@ -92,6 +93,7 @@ def test_modules_are_named_below_the_outermost_one() -> None:
     assert reader.module(outer) == reader.module(None) == (None, None, None)
     stranger = Site("forward", inner, nn.ReLU())
     assert reader.module(stranger)[:2] == ("1", "Sequential")
+    assert reader.module(Site("forward", stranger, nn.ReLU()))[:2] == ("1", "Sequential")
 
 
 def test_a_module_that_is_gone_is_not_named() -> None:
@@ -150,14 +152,16 @@ def test_a_module_that_runs_in_a_backward_pass_is_of_that() -> None:
     tracker = SiteTracker()
     net = Asking(tracker)
 
-    def run_backward() -> Any:
-        site = tracker.enter_backward(sys._getframe())
-        return site, tracked(tracker, lambda: net(1))
+    def note() -> Site:
+        return tracker.enter_backward(sys._getframe(1))
 
-    site, (place,) = run_backward()
+    source = "def run_backward(note, run):\n    return note(), run()"
+    names: dict[str, Any] = {}
+    exec(compile(source, backward.__file__, "exec"), names)
+    site, (place,) = names["run_backward"](note, lambda: tracked(tracker, lambda: net(1)))
     assert site.phase == "backward"
     assert site.code is not None
-    assert place[2].phase in ("forward", "backward")
+    assert place[2].phase == "backward"
 
 
 def test_an_optimizers_step_is_its_own_phase() -> None:
@@ -183,6 +187,24 @@ def test_an_optimizers_step_is_its_own_phase() -> None:
     assert (plain.phase, plain.is_brief, plain.closure) == ("optimizer", True, None)
     assert (own.phase, closure.phase) == ("optimizer", "forward")
     assert own.closure is closure
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "has_closure"),
+    [((one,), {}, True), ((), {"closure": one}, True), ((), {}, False), ((None,), {}, False)],
+)
+def test_a_step_is_given_a_closure(args: Any, kwargs: Any, has_closure: bool) -> None:
+    class Called(torch.optim.SGD):
+        """Can be called itself, which makes it no closure."""
+
+        def __call__(self) -> None:
+            """Do nothing."""
+
+    tracker = SiteTracker()
+    optimizer = Called([nn.Parameter(torch.ones(1))], lr=0.1)
+    tracker.enter_step(optimizer, (optimizer, *args), kwargs)
+    (site,) = tracker._noted.values()
+    assert (site.closure is not None) is has_closure
 
 
 def test_without_a_line_of_the_users_there_is_no_place() -> None:
