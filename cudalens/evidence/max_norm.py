@@ -60,7 +60,7 @@ def _running_lookup() -> OpCall | None:
     local = caller.f_back.f_locals if is_cut and caller.f_back is not None else {}
     is_bag = "mode_enum" in local
     names = _BAG if is_bag else _TABLE
-    if not local.keys() >= {*names}:
+    if not {*names} <= {*local}:  # the locals of a frame are no dict from Python 3.13 on
         return None
     args = [local[name] for name in names]
     op = torch.ops.aten.embedding.default
