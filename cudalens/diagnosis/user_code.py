@@ -108,7 +108,7 @@ def statement_of(code: str | None) -> ast.stmt:
 
 
 def chooses(tree: ast.AST, names: Set[str]) -> bool:
-    """Return whether one of the names stands in an index or an argument: ``x[n]``, ``f(n)``."""
+    """Return whether an index or an argument uses one of the names: ``x[n]``, ``f(n)``."""
     for node in ast.walk(tree):
         parts = [node.slice] if isinstance(node, ast.Subscript) else []
         if isinstance(node, ast.Call):

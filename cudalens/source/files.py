@@ -203,7 +203,7 @@ def source(filename: str) -> Source:
 
 
 def _version(filename: str, lines: list[str], cached: Source | None) -> Source:
-    """Return the lines of a file or cell, or what is kept of them while nothing has changed."""
+    """Return the current lines of a file or cell; the cached object while they are unchanged."""
     stored: Any = linecache.cache.get(filename, ())
     # A cell has no time of change, and is what ran.
     is_file = len(stored) == _FULL_ENTRY and stored[1] is not None and is_user_file(filename)
