@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,21 +18,33 @@ def overload_of(func: Any) -> Any | None:
     return func if kind == "OpOverload" else None
 
 
-def named_arguments(func: Any, args: tuple[Any, ...], kwargs: Any) -> dict[str, Any]:
+def parameters_of(func: Any) -> list[str] | None:
+    """Return the names of a function's parameters, ``None`` where it does not say them."""
+    op = overload_of(func)
+    if op is not None:
+        return [item.name for item in op._schema.arguments]
+    if type(func).__name__ == "OpOverloadPacket":  # its signature says nothing
+        return None
+    try:
+        return list(inspect.signature(func).parameters)
+    except (TypeError, ValueError):
+        return None
+
+
+def named_arguments(
+    func: Any, args: tuple[Any, ...], kwargs: Any, parameters: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Return the arguments of a call by the names that the function gives them.
 
     Functions of C++ have those of the op of the same name; where there is none, the place is the
     name.
+
+    Args:
+        parameters: what :func:`parameters_of` has returned of the function, where that is known.
     """
-    op = overload_of(func)
-    names = [] if op is None else [item.name for item in op._schema.arguments]
-    if not names and type(func).__name__ == "OpOverloadPacket":  # its signature says nothing
-        names = _of_schema(func.__name__, args)
-    elif not names:
-        try:
-            names = list(inspect.signature(func).parameters)
-        except (TypeError, ValueError):
-            names = _of_schema(getattr(func, "__name__", ""), args)
+    names = parameters if parameters is not None else parameters_of(func)
+    if names is None:
+        names = _of_schema(getattr(func, "__name__", ""), args)
     rest = map(str, range(len(names), len(args)))
     return dict(zip([*names, *rest], args, strict=False)) | dict(kwargs or {})
 

@@ -29,7 +29,7 @@ from cudalens.recorder._torch import (
     stride_of,
     version_of,
 )
-from cudalens.recorder.arguments import named_arguments
+from cudalens.recorder.arguments import named_arguments, parameters_of
 from cudalens.recorder.sites import RawSite
 from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
 
@@ -68,6 +68,7 @@ class Api:
         "is_view",
         "makes_values",
         "may_write",
+        "parameters",
         "stem",
         "value_at",
     )
@@ -106,6 +107,8 @@ class Api:
         """The place among the arguments of what it writes to some elements; 0 for others."""
         self.has_statistics = self.stem in _STATISTICS and not self.is_foreign
         """True if it may write to running statistics."""
+        self.parameters = parameters_of(func) if self.has_statistics else None
+        """The names of its parameters, where each call is asked for them: a signature is slow."""
         self.adds = name in _ADDS
         """True if it adds that to what was there."""
         makes_none = (self.is_view and name not in CONVERSIONS) or name in _RESERVES
@@ -326,7 +329,7 @@ one, and its default."""
 
 def _statistics_of(api: Api, args: tuple[Any, ...], kwargs: Any) -> tuple[Write, ...]:
     """Return the running statistics that a call wrote to; most leave their versions as is."""
-    given = named_arguments(api.func, args, kwargs)
+    given = named_arguments(api.func, args, kwargs, api.parameters)
     flag, default = _STATISTICS[api.stem]
     if not given.get(flag, default):
         return ()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cudalens.recorder.arguments import named_arguments, overload_of
+from cudalens.recorder.arguments import named_arguments, overload_of, parameters_of
 
 X = torch.ones(2)
 
@@ -31,6 +31,21 @@ def test_names_of_the_signature_else_of_the_op_else_places(
     func: Any, args: Any, kwargs: Any, names: list[str]
 ) -> None:
     assert list(named_arguments(func, args, kwargs)) == names
+
+
+@pytest.mark.parametrize(
+    ("func", "names"),
+    [
+        (F.relu, ["input", "inplace"]),
+        (torch.ops.aten.mm.default, ["self", "mat2"]),
+        (torch.ops.aten.mul, None),
+        (torch.mul, None),
+    ],
+)
+def test_parameters_that_do_not_depend_on_the_call(func: Any, names: Any) -> None:
+    assert parameters_of(func) == names
+    given = ["a", "b"] if names is None else names
+    assert list(named_arguments(func, (X, X), {}, given)) == given
 
 
 def test_the_overload_of_an_op() -> None:

@@ -222,6 +222,16 @@ def test_a_view_has_no_operand() -> None:
     assert call._replace(api=Api(T.fill_)).operand is True
 
 
+@pytest.mark.parametrize("norm", [F.batch_norm, F.instance_norm])
+def test_the_names_of_statistics_are_read_once(norm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signature is slow, and a layer is called in each step."""
+    api = Api(norm)
+    monkeypatch.delattr("inspect.signature")
+    found = writes_of(api, (), (), (X, M, V, W, W, True), {})
+    assert [it.tensor() for it in found] == [M, V]
+    assert Api(F.linear).parameters is None
+
+
 def test_statistics_keep_their_version() -> None:
     found = writes_of(Api(F.batch_norm), (), (), (X, M, V), {"training": True})
     assert [(it.before, it.after) for it in found] == [(M._version,) * 2, (V._version,) * 2]
