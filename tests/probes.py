@@ -1,4 +1,4 @@
-"""Ways to look at the stack from inside a call, as a guard or a recorder does."""
+"""Ways to look at a call from inside, as a guard, a recorder or its watch does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,6 +35,52 @@ class Untouchable:
 
     __repr__ = __str__ = __eq__ = __hash__ = __len__ = __bool__ = __getattr__  # type: ignore[assignment]
     __getitem__ = __iter__ = __getattr__
+
+
+class Watch:
+    """A watch of a recorder's that notes what it is shown; what it is told to find is returned."""
+
+    is_strict = False
+    marked = False
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        """Calls, reads and steps."""
+        self.seen_backward: list[str] = []
+        """Losses, the nodes that made gradients, and ends of passes."""
+        self.finds: dict[str, BaseException] = {}
+        self.fails: set[str] = set()
+        self.on_show: dict[str, Callable[[], object]] = {}
+        step = lambda name: lambda *args: self._shown(name, self.seen)
+        self.steps = SimpleNamespace(before=step("step begins"), after=step("step ends"))
+
+    def _shown(self, what: str, seen: list[str]) -> BaseException | None:
+        seen.append(what)
+        self.on_show.get(what, int)()
+        if what in self.fails:
+            raise KeyError(what)
+        return self.finds.get(what)
+
+    def __call__(self, api: Any, *call: Any) -> BaseException | None:
+        return self._shown(api.stem, self.seen)
+
+    def before(self, api: Any, args: Any) -> BaseException | None:
+        return self._shown(f"before {api.stem}", self.seen)
+
+    def read(self, api: Any, args: Any, result: Any, site: Any) -> BaseException | None:
+        return self._shown(f"read {api.stem}", self.seen)
+
+    def let_go(self) -> None:
+        self._shown("let go", self.seen)
+
+    def of_loss(self, outputs: Any, site: Any) -> BaseException | None:
+        return self._shown(f"loss of {len(outputs)}", self.seen_backward)
+
+    def of_node(self, node: Any, made: Any, inputs: Any, notes: Any) -> BaseException | None:
+        return self._shown(node.name(), self.seen_backward)
+
+    def of_pass(self, notes: Any, result: Any, site: Any) -> BaseException | None:
+        return self._shown("pass", self.seen_backward)
 
 
 class SeenOps(TorchDispatchMode):

@@ -6,7 +6,6 @@ import gc
 import weakref
 from collections.abc import Callable
 from threading import get_ident
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from cudalens.core.call import ApiCall
 from cudalens.recorder import Recorder, backward
 from cudalens.recorder.backward import BackwardPass
+from tests.probes import Watch
 
 
 class Twice(torch.autograd.Function):
@@ -35,38 +35,6 @@ class AddBackward(Twice):
     """A custom function with a name of torch's."""
 
 
-class Watch:
-    """A watch that notes the nodes which made gradients."""
-
-    is_strict = False
-    marked = False
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        self.finds: dict[str, BaseException] = {}
-        self.steps = SimpleNamespace(before=lambda *_: None, after=lambda *_: None)
-
-    def _shown(self, what: str) -> BaseException | None:
-        self.seen.append(what)
-        found = self.finds.get(what)
-        if isinstance(found, KeyError):
-            raise found
-        return found
-
-    def __call__(self, *call: Any) -> None: ...
-
-    def before(self, *call: Any) -> None: ...
-
-    def of_loss(self, outputs: Any, site: Any) -> BaseException | None:
-        return self._shown(f"loss of {len(outputs)}")
-
-    def of_node(self, node: Any, made: Any, inputs: Any, notes: Any) -> BaseException | None:
-        return self._shown(node.name())
-
-    def of_pass(self, notes: Any, result: Any, site: Any) -> BaseException | None:
-        return self._shown("pass")
-
-
 def x() -> Tensor:
     return torch.ones(2, requires_grad=True)
 
@@ -75,7 +43,7 @@ def looked_at(run: Callable[[], Any]) -> list[str]:
     watch = Watch()
     with Recorder(watch=watch):
         run()
-    return watch.seen
+    return watch.seen_backward
 
 
 def test_gradients_are_looked_at_where_a_node_can_make_a_nan() -> None:
@@ -110,7 +78,7 @@ def test_a_finding_is_raised_when_the_engine_has_come_back() -> None:
         assert recorder.passes == []
     # The engine went on, and nothing more was looked at.
     assert leaf.grad is not None
-    assert watch.seen == ["loss of 1", "LogBackward0"]
+    assert watch.seen_backward == ["loss of 1", "LogBackward0"]
 
 
 def test_a_finding_of_the_loss_keeps_the_engine_from_running() -> None:
@@ -126,7 +94,7 @@ def test_a_finding_of_the_loss_keeps_the_engine_from_running() -> None:
 @pytest.mark.parametrize("look", ["loss of 1", "ExpBackward0", "pass"])
 def test_a_watch_that_fails_is_a_limit(look: str) -> None:
     watch, leaf = Watch(), x()
-    watch.finds[look] = KeyError(look)
+    watch.fails.add(look)
     with Recorder(watch=watch) as recorder:
         leaf.exp().sum().backward()
     assert recorder.limits == [f"a gradient was not looked at: KeyError: '{look}'"]
@@ -139,13 +107,13 @@ def test_a_kept_graph_has_no_hook_of_ours_afterwards() -> None:
     with Recorder(watch=watch) as recorder:
         loss.backward(retain_graph=True)
         inside = recorder.recorded_ops
-        seen = [*watch.seen]
+        seen = [*watch.seen_backward]
         assert seen == ["loss of 1", "ExpBackward0", "pass"]
     loss.backward(retain_graph=True)
-    assert (watch.seen, recorder.recorded_ops) == (seen, inside)
+    assert (watch.seen_backward, recorder.recorded_ops) == (seen, inside)
     with Recorder(watch=watch):
         loss.backward()
-    assert watch.seen == seen * 2
+    assert watch.seen_backward == seen * 2
 
 
 @pytest.mark.parametrize("is_kept", [False, True])

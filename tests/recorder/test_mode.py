@@ -6,7 +6,6 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,40 +21,7 @@ from cudalens.recorder import _torch
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.mode import RecordingMode
 from cudalens.recorder.sites import entries_of
-
-
-class Watch:
-    """Notes what it is shown; what is told to be found is returned."""
-
-    is_strict = False
-    marked = False
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        self.finds: dict[str, BaseException] = {}
-        self.fails: set[str] = set()
-        self.on_show: dict[str, Callable[[], object]] = {}
-        step = lambda name: lambda *args: self._shown(name)
-        self.steps = SimpleNamespace(before=step("step begins"), after=step("step ends"))
-
-    def _shown(self, what: str) -> BaseException | None:
-        self.seen.append(what)
-        self.on_show.get(what, int)()
-        if what in self.fails:
-            raise KeyError(what)
-        return self.finds.get(what)
-
-    def __call__(self, api: Any, *call: Any) -> BaseException | None:
-        return self._shown(api.stem)
-
-    def before(self, api: Any, args: Any) -> BaseException | None:
-        return self._shown(f"before {api.stem}")
-
-    def read(self, api: Any, args: Any, result: Any, site: Any) -> BaseException | None:
-        return self._shown(f"read {api.stem}")
-
-    def let_go(self) -> None:
-        self._shown("let go")
+from tests.probes import Watch
 
 
 class Net(nn.Module):
