@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -15,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 import cudalens
 from cudalens.core._python import entries_from_traceback
+from cudalens.source.api_name import api_name
 from cudalens.source.locate import locate, runs_torch
-from cudalens.source.stack import stack_of
+from cudalens.source.stack import place_of, stack_of
 from tests.blocks import cuda, report_of
 from tests.probes import Probe, cell, run_cell, same, site_of
 from tests.releases import release
@@ -107,6 +110,54 @@ def test_an_unknown_receiver_is_not_guessed() -> None:
 
     run_cell("make()[0]", {"make": Result})
     assert found == [None, "torch.Tensor.__getitem__"]
+
+
+class OwnSGD(torch.optim.SGD):
+    """An optimizer of the user's."""
+
+
+class OwnReLU(nn.ReLU):
+    """A module of the user's."""
+
+
+PARAMETERS = [torch.zeros(1, requires_grad=True)]
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "owner", "api"),
+    [
+        ("functional.py", "unique", None, "torch.unique"),
+        ("functional.py", "_unique_impl", None, None),
+        ("functional.py", "<lambda>", None, None),
+        ("nn/functional.py", "relu", None, "torch.nn.functional.relu"),
+        ("nn/functional.py", "_threshold", None, None),
+        ("_tensor.py", "norm", X, "torch.Tensor.norm"),
+        ("_tensor.py", "_own_helper", X, None),
+        ("autograd/__init__.py", "backward", None, "torch.autograd.backward"),
+        ("autograd/__init__.py", "grad", None, "torch.autograd.grad"),
+        ("autograd/__init__.py", "_make_grads", None, None),
+        ("optim/sgd.py", "step", torch.optim.SGD(PARAMETERS), "torch.optim.SGD.step"),
+        ("optim/sgd.py", "_single", torch.optim.SGD(PARAMETERS), None),
+        ("optim/optimizer.py", "wrapper", torch.optim.SGD(PARAMETERS), None),
+        ("optim/sgd.py", "step", OwnSGD(PARAMETERS), None),
+        ("nn/modules/other.py", "forward", nn.ReLU(), "torch.nn.ReLU"),
+        ("nn/modules/other.py", "forward", OwnReLU(), None),
+        ("nn/modules/other.py", "forward", X, None),
+    ],
+)
+def test_a_frame_of_torch_names_the_function_or_the_module(
+    file: str, function: str, owner: object, api: str | None
+) -> None:
+    """The module alone where the line that it runs cannot be read."""
+    path = str(Path(torch.__file__).parent / file)
+    code = compile("def f(self): return here()", path, "exec").co_consts[0]
+    names = {"here": lambda: sys._getframe(1)}
+    frame = FunctionType(code.replace(co_name=function), names)(owner)
+    assert api_name([place_of(frame)]) == api
+
+
+def test_without_a_stack_nothing_is_named() -> None:
+    assert api_name([]) is None
 
 
 class Mean:
