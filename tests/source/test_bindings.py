@@ -64,6 +64,14 @@ def bound(text: str, name: str = "a") -> Any:
         ("a, b = [1, 2]\nhere(a)", None, 1),
         ("a, (b, c) = 1, (2, 3)\nhere(a)", "1", 1),
         ("a: int = 1\nhere(a)", None, 1),
+        # On the running line a later statement has not run.
+        ("a = 1\nhere(a); a = 2", "1", 1),
+        ("a = 1\nfor _ in [1]: here(a); a = 2", None, None),
+        # A class has names of its own, and what runs in one, or in a lambda, may have others.
+        ("a = 1\nclass C:\n    a = 2\nhere(a)", "1", 1),
+        ("class C:\n    a = 1\n    here(a)", None, None),
+        ("a = 1\nf = lambda: here(a)\nf()", None, None),
+        ("a = 1\n[here(a) for _ in [1]]", None, None),
     ],
 )
 def test_where_a_name_was_bound(text: str, value: str | None, line: int | None) -> None:
@@ -119,10 +127,22 @@ def test_the_function_that_a_value_calls() -> None:
     ],
 )
 def test_where_a_method_binds_an_attribute(body: str, value: str | None) -> None:
-    with cell(f"class C:\n    def __init__(self):\n        {body}") as code:
+    """In a function of this line: others of the name, above and below, are not read."""
+    other = "class {}:\n    def __init__(self):\n        self.a = 0\n"
+    one = f"class C:\n    def __init__(self):\n        {body}\n"
+    with cell(other.format("B") + one + other.format("D")) as code:
         exec(code, space := dict[str, Any]())
         made = attribute_binding(space["C"].__init__.__code__, "a")
         assert (made and made.value) == value
+        at = made and (made.at.cell, made.at.file, made.at.line, made.at.text)
+        assert at == (value and (7, None, 6, body))
+
+
+def test_a_function_without_an_object_binds_no_attribute() -> None:
+    with cell("def f():\n    self.a = 1") as code:
+        exec(code, space := dict[str, Any]())
+        assert attribute_binding(space["f"].__code__, "a") is None
+    assert attribute_binding(compile("f(1)", "<no such file>", "exec"), "a") is None
 
 
 @pytest.mark.parametrize(
@@ -134,6 +154,7 @@ def test_where_a_method_binds_an_attribute(body: str, value: str | None) -> None
         ("a = 1\nhere(a)\nprint(a)", True),
         ("a = 1\nhere(\n    0,\n    a)", False),
         ("a = 1\na = 2\nhere(a)", False),
+        ("a = 1\na = a + 1\nhere(a)", False),
     ],
 )
 def test_which_lines_read_it(text: str, is_again: bool) -> None:
@@ -146,6 +167,8 @@ def test_which_lines_read_it(text: str, is_again: bool) -> None:
         # Above the binding, in its own line and below the running line nothing is dropped of it.
         ("a = dict()\nif 0:\n    a.copy()\na = dict()\nhere(a)", None),
         ("a = dict()\nhere(a)\na.copy()", None),
+        ("a = dict()\na.get(here(a))", None),
+        ("a = dict(); a.copy()\nhere(a)", None),
         ("a = dict()\na.copy()\nhere(a)", 2),
         ("a = dict()\na.copy()\na.keys()\nhere(a)", 2),
         ("a = b = dict()\nb.copy()\nhere(a)", None),
