@@ -17,9 +17,11 @@ from torch.nn import functional
 import cudalens
 from cudalens.core.report import Report
 from cudalens.core.report_types import Expression
-from cudalens.source.argument_names import LineTensor, _tensors_of, name_values
+from cudalens.source.argument_names import LineTensor, _tensors_of, name_values, tensors_on
+from cudalens.source.running_call import RunningCall
+from cudalens.source.stack import place_of
 from tests.blocks import report_of
-from tests.probes import Probe, named, run_cell, site_of
+from tests.probes import Probe, asked, named, run_cell, site_of
 
 X = torch.rand(4, 5)
 Y = torch.tensor([0, 1, 2, 3])
@@ -137,6 +139,31 @@ def test_a_row_is_named_by_the_first_expression_that_can_have_a_subscript() -> N
     assert names_of(line, {"index": "r"}, {("r", "D"): 2}) == {"index": "d.e[2]"}
     assert names_of(line, {"index": "r"}, {("r", "A"): 1}) == {}
     assert names_of(line, {"index": "C"}, {("C", "D"): 1}) == {"index": "c"}
+
+
+@pytest.mark.parametrize(
+    ("text", "spelled", "wanted"),
+    [
+        ("here(xx, h.t)", (), ["xx", "h.t"]),
+        ("here(xx, h.t)", ("h.t",), ["h.t", "xx"]),
+        # An item of a batch comes after the call's own, and before what is beside the call.
+        ("x, here(p, h.t)", (), ["h.t", "p[0]", "x"]),
+        ("x, here(p, h.t)", ("x",), ["h.t", "x", "p[0]"]),
+    ],
+)
+def test_what_the_call_spells_comes_before_other_ways(
+    text: str, spelled: tuple[str, ...], wanted: list[str]
+) -> None:
+    def expressions(frames: Any) -> list[str]:
+        call = RunningCall.at(place_of(frames[-1]))
+        assert call.statement is not None
+        call.spelled = {
+            id(node) for node in ast.walk(call.statement)
+            if isinstance(node, ast.expr) and ast.unparse(node) in spelled
+        }  # fmt: skip
+        return [item.expression for item in tensors_on(call)]
+
+    assert asked(text, expressions, x=X, xx=X, h=Holder(t=X), p=[X]) == [wanted]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,17 @@ from cudalens.core.report_types import CodeLine
 from cudalens.source.files import CELLS
 from cudalens.source.locate import locate, locate_entries, locate_line, runs_torch
 from cudalens.source.stack import StackEntry, stack_of
-from tests.probes import Probe, Untouchable, asked, cell, named, run_cell, same, site_of
+from tests.probes import (
+    Probe,
+    Untouchable,
+    asked,
+    cell,
+    cell_frames,
+    named,
+    run_cell,
+    same,
+    site_of,
+)
 from tests.shells import new_shell
 
 X = torch.rand(4, 5)
@@ -281,3 +291,31 @@ def test_forty_lines_of_a_long_statement_are_kept(text: str, lines: range) -> No
 def test_columns_are_characters_of_the_line_that_they_are_in() -> None:
     span = site_of("ä = 'ö', F.nll_loss(x, y)", "nll_loss_forward", x=X, y=Y).source
     assert (span.column, span.end_column) == (9, 25)
+
+
+@pytest.mark.parametrize(
+    ("lines", "typed", "columns"),
+    [
+        (["f(1)"], [], (0, 4)),
+        (["f(1)"], ["%time f(1)"], (6, 10)),
+        (["f(1)  # é"], ["%time   f(1)  # é"], (8, 12)),
+        (["f(1,", "  2)"], ["%time f(1,", "  2)"], (6, 4)),
+        # Typed in other words, the first line or the last.
+        (["f(1)"], ["!run f"], (None, None)),
+        (["f(1)"], ["f 1"], (None, None)),
+        (["f(1,", "  2)"], ["%time f(1,", "2)"], (None, None)),
+    ],
+)
+def test_columns_are_those_of_what_was_typed(
+    lines: list[str], typed: list[str], columns: tuple[int | None, int | None]
+) -> None:
+    name, found = "<cell as typed>", list[Any]()
+    CELLS.register(name, 7, lines, typed)
+    try:
+        code = compile("\n".join(lines), name, "exec")
+        exec(code, {"f": lambda *_: found.append(locate_entries(cell_frames()))})
+    finally:
+        CELLS.forget(name)
+    (span,) = found
+    assert (span.column, span.end_column) == columns
+    assert [line.text for line in span.context] == (typed or lines)

@@ -101,3 +101,34 @@ def test_lines_that_read_the_value_and_those_that_need_its_numbers(
         exec(code, names)
         names["run"](Value(), Value())  # type: ignore[operator]
     assert found == [(every, counting)]
+
+
+@pytest.mark.parametrize(
+    ("body", "every"),
+    [
+        # The whole assignment is the running one, of what is read the expression alone.
+        ("table[x] = x + 1\nuse(x)", [3]),
+        ("y = table[x], x\nuse(x)", [2, 3]),
+        ("for _ in [1]:\n    table[x]\n    use(x)\n    x = 2\n    use(x)", [4]),
+        ("if 1:\n    table[x]\nelse:\n    x = 2\nuse(x)", [6]),
+        ("if 0:\n    0\nelse:\n    table[x]\n    x = 2\nuse(x)", []),
+        ("try:\n    0\nfinally:\n    table[x]\n    x = 2\nuse(x)", []),
+        ("table[x]\nx = y = 2\nuse(x)", []),
+    ],
+)
+def test_a_running_subscript(body: str, every: list[int]) -> None:
+    found: list[Any] = []
+
+    class Table:
+        def __getitem__(self, *_: object) -> None:
+            run = running(place_of(sys._getframe(1)))
+            assert isinstance(run.node, ast.Subscript)
+            found.append(other_readers(run, run.node.slice)[0])
+
+        __setitem__ = __getitem__
+
+    text = "\n    ".join(body.splitlines())
+    with cell(f"def run(x, table):\n    {text}") as code:
+        exec(code, names := dict[str, Any](use=abs))
+        names["run"](1, Table())
+    assert found == [every]
