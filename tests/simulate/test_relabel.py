@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from cudalens.core.errors import NotRehearsedError
 from cudalens.simulate import relabel
 from cudalens.simulate.relabel import (
     is_device_generator,
@@ -29,6 +30,9 @@ pytestmark = pytest.mark.usefixtures("sim")
         torch.tensor(3),
         torch.ones(2, dtype=torch.bool),
         torch.tensor([1 + 2j]).conj(),
+        torch.tensor([1 + 2j]).conj().imag,
+        torch.ones(2).to(torch.float8_e5m2),
+        torch.empty_strided((1, 3), (7, 2)).fill_(4.0),
         torch.eye(2).to_sparse(),
     ],
 )
@@ -37,7 +41,44 @@ def test_a_label_changes_and_the_memory_stays(tensor: Any) -> None:
     assert (made.device.type, made.shape, made.dtype) == ("cuda", tensor.shape, tensor.dtype)
     back = to_host(made)
     assert back.device.type == "cpu"
-    assert torch.equal(back.to_dense(), tensor.to_dense())
+    if not tensor.is_sparse:
+        assert made.stride() == back.stride() == tensor.stride()
+    assert back.to_dense().tolist() == tensor.to_dense().tolist()
+
+
+@pytest.mark.parametrize("is_coalesced", [True, False])
+def test_a_sparse_tensor_keeps_its_form_and_its_memory(is_coalesced: bool) -> None:
+    rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
+    host = torch.sparse_coo_tensor(torch.tensor([[0, 3]]), rows, (5, 2))._coalesced_(is_coalesced)
+    made = to_device(host)
+    for item, device in ((made, "cuda"), (to_host(made), "cpu")):
+        parts = (item, item._indices(), item._values())
+        assert [part.device.type for part in parts] == [device] * 3
+        assert (item.sparse_dim(), item.dense_dim(), item.shape) == (1, 1, (5, 2))
+        assert (item.dtype, item.is_coalesced()) == (torch.float64, is_coalesced)
+        assert item._values().data_ptr() == host._values().data_ptr()
+        assert item._indices().data_ptr() == host._indices().data_ptr()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+def test_a_nested_tensor_keeps_its_sizes_strides_and_places() -> None:
+    buffer = torch.arange(9.0)
+    sizes, strides = torch.tensor([[2, 3], [3, 1]]), torch.tensor([[1, 2], [1, 3]])
+    host = torch._nested_view_from_buffer(buffer, sizes, strides, torch.tensor([3, 0]))
+    made = to_device(host)
+    assert made.is_cuda
+    back = to_host(made)
+    assert back.device.type == "cpu"
+    assert [part.tolist() for part in back.unbind()] == [[[3, 5, 7], [4, 6, 8]], [[0], [1], [2]]]
+    assert back.values().data_ptr() == buffer.data_ptr()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:torch.quantize_per_tensor")
+def test_what_is_neither_dense_nor_a_list_of_elements_is_not_rehearsed() -> None:
+    with pytest.raises(NotRehearsedError, match=r"^a torch.sparse_csr tensor of torch.float32 is"):
+        to_device(torch.eye(2).to_sparse_csr())
+    with pytest.raises(NotRehearsedError, match=r"^a torch.strided tensor of torch.qint8 is not"):
+        to_device(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8))
 
 
 def test_both_labels_show_one_memory() -> None:
@@ -53,6 +94,13 @@ def test_what_overlaps_shares_one_storage_of_the_host() -> None:
     one, two = to_host_sharing([whole[:3], whole[1:]])
     assert one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
     assert (one.tolist(), two.tolist()) == ([0, 1, 2], [1, 2, 3])
+
+
+def test_conjugated_views_of_one_storage_stay_conjugated() -> None:
+    whole = torch.tensor([1 + 2j, 3 - 4j], device="cuda")
+    one, two, three = to_host_sharing([whole[1:], whole[:1].conj(), whole[1:].conj().imag])
+    assert (one.tolist(), two.tolist(), three.tolist()) == ([3 - 4j], [1 - 2j], [4])
+    assert one.untyped_storage().data_ptr() == three.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize(("count", "kept"), [(32, 2), (8, 1), (0, 0)])
@@ -73,6 +121,21 @@ def test_a_generator_and_its_copies_draw_the_same() -> None:
         assert (other.device.type, other is one) == ("cuda", False)
         assert torch.rand(4, device="cuda", generator=other).tolist() == wanted
     assert not is_device_generator(torch.Generator())
+    assert new_device_generator().initial_seed() == torch.Generator().initial_seed()
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("set_offset", "the offset of a random generator"),
+        ("get_offset", "the offset of a random generator"),
+        ("graphsafe_set_state", "a CUDA graph"),
+        ("graphsafe_get_state", "a CUDA graph"),
+    ],
+)
+def test_what_a_generator_of_the_cpu_lacks_is_refused(name: str, what: str) -> None:
+    with pytest.raises(NotRehearsedError, match=f"^{what} is not rehearsed"):
+        getattr(new_device_generator(), name)(4)
 
 
 def test_generators_that_are_gone_are_forgotten() -> None:

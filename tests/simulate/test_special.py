@@ -103,6 +103,24 @@ def test_products_in_a_wider_dtype() -> None:
         aten.mm.dtype(here[0], right, torch.float32)
 
 
+@pytest.mark.parametrize("is_given", [True, False])
+@pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "baddbmm"])
+def test_each_product_in_a_wider_dtype_can_be_given_its_result(name: str, is_given: bool) -> None:
+    op = getattr(aten, name)
+    batch = (2,) if "bmm" in name else ()
+    values = [torch.randn(*batch, 2, 2).half() for _ in range(3 if "add" in name else 2)]
+    scales = {"beta": 2, "alpha": 3} if "add" in name else {}
+    expected = op.default(*(value.float() for value in values), **scales)
+    there = [value.to(CUDA) for value in values]
+    if is_given:
+        for start in (torch.zeros(*batch, 2, 2, device=CUDA), torch.empty(0, device=CUDA)):
+            assert op.dtype_out(*there, torch.float32, out=start, **scales) is start
+            assert start.dtype == torch.float32 and same(start, expected)
+    else:
+        made = op.dtype(*there, torch.float32, **scales)
+        assert made.dtype == torch.float32 and same(made, expected)
+
+
 def test_dropout_keeps_and_scales() -> None:
     x = torch.ones(1000, device=CUDA)
     made, mask = torch.native_dropout(x, 0.75, True)

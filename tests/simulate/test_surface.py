@@ -7,6 +7,7 @@ import io
 import pickle
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cudalens import simulate
+from cudalens.simulate import streams, surface
+from cudalens.simulate.state import Forks
 from tests.simulate.device import CUDA, on_cuda, same
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -112,6 +115,159 @@ def test_one_device_has_no_peer() -> None:
         assert torch.cuda.current_device() == 0
 
 
+COMPILED = (
+    "init getDevice getDeviceCount setDevice exchangeDevice maybeExchangeDevice synchronize"
+    " isCurrentStreamCapturing emptyCache"
+)
+
+
+def test_the_compiled_functions_answer_for_the_one_device(
+    sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in COMPILED.split():  # a CPU build lacks most of them
+        monkeypatch.setattr(torch._C, f"_cuda_{name}", None, raising=False)
+    c: Any = torch._C
+    with surface.Patches() as patches:
+        surface._patch_private(patches, sim._runtime)
+        answers = c._cuda_init(), c._cuda_getDevice(), c._cuda_getDeviceCount()
+        assert (*answers, c._cuda_getCurrentRawStream(0)) == (None, 0, 1, 0)
+        assert (c._cuda_exchangeDevice(0), c._cuda_maybeExchangeDevice(0)) == (0, 0)
+        assert (c._cuda_maybeExchangeDevice(-1), c._cuda_isCurrentStreamCapturing()) == (-1, False)
+        for call in (c._cuda_setDevice, c._cuda_exchangeDevice, c._cuda_synchronize):
+            with pytest.raises(RuntimeError, match="invalid device ordinal"):
+                call(1)
+        (part,) = c._scatter(torch.ones(4, 2), [0], None, 0, None)
+        assert (part.device, part.shape) == (CUDA, (4, 2))
+        assert c._distributed_c10d.Logger.set_runtime_stats_and_log("logger") is None
+        sim.device_assert("aten::mine", "mine.cu:1: Assertion `x` failed.")
+        c._cuda_emptyCache()
+        with pytest.raises(RuntimeError, match="device-side assert"):
+            c._cuda_synchronize()
+        with pytest.raises(RuntimeError, match="device-side assert"):
+            c._cuda_emptyCache()
+        sim.reset()
+    assert c._cuda_getDevice is None
+
+
+@pytest.mark.parametrize(
+    ("call", "waits"),
+    [
+        (lambda: torch.accelerator.synchronize(), True),
+        (lambda: torch._C._cuda_isCurrentStreamCapturing(), False),
+        (lambda: torch.cuda.graphs._cuda_isCurrentStreamCapturing(), False),
+        (lambda: torch.cuda.memory.empty_cache(), False),
+        (lambda: torch.cuda.mem_get_info(), False),
+        (lambda: torch.ones(2).is_pinned(), False),
+    ],
+)
+def test_what_waits_raises_what_is_pending_and_the_rest_what_was_raised(
+    sim: simulate.Simulation, call: Callable[[], object], waits: bool
+) -> None:
+    sim.device_assert("aten::mine", "mine.cu:1: Assertion `x` failed.")
+    for raises in (waits, True):
+        if raises:
+            with pytest.raises(RuntimeError, match="device-side assert"):
+                call()
+        else:
+            call()
+        with pytest.raises(RuntimeError, match="device-side assert"):
+            torch.cuda.synchronize()
+    sim.reset()
+    call()
+
+
+def test_the_cuda_runtime_as_programs_call_it() -> None:
+    library = torch.cuda.cudart()
+    assert library.cudaProfilerStart() == library.cudaProfilerStop() == library.cudaError.success
+    assert library.cudaGetErrorString(2) == "CUDA error 2"
+    assert library.cudaMemGetInfo(0) == torch.cuda.mem_get_info()
+    nvtx = torch.cuda.nvtx
+    assert (nvtx.range_push("a"), nvtx.range_pop(), nvtx.range_start("b")) == (0, 0, 0)
+    assert (nvtx.mark("c"), nvtx.range_end(0)) == (None, None)
+
+
+def test_the_properties_agree_with_what_else_is_answered() -> None:
+    properties = torch.cuda.get_device_properties(0)
+    assert (properties.major, properties.minor) == torch.cuda.get_device_capability()
+    assert properties.total_memory == torch.cuda.mem_get_info()[1]
+    assert torch.cuda.get_arch_list() == []
+    assert not torch.cuda.is_tf32_supported()
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("CUDAGraph", "a CUDA graph"),
+        ("graph_pool_handle", "a CUDA graph"),
+        ("ExternalStream", "a stream of another library"),
+        ("MemPool", "another memory allocator"),
+        ("caching_allocator_alloc", "another memory allocator"),
+        ("utilization", "what the driver measures"),
+    ],
+)
+def test_what_only_hardware_could_answer_is_refused_by_its_name(name: str, what: str) -> None:
+    for owner in (torch.cuda, torch.cuda.memory):
+        if hasattr(owner, name):
+            with pytest.raises(simulate.NotRehearsedError, match=f"^{what} is not"):
+                getattr(owner, name)()
+
+
+def test_a_forked_process_is_told_that_cuda_does_not_serve_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not torch.cuda._is_in_bad_fork()
+    monkeypatch.setattr(Forks, "count", Forks.count + 1)
+    assert torch.cuda._is_in_bad_fork()
+    with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA in forked subprocess"):
+        torch.ones(2, device="cuda")
+
+
+def test_streams_wait_for_no_device_once_it_has_stopped() -> None:
+    patches = surface.Patches()
+    runtime: Any = SimpleNamespace(state=object(), generator=None)
+    bound = streams._Bound.state
+    with pytest.raises(AttributeError), patches:
+        surface.patch_surface(patches, runtime)  # no state of a device
+    assert streams._Bound.state is None
+    streams.bind_state(bound)
+
+
+def test_what_was_replaced_comes_back() -> None:
+    class Base:
+        inherited = "base"
+
+    class Owner(Base):
+        own = "own"
+        kept = staticmethod(len)
+
+    before = dict(vars(Owner))
+    with surface.Patches() as patches:
+        for value in (1, 2):
+            patches.set(Owner, "own", value)
+        patches.set(Owner, "inherited", 3)
+        patches.set(Owner, "added", 4)
+        patches.replace(Owner, own=5, kept=abs, missing=6)
+        patches.replace(None, own=7)
+        names = ("own", "inherited", "added", "kept", "missing")
+        assert [vars(Owner).get(name) for name in names] == [5, 3, 4, abs, None]
+    assert dict(vars(Owner)) == before
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cuda", "forward"), ("cpu", "inductor")])
+def test_only_graphs_with_tensors_of_the_device_run_op_by_op(
+    device: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapper: Any = torch._TorchCompileInductorWrapper
+    monkeypatch.setattr(wrapper, "__call__", lambda self, model, inputs: "inductor")
+    values = (None, torch.ones(1), torch.ones(1, device=device), 3)
+    nodes = [SimpleNamespace(meta={"example_value": it} if it else {}) for it in values]
+    model = SimpleNamespace(graph=SimpleNamespace(nodes=nodes), forward="forward")
+    with surface.Patches() as patches:
+        surface._compile_for_device(patches)
+        assert wrapper.__call__(None, model, ()) == expected
+    assert wrapper.__call__(None, model, ()) == "inductor"
+
+
 def test_only_memory_of_the_pinning_allocator_is_pinned() -> None:
     plain, pinned = torch.empty(2), torch.empty(2, pin_memory=True)
     for item, expected in ((plain, False), (pinned, True), (on_cuda(2), False)):
@@ -161,6 +317,28 @@ def test_a_storage_of_the_device_makes_others_of_it() -> None:
     host = torch.empty(4).untyped_storage()
     assert host.resize_(64) is host
     assert host.nbytes() == 64
+
+
+def test_a_storage_is_made_where_it_is_asked_for() -> None:
+    assert torch.UntypedStorage([1, 2], device="cuda").tolist() == [1, 2]
+    for made, size in (
+        (torch.UntypedStorage(8, device="cuda"), 8),
+        (torch.UntypedStorage(size=8, device="cuda:0"), 8),
+        (torch.UntypedStorage(device=CUDA), 0),
+    ):
+        assert (made.device, made.nbytes()) == (CUDA, size)
+    for made in (torch.UntypedStorage(8), torch.UntypedStorage(8, device="cpu")):
+        assert (made.device.type, made.nbytes()) == ("cpu", 8)
+    with pytest.raises(simulate.NotRehearsedError, match="a tensor shared with another"):
+        on_cuda(2).untyped_storage()._share_cuda_()
+
+
+def test_a_generator_of_either_device_is_a_generator() -> None:
+    for device, kind in (("cuda:0", "cuda"), (CUDA, "cuda"), ("cpu", "cpu")):
+        made = torch.Generator(device)
+        assert made.device.type == kind
+        assert isinstance(made, torch.Generator) and issubclass(type(made), torch.Generator)
+    assert not isinstance(3, torch.Generator) and not issubclass(int, torch.Generator)
 
 
 # --- copies and files ----------------------------------------------------------------------
