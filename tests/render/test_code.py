@@ -132,8 +132,9 @@ def test_each_cell_and_file_has_a_block_with_its_name() -> None:
 
 def test_two_files_of_one_name_are_told_apart() -> None:
     one, two = (LineMark((None, f"/{name}/net.py"), 5, "k = 2", "m") for name in "ab")
-    titles = [block.title for block in blocks(span("a()"), one, two)]
-    assert len(set(titles)) == 3
+    between = LineMark((3, None), 2, "n = 1", "m")
+    titles = [block.title for block in blocks(span("a()"), one, between, two)]
+    assert titles == ["In [7]", "net.py", "In [3]", "net.py, another"]
 
 
 def test_a_place_is_its_cell_or_file() -> None:
@@ -237,6 +238,54 @@ def test_the_call_the_tensors_and_the_bad_one_have_their_looks() -> None:
         ("y", "bad"),
         (")", "call"),
     ]
+
+
+# --- a long failing line --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "fold", "rows"),
+    [
+        ("f(aaaa, bbbb, cccc)", 19, ["f(aaaa, bbbb, cccc)"]),
+        ("f(aaaa, bbbb, cccc)", 18, ["f(aaaa, bbbb, ", "    cccc)"]),
+        ("ffffffff(aaaaaaaaaaaa)", 20, ["ffffffff(", "    aaaaaaaaaaaa)"]),
+        ("aaaaaa + bbbbbb + cccc", 20, ["aaaaaa + bbbbbb + ", "    cccc"]),
+        ("f(a, " + "x" * 40, 40, ["f(a, " + "x" * 35, "    xxxxx"]),
+        ("fffffff(a, " + "x" * 40, 40, ["fffffff(a, ", "    " + "x" * 36, "    xxxx"]),
+        ("f(aaaaaaaaaaaaaaaa[0, ])", 22, ["f(aaaaaaaaaaaaaaaa[", "    0, ])"]),
+        ("  f(aaaa, bbbb, cccc)", 18, ["f(aaaa, bbbb, ", "    cccc)"]),
+    ],
+)
+def test_a_long_line_goes_on_below_after_a_comma_a_bracket_or_a_blank(
+    line: str, fold: int, rows: list[str]
+) -> None:
+    found = blocks(source((line,), 0, line.strip()), fold=fold)[0].rows
+    assert [row.text for row in found] == rows
+    assert [row.number for row in found] == [9, *[None] * (len(rows) - 1)]
+    assert all(row.is_hot for row in found)
+
+
+def test_a_mark_stands_beside_the_first_part_of_its_line_alone() -> None:
+    line = "f(aaaa, bbbb, cccc)"
+    found = blocks(source((line,), 0, line), LineMark((7, None), 9, "", "m"), fold=18)[0].rows
+    assert [row.marks for row in found] == [("m",), ()]
+
+
+def test_a_name_with_a_label_is_not_cut_and_its_label_hangs_where_it_begins() -> None:
+    line = "f(aaaa, some_name + 1, cccc)"
+    at_fault = tensor(line, 9, "x", "some_name + 1", "int64[3]", device=None)
+    rows = texts(at_fault, line=line, call=line, fold=20)
+    assert rows == ["f(aaaa, ", "    some_name + 1, ", "    └ i64[3]", "    cccc)"]
+    last = tensor(line, 9, "x", "cccc", "int64[3]", device=None)
+    rows = texts(last, line=line, call=line, fold=24)
+    assert rows == ["f(aaaa, some_name + 1, ", "    cccc)", "    └ i64[3]"]
+
+
+def test_a_line_that_does_not_fail_is_cut_in_place_of_folded() -> None:
+    here = source(("f(aaaa, bbbb, cccc)", "g()"), 1, "g()")
+    mark = LineMark((7, None), 9, "", "made here")
+    (block,) = blocks(here, mark, fold=18)
+    assert [row.text for row in block.rows] == ["f(aaaa, bbbb, ccc…", "g()"]
 
 
 # --- tensors that no line carries -----------------------------------------------------------------

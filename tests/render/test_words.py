@@ -386,7 +386,7 @@ RETURNED = "returned a result for the same arguments: no error on the CPU"
     ("replay", "line"),
     [
         (Replay(), ""),
-        (Replay(reason="too large"), "not replayed: too large"),
+        (Replay(reason="too\nlarge"), "not replayed: too large"),
         (Replay(outcome="raised", exception="IndexError", message="9"), "IndexError: 9"),
         (Replay(outcome="raised", exception="IndexError"), "IndexError"),
         (
