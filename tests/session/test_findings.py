@@ -13,7 +13,9 @@ import torch
 import cudalens
 from cudalens import simulate
 from cudalens.core.report import Report, SourceSpan
-from cudalens.session.findings import MAX_FINDINGS, Findings, SwallowedFinding
+from cudalens.core.report_types import OpName
+from cudalens.session.findings import MAX_FINDINGS, Findings, Outcome, SwallowedFinding
+from cudalens.source.locate import CallSite
 
 
 def raised(headline: str) -> Report:
@@ -96,10 +98,125 @@ def test_what_is_not_kept_whole_is_counted(number: int) -> None:
     assert not findings.has(raised("again"))
 
 
+def test_words_that_were_seen_before_are_counted_however_many_others_there_are() -> None:
+    reports = [raised(f"finding {number}") for number in range(MAX_FINDINGS + 5)]
+    findings = findings_of(*reports, reports[1])
+    said = findings.others(raised("another"))
+    assert said.startswith(f"{MAX_FINDINGS + 6} more in this block: finding 0; finding 1 (2 times)")
+
+
+def test_silent_findings_differ_by_op_line_or_argument() -> None:
+    one = replace(silent(1), argument="y", op=OpName(name="aten::one"))
+    backward = replace(silent(9), argument="y", forward_source=SourceSpan(line=1))
+    for other, count in (
+        (one, 1),
+        (replace(one, op=OpName(name="aten::other")), 2),
+        (replace(one, argument="x"), 2),
+        (replace(one, source=SourceSpan(line=2)), 2),
+        (replace(one, source=None), 2),
+    ):
+        assert len(findings_of(one, other).silent.first) == count
+    assert findings_of(replace(one, source=None), backward).silent.count == 2
+    assert findings_of(one).raised.count == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_how_many_calls_were_stopped(count: int) -> None:
+    findings = findings_of(*(raised("a") for _ in range(count)), silent(1))
+    words = {0: "0 calls were stopped", 1: "1 call was stopped", 2: "2 calls were stopped"}
+    assert findings.fired() == words[count]
+
+
+# --- the report of a block ------------------------------------------------------------------------
+
+FOUND, ERROR, SILENT = raised("found"), Report(kind="cuda_error", headline="error"), silent(1)
+
+
+@pytest.mark.parametrize(
+    ("parts", "shown"),
+    [
+        ({}, None),
+        ({"silent": SILENT}, SILENT),
+        ({"silent": SILENT, "finding": FOUND}, FOUND),
+        ({"silent": SILENT, "finding": FOUND, "error": ERROR}, ERROR),
+    ],
+)
+def test_an_error_is_shown_before_a_finding_and_that_before_a_silent_one(
+    parts: dict[str, Report], shown: Report | None
+) -> None:
+    assert Outcome(**parts).shown is shown  # type: ignore[arg-type]
+
+
+def test_a_report_that_was_made_in_an_earlier_block_is_a_reminder() -> None:
+    assert Outcome(error=ERROR, earlier=ERROR).is_reminder
+    assert not Outcome(error=ERROR).is_reminder
+    assert not Outcome(error=ERROR, earlier=FOUND).is_reminder
+    assert not Outcome(finding=FOUND, earlier=FOUND).is_reminder
+    assert not Outcome().is_reminder
+    findings = findings_of(FOUND)
+    report = Outcome(error=ERROR, earlier=ERROR).report(findings, ("a limit",))
+    assert report == replace(ERROR, limits=("a limit",))
+
+
+def test_a_report_to_which_the_end_adds_nothing_is_itself() -> None:
+    assert Outcome(finding=FOUND).report(findings_of(FOUND)) is FOUND
+    known = replace(FOUND, limits=("a limit",))
+    assert Outcome(finding=known).report(findings_of(known), ("a limit",)) is known
+    report = Outcome(finding=known).report(findings_of(known), ("another", "a limit"))
+    assert report == replace(known, limits=("a limit", "another"))
+
+
+def test_what_else_was_found_is_told_and_observed() -> None:
+    shown = replace(FOUND, explanation="Why.")
+    report = Outcome(finding=shown).report(findings_of(shown, raised("b"), silent(1)))
+    others = "1 more in this block did not end it: b. 1 more in this block: silent: line 1."
+    assert report.explanation == f"Why. {others}"
+    (line,) = report.observations
+    assert (line.kind, line.text) == ("others", others.removesuffix("."))
+    swallowed = SwallowedFinding(other="KeyError")
+    report = Outcome(finding=shown, swallowed=swallowed).report(findings_of(shown, raised("b")))
+    assert report.explanation == (
+        "Why. This error did not leave the block, and KeyError was raised later. 2 calls were "
+        "stopped. 1 more in this block: b."
+    )
+    report = Outcome(silent=SILENT).report(findings_of(SILENT, raised("b")))
+    assert report.explanation == "1 more in this block: device assert: b."
+
+
+@pytest.mark.parametrize("usable", [False, True, None])
+def test_an_error_that_lost_the_device_says_so_of_the_block(usable: bool | None) -> None:
+    error = replace(ERROR, context_usable=usable)
+    report = Outcome(error=error, finding=FOUND).report(findings_of())
+    assert report.context_usable is usable
+
+
+def test_the_line_of_the_traceback_is_taken_where_none_is_known() -> None:
+    here, there = SourceSpan(line=3), SourceSpan(line=9)
+    site = CallSite(source=there, api="F.embedding")
+    report = Outcome(finding=FOUND, site=site).report(findings_of(FOUND))
+    assert (report.source, report.op.api) == (there, "F.embedding")
+    known = replace(FOUND, source=here, op=OpName(api="F.linear"))
+    report = Outcome(finding=known, site=site).report(findings_of(known))
+    assert (report.source, report.op.api) == (here, "F.linear")
+
+
 @pytest.mark.parametrize(
     ("swallowed", "sentence"),
     [
         (SwallowedFinding(), "this error did not leave the block"),
+        (
+            SwallowedFinding(other="KeyError"),
+            "this error did not leave the block, and KeyError was raised later",
+        ),
+        (
+            SwallowedFinding(was_shown=True, is_of_thread=True, other="KeyError"),
+            "IPython printed this error while the block ran, as %run, %%capture and a failing "
+            "display do, and KeyError was raised later",
+        ),
+        (
+            SwallowedFinding(was_raised_while_handled=True, other="KeyError"),
+            "KeyError was raised while this error was being handled",
+        ),
         (
             SwallowedFinding(is_of_thread=True, other="KeyError"),
             "this error was raised in another thread and did not leave the block,"

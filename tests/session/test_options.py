@@ -7,10 +7,15 @@ import inspect
 import pytest
 
 from cudalens.session.options import (
+    FILES,
     Options,
     OptionsError,
+    SubCommand,
+    Table,
     help_text,
     meant_command,
+    option,
+    parse,
     split_line,
     subcommand,
     take,
@@ -33,6 +38,11 @@ from cudalens.session.session import CheckSession
         ("--max-ops 1", Options(max_ops=1)),
         ("--no-force-eager", Options(force_eager=False)),
         ("-h", Options(help=True)),
+        ("--help", Options(help=True)),
+        ("--nan=strict", Options(nan="strict")),
+        ("--deferred", Options(deferred=True)),
+        ("--max-ops=10", Options(max_ops=10)),
+        ("--html a\\b.html", Options(html="a\\b.html")),
     ],
 )
 def test_each_option_sets_its_field(line: str, expected: Options) -> None:
@@ -119,6 +129,10 @@ def test_options_behind_a_word_join_those_before_it() -> None:
         (["--html=out.html", "train.py"], 1),
         (["-m", "package"], 0),
         (["--json"], 1),
+        (["--fast", "-m", "package", "--nan"], 1),
+        (["--fast", "--", "--nan"], 1),
+        (["-r", "found", "--fast", "x"], 3),
+        ([], 0),
     ],
 )
 def test_options_end_where_the_script_begins(tokens: list[str], count: int) -> None:
@@ -131,6 +145,15 @@ def test_options_end_where_the_script_begins(tokens: list[str], count: int) -> N
 )
 def test_only_a_name_is_taken_for_a_misspelt_command(rest: str, command: str | None) -> None:
     assert meant_command(rest, {}) == command
+    assert meant_command("explian", {"explian"}) is None
+    assert meant_command("oct", {}) is None  # of Python's own
+
+
+def test_later_options_take_the_place_of_earlier_ones() -> None:
+    before = parse(["--nan=strict", "--html", "a.html"])
+    assert parse(["--fast"], before) == Options(nan="strict", html="a.html", fast=True)
+    assert parse(["--nan", "--html", "b.html"], before) == Options(nan=True, html="b.html")
+
 
 
 def test_help_names_every_option() -> None:
@@ -139,6 +162,42 @@ def test_help_names_every_option() -> None:
         assert word in text
     for name in ("on", "off", "status", "last", "simulate", "explain"):
         assert name in text
+
+
+def test_help_leaves_out_what_is_of_no_use_there() -> None:
+    text = help_text("the usage 100 %", "the description", without=("--report", "--no-sync"))
+    assert "usage: the usage 100 %" in text and "the description" in text
+    for name in ("--report", "-r ", "--no-sync"):
+        assert name in help_text() and name not in text
+    assert "--no-force-eager" in text
+    assert "(default 4096)" in text
+
+
+WORDS = option("words", metavar="WORD", nargs="*", help="of a rule")
+
+
+@pytest.mark.parametrize(
+    ("form", "table", "usage"),
+    [
+        ("demo", (), "cudalens demo"),
+        ("guards [WORD]", (WORDS,), "cudalens guards [WORD]"),
+        ("show FILE...", FILES, "cudalens show [options] FILE..."),
+        ("show FILE...", (WORDS, *FILES), "cudalens show [options] FILE..."),
+    ],
+)
+def test_a_sub_command_says_how_it_is_called(form: str, table: Table, usage: str) -> None:
+    command = SubCommand(form=form, does="what it does", run=lambda args: 0, table=table, more="!")
+    lines = command.parser().format_help().splitlines()
+    assert lines[0] == f"usage: {usage}"
+    assert lines[2:5] == ["What it does.", "", "!"]
+    assert any(line.split()[:2] == ["-h,", "--help"] for line in lines)
+
+
+def test_an_option_without_a_value_is_a_switch() -> None:
+    assert option("--on", help="h")[1] == {"action": "store_true", "help": "h"}
+    off = {"action": "store_false", "dest": "sync", "help": "h"}
+    assert option("--no-sync", dest="sync", help="h")[1] == off
+    assert option("--to", metavar="FILE", help="h")[1] == {"metavar": "FILE", "help": "h"}
 
 
 def test_the_session_gets_its_own_options_and_none_of_the_front_end() -> None:
