@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -197,6 +198,74 @@ def test_the_report_that_is_there_is_the_report() -> None:
     assert report is not None
     assert report.kind == "host_error"
     assert other.__notes__[0].startswith("cudalens: ")
+
+
+@pytest.mark.parametrize("was_lost", [True, False])
+def test_the_records_of_a_block_are_no_evidence_where_the_device_was_lost_before(
+    was_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are of calls that the device refused; what cannot be explained is told in its words."""
+    given: list[Any] = []
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        given.append((*arguments[1:], options))
+        raise ZeroDivisionError("of ours")
+
+    monkeypatch.setattr(module.exception, "evidence_of_error", fail)
+    recorder, limits = SimpleNamespace(call_of=lambda error: None), Limits()
+    error = caught(lambda: torch.ones(2) @ torch.ones(3))
+    report = explained(error, recorder, "printed", 3.0, limits, was_lost=was_lost)
+    options = {"started": 3.0, "raised": None, "was_lost": was_lost}
+    assert given == [(None if was_lost else recorder, "printed", options)]
+    assert report is not None and report.limits == tuple(limits.lines)
+    assert len(limits.lines) == 1 and "of ours" in limits.lines[0]
+
+
+@pytest.mark.parametrize(
+    ("is_lost", "earlier", "is_reminder"), [(True, True, True), (True, False, False),
+    (False, True, False)],
+)  # fmt: skip
+def test_of_a_lost_device_the_failure_that_ended_it_is_the_report(
+    is_lost: bool, earlier: bool, is_reminder: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.lost_context, "is_lost", lambda facts: is_lost)
+    monkeypatch.setattr(module.lost_context, "end", lambda: FINDING if earlier else None)
+    error = caught(lambda: torch.ones(2) @ torch.ones(3))
+    report = explained(error, None, None, 0.0, Limits())
+    assert (report is FINDING) is is_reminder
+    (line,) = error.__notes__
+    assert (line == f"cudalens: {module.lost_context.reminder(FINDING)}") is is_reminder
+
+
+def test_an_error_of_another_process_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.lost_context, "is_of_another", lambda error: True)
+    monkeypatch.setattr(module.exception, "report_of_another", lambda error: FINDING)
+    error = caught(lambda: torch.ones(2) @ torch.ones(3))
+    assert explained(error, None, None, 0.0, Limits()) is FINDING
+
+
+def test_a_users_own_exception_is_explained_where_a_guarded_op_raised_it() -> None:
+    error = caught(raises)
+    assert explained(error, None, None, 0.0, Limits()) is None
+    assert not hasattr(error, "__notes__")
+    report = explained(error, None, None, 0.0, Limits(), is_refused=True)
+    assert report is not None and "mine" in report.headline
+
+
+def test_a_finding_is_noted_on_torchs_exception_once() -> None:
+    error, own = caught(lambda: torch.ones(2) @ torch.ones(3)), caught(raises)
+    for _ in range(2):
+        module.note_finding(error, FINDING)
+        module.note_finding(own, FINDING)
+    assert error.__notes__ == [module.note_line(FINDING, Limits())]
+    assert not hasattr(own, "__notes__")
+
+
+def test_a_note_that_cannot_be_made_is_the_headline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "format_note", lambda report: 1 / 0)
+    limits = Limits()
+    assert module.note_line(FINDING, limits) == f"cudalens: {FINDING.headline}"
+    assert len(limits.lines) == 1
 
 
 def test_an_exception_explained_early_keeps_its_traceback(

@@ -14,6 +14,7 @@ import cudalens
 from cudalens import simulate
 from cudalens.guards.process import PROCESS
 from cudalens.session.explain import _Namespace, _tensors, explain
+from tests.builders import make_report
 from tests.shells import Notebook
 
 LINE = "Loss.cu:245: f: block: [0,0,0], thread: [0,0,0] Assertion `t >= 0 && t < n_classes` failed."
@@ -179,6 +180,30 @@ def test_what_cuda_printed_is_used_where_nothing_else_tells(
     report = explain(notebook.names, sys.last_value, printed)
     assert report is not None and report.device_text == (printed or None)
     assert ("a label is neither one of the classes" in report.headline_schema) == bool(printed)
+
+
+def test_what_the_exception_says_goes_before_what_was_printed(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream of a shell has the assertions of every process; the exception those of its own."""
+    notebook.run(DIES)
+    error = sys.last_value
+    monkeypatch.setattr("cudalens.session.explain.rehearsed_fault", lambda: None)
+    error.args = (f"{error.args[0]}\n{LINE}",)
+    report = explain(notebook.names, error, LINE.replace("245", "9"))
+    assert report is not None and report.device_text == LINE
+    assert PROCESS.last is report
+    assert explain(notebook.names, error) is report  # of the device that it ended
+
+
+def test_there_is_nothing_to_explain_without_an_exception_of_torchs() -> None:
+    for error in (None, ValueError("mine")):
+        assert explain({}, error) is None
+    report = make_report()
+    assert explain({}, cudalens.DeviceIndexError("found", report)) is report
+    other = ValueError("mine")
+    other.report = 3  # type: ignore[attr-defined]
+    assert explain({}, other) is None
 
 
 def test_a_torch_function_of_the_user_s_sees_no_call_of_the_explanation(

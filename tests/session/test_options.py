@@ -155,7 +155,6 @@ def test_later_options_take_the_place_of_earlier_ones() -> None:
     assert parse(["--nan", "--html", "b.html"], before) == Options(nan=True, html="b.html")
 
 
-
 def test_help_names_every_option() -> None:
     text = help_text()
     for word in ("--fast", "--nan", "--html", "--json", "--no-widgets", "--report", "--max-ops"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import unittest
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from cudalens import DeviceIndexError, DeviceValueError, simulate
 from cudalens.guards.process import PROCESS
 from cudalens.session import process
 from cudalens.session.process import ensure_cuda, note_check, status
+from cudalens.session.succession import SUCCESSION
 from tests.builders import make_report
 from tests.releases import needs_rehearsal
 
@@ -56,6 +58,20 @@ def test_installs_nest() -> None:
     cudalens.uninstall()
     assert not PROCESS.is_installed
     cudalens.uninstall()
+
+
+@pytest.mark.usefixtures("sim")
+def test_what_a_block_hands_on_is_lost_with_an_uninstall() -> None:
+    """What runs unguarded could write to a tensor unseen."""
+    followed: list[str] = []
+    for is_uninstalled in (False, True):
+        SUCCESSION.begin(None)
+        SUCCESSION.end(SimpleNamespace(handed_on=lambda: "earlier"))
+        if is_uninstalled:
+            cudalens.uninstall()
+        SUCCESSION.begin(SimpleNamespace(follow=followed.append))
+        SUCCESSION.end(None)
+        assert followed == ["earlier"]
 
 
 @pytest.mark.usefixtures("sim")
@@ -290,6 +306,67 @@ def test_the_state_of_cuda_in_words(
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(process, "describe", lambda: SimpleNamespace(device="H200"))
     assert process._cuda() == words
+
+
+@pytest.mark.parametrize(
+    ("is_rehearsal", "device", "words"),
+    [
+        (True, "H200", f"fine ({simulate.DEVICE_NAME}, a rehearsal and not a GPU)"),
+        (False, "H200", "fine (H200)"),
+        (False, None, "fine (a GPU)"),
+    ],
+)
+def test_the_device_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, is_rehearsal: bool, device: str | None, words: str
+) -> None:
+    monkeypatch.setattr(process.simulate, "current", lambda: "running" if is_rehearsal else None)
+    for name in ("is_available", "is_initialized"):
+        monkeypatch.setattr(torch.cuda, name, lambda: not is_rehearsal)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(process, "describe", lambda: SimpleNamespace(device=device))
+    assert process._cuda() == words
+
+
+def test_a_real_gpu_is_named_and_no_rehearsal_is_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(process.simulate, "current", lambda: None)
+    monkeypatch.setattr(process.simulate, "start", lambda: 1 / 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
+    assert ensure_cuda() == torch.device("cuda")
+    assert capsys.readouterr().out == "cuda: H200\n"
+
+
+@pytest.mark.parametrize(
+    ("installed", "worker", "is_cleaned"),
+    [(True, True, True), (False, True, False), (True, False, False)],
+)
+def test_a_loaders_worker_hands_on_errors_without_our_frames(
+    monkeypatch: pytest.MonkeyPatch, installed: bool, worker: bool, is_cleaned: bool
+) -> None:
+    class Wrapper:
+        """Keeps the traceback of an error, as torch's does as text."""
+
+        def __init__(self, exc_info: Any = None, where: str = "") -> None:
+            self.kind, self.error, self.trace = exc_info or sys.exc_info()
+            self.where = where
+
+    hidden: list[BaseException] = []
+    monkeypatch.setattr(process._torch, "ExceptionWrapper", Wrapper)
+    monkeypatch.setattr(process, "PROCESS", SimpleNamespace(is_installed=installed))
+    monkeypatch.setattr(process, "is_loader_worker", lambda: worker)
+    monkeypatch.setattr(process, "hide_own_frames", hidden.append)
+    process._clean_worker_errors()
+    error = ValueError("mine")
+    try:
+        raise error
+    except ValueError:
+        made = [Wrapper(where="worker 1"), Wrapper((ValueError, error, None), "worker 2")]
+    assert hidden == ([error, error] if is_cleaned else [])
+    assert [item.where for item in made] == ["worker 1", "worker 2"]
+    assert all((item.kind, item.error) == (ValueError, error) for item in made)
+    assert (made[1].trace is error.__traceback__) is is_cleaned
 
 
 @pytest.mark.usefixtures("sim")

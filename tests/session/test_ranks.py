@@ -22,7 +22,14 @@ from torch.multiprocessing.spawn import ProcessException, ProcessRaisedException
 from torch.utils.data import DataLoader, TensorDataset
 
 import cudalens
-from cudalens.core.report import RankResult, Report
+from cudalens.core.report import (
+    Environment,
+    Offender,
+    Offenders,
+    ProvenanceStep,
+    RankResult,
+    Report,
+)
 from cudalens.core.reported import report_beside
 from cudalens.session import ranks
 from cudalens.session.exit import attached
@@ -280,6 +287,138 @@ def test_whose_connection_broke_has_no_finding() -> None:
     assert report is not None and report.headline_schema == found.headline
     assert "rank 1 of 2" in report.to_text()
     assert combined(()) is None
+
+
+def test_reports_come_by_what_they_say_and_then_by_time(tmp_path: Path) -> None:
+    lost, wrong = "Broken pipe", "the result is wrong"
+    written = (
+        ("late", "device_assert", "y is outside", 9), ("early", "nonfinite", "NaN", 8),
+        ("b", "host_error", "a shape", 9), ("silent", "silent", wrong, 7),
+        ("cut", "host_error", lost, 6), ("silent-cut", "silent", lost, 5),
+    )  # fmt: skip
+    for name, kind, headline, time in written:
+        path = tmp_path / f"{name}.json"
+        path.write_text(Report(kind=kind, headline=headline).to_json())  # type: ignore[arg-type]
+        os.utime(path, ns=(time, time))
+    for other in ("no json", "[3]", "{}"):
+        (tmp_path / f"other{len(other)}.json").write_text(other)
+    (tmp_path / "report.txt").write_text(make_report().to_json())
+    found = ranks.load_reports(tmp_path)
+    assert [*found] == ["early", "b", "late", "silent", "cut", "silent-cut"]
+    assert found["late"].headline == "y is outside"
+
+
+@pytest.mark.parametrize(
+    ("headline", "is_cut"),
+    [
+        ("Connection closed by peer [127.0.0.1]:1", True),
+        ("connection was reset by peer", True),
+        ("NCCL communicator was aborted on rank 1.", True),
+        ("ProcessGroupGloo was aborted", True),
+        ("gloo: cannot connect to 10.0.0.1", True),
+        ("Timed out waiting 1800000ms for recv operation to complete", True),
+        ("mat1 and mat2 shapes cannot be multiplied", False),
+    ],
+)
+def test_who_lost_a_connection(headline: str, is_cut: bool) -> None:
+    assert ranks.is_cut_off(Report(kind="host_error", headline=headline)) is is_cut
+    assert not ranks.is_cut_off(Report(kind="device_assert", headline=headline))
+
+
+@pytest.mark.parametrize(("headline", "seconds"), [("Broken pipe", 3.0), ("a shape", 1.0)])
+def test_a_rank_whose_connection_broke_gives_way_longer(
+    headline: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(ranks.time, "sleep", waited.append)
+    ranks.give_way(Report(kind="host_error", headline=headline))
+    assert waited == [seconds]
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (None, "is running"),
+        (0, "ended without a finding"),
+        (3, "ended with exit status 3 and left no report"),
+        (-9, "was ended by SIGKILL and left no report"),
+        (-99, "was ended by signal 99 and left no report"),
+    ],
+)
+def test_how_a_process_ended_in_words(status: int | None, words: str) -> None:
+    assert ranks._format_end(status) == words
+
+
+@pytest.mark.parametrize(
+    ("notes", "samples", "batch"),
+    [
+        (("batch 3 of loader", "batch 4"), (5,), "batch 3 of loader"),
+        (
+            (None, "made here", "batch 3 of loader"),
+            (5, 6),
+            "batch 3 of loader; all bad items: 5, 6",
+        ),
+        (("batch 3 of loader",), (5, None), "batch 3 of loader"),
+        (("made here",), (5, 6), ""),
+        ((), (), ""),
+    ],
+)
+def test_the_batch_of_a_rank_and_its_bad_items(
+    notes: tuple[str | None, ...], samples: tuple[int | None, ...], batch: str
+) -> None:
+    first = tuple(Offender(position=(0,), value=9, sample=sample) for sample in samples)
+    report = make_report(
+        provenance=tuple(ProvenanceStep(note=note) for note in notes),
+        offenders=Offenders(total=9, count=2, first=first) if samples else None,
+        environment=Environment(rank=2),
+    )
+    result = ranks.result_of(report, process=4, page="a.html")
+    assert (result.batch, result.rank, result.process) == (batch, 2, 4)
+    assert (result.page, result.outcome, result.report) == ("a.html", "", report)
+    lost = ranks.result_of(Report(kind="host_error", headline="Broken pipe"))
+    assert lost.outcome == "lost its connection to another rank"
+
+
+def test_the_launchers_exception_is_found_behind_others() -> None:
+    launchers = ProcessRaisedException("failed", 0, 1)
+    outer = ValueError("mine")
+    for link in ("__cause__", "__context__"):
+        setattr(outer, link, launchers)
+        assert ranks.launcher_error(outer) is launchers
+        setattr(outer, link, None)
+    assert ranks.launcher_error(launchers) is launchers
+    assert ranks.launcher_error(None) is None
+    outer.__context__ = inner = ValueError("too")
+    inner.__context__ = outer
+    assert ranks.launcher_error(outer) is None
+
+
+def test_of_several_reports_the_first_that_was_not_cut_off_speaks_for_all() -> None:
+    cut = RankResult(rank=1, outcome="lost its connection", report=Report(headline="cut"))
+    found = RankResult(rank=3, report=Report(headline="found"))
+    later = RankResult(rank=0, report=Report(headline="later"))
+    silent = RankResult(process=2, outcome="is running")
+    report = combined((cut, found, silent, later))
+    assert report is not None and report.headline == "found"
+    assert report.ranks == (later, cut, silent, found)
+    assert combined((silent,)) is None
+    only = combined((cut, silent))
+    assert only is not None and only.headline == "cut"
+
+
+def test_a_log_keeps_the_text_that_somebody_has_made() -> None:
+    def record(text: str | None, error: BaseException | None) -> logging.LogRecord:
+        info = None if error is None else (type(error), error, error.__traceback__)
+        made = logging.LogRecord("a", logging.ERROR, "f", 1, "m", (), info)
+        made.exc_text = text
+        assert ranks._shorten(made)
+        return made
+
+    with pytest.raises(RuntimeError) as caught:
+        torch.ones(2) @ torch.ones(3)
+    assert record("theirs", caught.value).exc_text == "theirs"
+    assert record(None, None).exc_text is None
+    assert str(record(None, caught.value).exc_text).startswith("Traceback")
 
 
 # --- real launchers, in a process of their own ----------------------------------------------------
