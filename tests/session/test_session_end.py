@@ -1,0 +1,327 @@
+"""How a block ends in the cases that few programs meet: what is asked, and what is left alone."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.spawn import ProcessRaisedException
+
+import cudalens
+from cudalens.core.report import Report
+from cudalens.evidence import lost_context
+from cudalens.session import session as module
+from cudalens.session.session import CheckSession
+from tests.builders import make_report
+
+
+def caught(run: Any) -> Any:
+    """Return the exception with which a call ends."""
+    try:
+        run()
+    except BaseException as error:
+        return error
+    raise AssertionError
+
+
+def mismatch() -> None:
+    torch.ones(2) @ torch.ones(3)
+
+
+def silent() -> Report:
+    return Report(kind="silent", headline="wrong")
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nan", ["loud", "", None, 2])
+def test_another_word_for_nan_is_refused(nan: Any) -> None:
+    with pytest.raises(ValueError, match='it is True, False or "strict"'):
+        cudalens.check(nan=nan)
+
+
+def test_deferred_guards_are_fast() -> None:
+    assert [cudalens.check(deferred=it).fast for it in (True, False)] == [True, False]
+    assert cudalens.check(fast=True).fast and not cudalens.check(fast=True).deferred
+    plain = cudalens.check()
+    assert (plain.nan, plain.sync, plain.max_ops, plain.force_eager) == (False, True, 4096, True)
+    assert cudalens.check(nan="strict", max_ops=3).nan == "strict"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"nan": True, "force_eager": False}, "functions stay compiled"),
+        ({"nan": True, "force_eager": True}, None),
+        ({"force_eager": False}, None),
+    ],
+)
+def test_where_nan_is_not_looked_for_it_is_said(
+    options: dict[str, bool], said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with cudalens.check(**options) as session:
+        assert (session.recorder is None) is not options["force_eager"]
+    line = "" if said is None else f"cudalens: NaN and infinity are not looked for: {said}\n"
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    ("options", "waits"),
+    [({}, True), ({"sync": False}, False), ({"fast": True}, False), ({"deferred": True}, False)],
+)
+@pytest.mark.parametrize("lost", ["lost", None])
+def test_a_block_asks_first_whether_the_device_was_lost_before(
+    options: dict[str, bool], waits: bool, lost: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def probe(*, wait: bool) -> str | None:
+        asked.append(wait)
+        return lost
+
+    monkeypatch.setattr(module.lost_context, "probe", probe)
+    with cudalens.check(**options) as session:
+        assert asked == [waits]
+        assert session._was_lost is (lost is not None)
+
+
+def test_the_device_text_is_read_where_it_may_be() -> None:
+    for reads in (True, False):
+        session = cudalens.check()
+        session.reads_stderr = reads
+        with session:
+            assert (session.device_text is not None) is reads
+
+
+# --- findings -------------------------------------------------------------------------------------
+
+
+def test_a_finding_of_another_thread_is_one_where_it_was_the_first() -> None:
+    def found_in_thread(session: CheckSession, report: Report) -> None:
+        thread = threading.Thread(target=session.add_finding, args=(report,))
+        thread.start()
+        thread.join()
+
+    session = cudalens.check()
+    session.add_finding(silent())
+    found_in_thread(session, silent())
+    assert not session._is_of_thread
+    found_in_thread(session, make_report())
+    assert session._is_of_thread
+    session.add_finding(make_report())
+    assert session._is_of_thread
+    other = cudalens.check()
+    other.add_finding(make_report())
+    found_in_thread(other, make_report())
+    assert not other._is_of_thread
+
+
+def test_where_the_second_finding_becomes_the_error_the_thread_of_the_first_is_not_told() -> None:
+    first, second = make_report(headline="first"), make_report(headline="second")
+    for leading, is_of_thread in ((first, True), (second, False)):
+        session = cudalens.check()
+        thread = threading.Thread(target=session.add_finding, args=(first,))
+        thread.start()
+        thread.join()
+        session.add_finding(second)
+        session.note_shown(SimpleNamespace(report=first))  # type: ignore[arg-type]
+        error = ValueError("mine")
+        error.__cause__ = cudalens.DeviceIndexError("found", leading)
+        outcome = session._conclude(error, 0.0)
+        assert outcome.finding is leading and outcome.swallowed is not None
+        assert outcome.swallowed.is_of_thread is is_of_thread
+        assert outcome.swallowed.was_shown is is_of_thread
+        assert outcome.swallowed.other == "ValueError"
+        assert not outcome.swallowed.was_raised_while_handled
+
+
+def test_only_the_first_finding_counts_as_shown() -> None:
+    first, second = make_report(), make_report()
+    for report, shown in ((first, True), (second, False), (None, False)):
+        session = cudalens.check()
+        session.note_shown(SimpleNamespace(report=None))  # type: ignore[arg-type]
+        session.add_finding(first)
+        session.add_finding(second)
+        session.note_shown(SimpleNamespace(report=report))  # type: ignore[arg-type]
+        assert session._was_shown is shown
+
+
+# --- what a guarded call raises -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_recorder", [True, False])
+def test_the_exception_of_a_guarded_call_is_explained_whatever_its_kind(
+    has_recorder: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorder knows the call of each exception; without one its identity is kept."""
+    raised = caught(lambda: int("no number"))
+    raised.__traceback__ = raised.__traceback__.tb_next or raised.__traceback__
+    while raised.__traceback__.tb_next is not None:
+        raised.__traceback__ = raised.__traceback__.tb_next
+    session = cudalens.check(fast=True)
+    session.recorder = SimpleNamespace(call_of=lambda error: None) if has_recorder else None
+    session.call_failed(raised, ())
+    assert (session._explained(raised, 0.0) is None) is has_recorder
+    other = caught(lambda: int("no number"))
+    assert session._explained(other, 0.0) is None
+    assert session._explained(None, 0.0) is None
+
+
+def test_what_code_below_a_guarded_call_raises_is_the_users() -> None:
+    def inner() -> None:
+        raise ValueError("mine")
+
+    raised = caught(inner)
+    assert raised.__traceback__.tb_next is not None
+    session = cudalens.check(fast=True)
+    session.call_failed(raised, ())
+    assert session._explained(raised, 0.0) is None
+
+
+def test_exceptions_are_told_apart_by_their_words_too() -> None:
+    error = ValueError("a", 3, "b")
+    assert module._identity(error) == (id(error), ValueError, ("a", "b"))
+
+
+# --- the loss of the device -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def explained(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """Return the exceptions that were explained early."""
+    errors: list[BaseException] = []
+
+    def explain(error: BaseException, *rest: Any) -> Report:
+        errors.append(error)
+        return make_report()
+
+    monkeypatch.setattr(module, "explained_early", explain)
+    monkeypatch.setattr(module, "outlive_lost_device", lambda *held: None)
+    return errors
+
+
+def test_the_loss_of_the_device_is_reported_and_shown_once(
+    explained: list[BaseException], tmp_path: Path
+) -> None:
+    session, shown = cudalens.check(html=tmp_path / "a.html"), list[Any]()
+    session.show_early = lambda: shown.append(session.report)
+    error = torch.AcceleratorError("lost")
+    for _ in range(2):
+        session._on_device_end(error)
+    assert explained == [error]
+    assert shown == [session.report] and session.is_shown_early
+    assert cudalens.last_report() is session.report
+    assert session.written == (tmp_path / "a.html",) and (tmp_path / "a.html").exists()
+
+
+@pytest.mark.parametrize("why", ["lost before", "of another thread", "shown by nobody"])
+def test_where_the_loss_of_the_device_is_not_shown_early(
+    explained: list[BaseException], why: str
+) -> None:
+    session = cudalens.check()
+    session._was_lost = why == "lost before"
+    session._thread += why == "of another thread"
+    session._on_device_end(torch.AcceleratorError("lost"))
+    assert not session.is_shown_early
+    assert bool(explained) is (why == "shown by nobody")
+
+
+@pytest.mark.parametrize(("fatal", "has_recorder", "reported"), [
+    (True, False, True), (False, False, False), (True, True, False)
+])  # fmt: skip
+def test_a_guarded_call_that_loses_the_device_reports_it_where_no_recorder_does(
+    explained: list[BaseException], monkeypatch: pytest.MonkeyPatch,
+    fatal: bool, has_recorder: bool, reported: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(module.lost_context, "is_fatal", lambda error: fatal)
+    session = cudalens.check(fast=True)
+    session.recorder = SimpleNamespace() if has_recorder else None
+    for _ in range(2):
+        session.call_failed(caught(mismatch), ())
+    assert len(explained) == reported
+
+
+def test_the_early_report_is_that_of_the_exception_it_was_made_of() -> None:
+    session, report = cudalens.check(), make_report()
+    error, other = caught(mismatch), caught(mismatch)
+    session._early, session._early_error = report, lambda: error  # type: ignore[assignment]
+    assert session._explained(error, 0.0) is report
+    made = session._explained(other, 0.0)
+    assert made is not None and made is not report
+
+
+@pytest.mark.parametrize("fatal", ["a call", None])
+def test_at_the_end_the_early_report_stands_unless_the_call_at_fault_is_known(
+    fatal: str | None,
+) -> None:
+    session, report, error = cudalens.check(), make_report(), caught(mismatch)
+    session.recorder = SimpleNamespace(fatal=fatal, call_of=lambda error: None)
+    assert session._explained_late(error, 0.0) is not report
+    session._early = report
+    assert (session._explained_late(caught(mismatch), 0.0) is report) is (fatal is None)
+    assert session._explained_late(None, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "raised", "was_lost", "is_over", "waits"),
+    [
+        ({}, None, False, False, True),
+        ({}, ValueError("mine"), False, False, True),
+        ({}, ValueError("mine"), True, False, False),
+        ({}, None, True, False, True),
+        ({}, KeyboardInterrupt(), False, False, False),
+        ({}, KeyboardInterrupt(), False, True, True),
+        ({"sync": False}, None, False, False, False),
+    ],
+)
+def test_at_its_end_a_block_waits_for_the_device(
+    options: dict[str, bool], raised: BaseException | None, was_lost: bool, is_over: bool,
+    waits: bool,
+) -> None:  # fmt: skip
+    waited: list[bool] = []
+    session = cudalens.check(**options)
+    assert session._late(raised) is None  # nothing was recorded
+    session.recorder = SimpleNamespace(is_over=is_over, synchronize=lambda: waited.append(True))
+    session._was_lost = was_lost
+    assert session._late(raised) is None
+    assert bool(waited) is waits
+
+
+@pytest.mark.parametrize("is_of_device", [True, False])
+def test_what_the_wait_raises_is_the_devices_or_a_failure_of_the_check(
+    is_of_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = RuntimeError("lost")
+
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(lost_context, "is_of_device", lambda error: is_of_device)
+    session = cudalens.check()
+    session.recorder = SimpleNamespace(is_over=False, synchronize=fail)
+    assert session._late(None) is (error if is_of_device else None)
+    assert len(session.internal_errors) == (not is_of_device)
+
+
+# --- processes that the block has started ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_started", [True, False])
+@pytest.mark.parametrize("is_launchers", [True, False])
+def test_a_launchers_exception_says_nothing_of_its_own(
+    has_started: bool, is_launchers: bool
+) -> None:
+    """What else ends a block that has started processes is explained as in any block."""
+    session: Any = cudalens.check()
+    session._ranks = SimpleNamespace(has_started=has_started, results=tuple)
+    error = ProcessRaisedException("failed", 0, 1) if is_launchers else caught(mismatch)
+    outcome = session._conclude(error, 0.0)
+    if is_launchers:
+        assert outcome.error is None or not has_started
+    else:
+        assert outcome.error is not None and outcome.error.kind == "host_error"
