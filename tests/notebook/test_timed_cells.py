@@ -13,6 +13,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import cudalens
 from cudalens.core.report import Report
+from cudalens.notebook.statement import CellPlace
+from cudalens.notebook.timed import place_timed
 from tests.shells import BAD, Notebook, forget
 
 Run = Callable[[str], "Report | None"]
@@ -208,3 +210,43 @@ def test_shells_are_left_as_they_were_in_any_order(notebook: Notebook, order: tu
     assert [type(shell.compile) for shell in shells] == [kinds[0]] * 2
     assert CachingCompiler.__call__ is kinds[1]
     assert all("run_ast_nodes" not in vars(shell) for shell in shells)
+
+
+# --- the compiler of a shell ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("filename", "text", "name", "line", "column"),
+    [
+        ("<timed exec>", "f(x)", "cell", 4, 6),
+        ("<timed eval>", "f(x)", "cell", 4, 6),
+        ("<timed exec>", "unknown", "<timed exec>", 1, 0),
+        ("<timed exec>", "nowhere", "<timed exec>", 1, 0),
+        ("<other>", "f(x)", "<other>", 1, 0),
+    ],
+)
+def test_only_code_of_time_gets_the_place_of_its_text(
+    filename: str, text: str, name: str, line: int, column: int
+) -> None:
+    compiler = CachingCompiler()
+    undo = place_timed(compiler, {"f(x)": CellPlace("cell", 3, "%time "), "nowhere": None})
+    expr = text  # the variable in which %time has it
+    code = compiler(ast.parse("f(x)"), filename, "exec")
+    first = next(place for place in code.co_positions() if place[2] is not None and place[3])
+    assert (code.co_filename, code.co_names, expr) == (name, ("f", "x"), text)
+    assert (first[0], first[2]) == (line, column)
+    undo()
+    assert type(compiler) is CachingCompiler
+    assert compiler(ast.parse("f(x)"), "<timed exec>", "exec").co_filename == "<timed exec>"
+
+
+def test_a_compiler_that_somebody_else_has_replaced_stays_replaced() -> None:
+    class Theirs(CachingCompiler):
+        pass
+
+    compiler = CachingCompiler()
+    undo = place_timed(compiler, {})
+    assert isinstance(compiler, CachingCompiler)
+    compiler.__class__ = Theirs
+    undo()
+    assert type(compiler) is Theirs
