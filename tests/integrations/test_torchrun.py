@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -260,13 +262,97 @@ def test_outside_of_torchrun_there_is_no_rank(rank: Rank, monkeypatch: pytest.Mo
     assert Rank.of_environment() is None
 
 
-def test_without_a_log_folder_the_reports_lie_among_temporary_files(rank: Rank) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("RANK", ""), ("RANK", "-1"), ("LOCAL_RANK", "x"), ("LOCAL_WORLD_SIZE", ""),
+     ("TORCHELASTIC_ERROR_FILE", "")],
+)  # fmt: skip
+def test_a_rank_needs_its_numbers_and_its_error_file(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    assert Rank.of_environment() == rank
+    assert (rank.number, rank.local, rank.siblings) == (5, 1, 1)
+    monkeypatch.setenv(name, value)
+    assert Rank.of_environment() is None
+
+
+def test_the_reports_lie_beside_the_folders_of_the_ranks(rank: Rank, tmp_path: Path) -> None:
+    """One error file for all ranks, as a program may ask for, has no such folder."""
+    assert rank.folder == tmp_path / "attempt_0" / "cudalens"
+    assert rank.index == rank.folder / "index.html"
+    shared = replace(rank, error_file=tmp_path / "logs" / "error.json")
+    assert shared.folder == tmp_path / "logs" / "cudalens"
+
+
+def test_the_index_names_the_ranks_of_this_machine_that_left_nothing(rank: Rank) -> None:
+    two = replace(rank, siblings=3)
+    conclude(two, IndexError(FOUND.headline), FOUND)
+    page = two.index.read_text("utf-8")
+    assert page.count("left no report") >= 2 and "rank 6" in page and "rank 4" in page
+    assert "rank 7" not in page and "rank 3" not in page
+    assert 'href="rank5.html"' in page and (two.folder / "rank5.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "report", "is_written"),
+    [
+        (IndexError("mine"), None, True),
+        (SystemExit(3), None, False),
+        (SystemExit(0), FOUND, False),
+        (KeyboardInterrupt(), FOUND, False),
+        (None, FOUND, False),
+    ],
+)
+def test_which_end_is_an_error_of_the_rank(
+    rank: Rank, error: BaseException | None, report: Report | None, is_written: bool
+) -> None:
+    rank.record(error, report)
+    assert rank.error_file.exists() is is_written
+
+
+def test_an_empty_error_file_is_written(rank: Rank) -> None:
+    rank.error_file.touch()
+    rank.record(IndexError("mine"))
+    assert "mine" in rank.error_file.read_text("utf-8")
+
+
+def test_without_a_report_nothing_is_left_but_the_error(
+    rank: Rank, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert conclude(rank, IndexError("mine"), None) == ["report"]
+    assert not rank.folder.exists() and capsys.readouterr().err == ""
+    assert "mine" in rank.error_file.read_text("utf-8")
+
+
+def test_a_rank_that_was_cut_off_shows_no_index_of_its_own(
+    rank: Rank, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conclude(rank, IndexError(FOUND.headline), FOUND)
+    assert f"cudalens: the reports of all ranks: {rank.index}" in capsys.readouterr().err
+    other = replace(rank, number=6)
+    conclude(other, RuntimeError(CUT_OFF.headline), CUT_OFF)
+    assert "the reports of all ranks" not in capsys.readouterr().err
+    assert (rank.folder / "rank6.html").exists()
+
+
+def test_without_a_log_folder_the_reports_lie_among_temporary_files(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     none = Rank(number=5, local=1, siblings=2, error_file=Path(os.devnull))
-    assert none.folder.name.startswith("cudalens-")
+    assert none.folder.name == f"cudalens-none-{os.getppid()}"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    assert none.folder == Path(tempfile.gettempdir()) / f"cudalens-mine-{os.getppid()}"
 
 
 def test_each_rank_has_files_of_its_own(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     options = files_of_rank(Options(html="out/r.html", json=None))
     assert (options.html, options.json) == ("out/r.rank5.html", None)
+    assert files_of_rank(Options(json="r.json")).json == "r.rank5.json"
     monkeypatch.setenv("WORLD_SIZE", "1")
+    assert files_of_rank(Options(html="r.html")).html == "r.html"
+    monkeypatch.delenv("WORLD_SIZE")
+    assert files_of_rank(Options(html="r.html")).html == "r.html"
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("RANK", "x")
     assert files_of_rank(Options(html="r.html")).html == "r.html"
