@@ -31,7 +31,22 @@ def texts(code: str, meaning: Meaning, objects: Objects | None = None) -> list[s
         ("other(i)", LOOKUP, []),
         ("import mylib as m\nm.embedding(i)", LOOKUP, []),
         ("import torch.nn as t\nt.embedding(i)", LOOKUP, ["t.embedding(i)"]),
+        ("import torch\ntorch.embedding(i)", LOOKUP, ["torch.embedding(i)"]),
+        ("import mylib.ops\nmylib.ops.embedding(i)", LOOKUP, []),
+        ("import mylib.ops\nops.embedding(i)", LOOKUP, ["ops.embedding(i)"]),
+        ("nets = [nn.Embedding(3, 2)]\nnets[0](i)", LOOKUP, []),
+        ("net = nn.Sequential(nn.Embedding(3, 2), nn.ReLU())\nnet(i)", LOOKUP, ["net(i)"]),
+        ("a = b = nn.Embedding(3, 2)\na(i), b(j)", LOOKUP, ["a(i)", "b(j)"]),
+        ("nn.Embedding(3, 2)", LOOKUP, []),
+        ("net().embedding(i)", LOOKUP, ["net().embedding(i)"]),
+        ("x.index_put(i, y)", INDEX, ["x.index_put(i, y)"]),
         ("x[i]", INDEX, ["x[i]"]),
+        ("x[~i]", INDEX, []),
+        ("x[not i]", INDEX, []),
+        ("x[a and b]", INDEX, []),
+        ("x[None, ...]", INDEX, []),
+        ("for i, (a, b) in enumerate(loader):\n    x[i], x[a]", INDEX, ["x[a]"]),
+        ("for i in loader:\n    x[i]", INDEX, ["x[i]"]),
         ("x[-i]", INDEX, ["x[-i]"]),
         ("x[3]", INDEX, []),
         ("x[-3]", INDEX, []),
@@ -89,7 +104,9 @@ def test_what_is_known_of_the_objects() -> None:
     assert texts("x[i]", INDEX, Known(x=["dict"])) == []
     assert texts("x[i]", INDEX, Known(x=["Tensor"])) == ["x[i]"]
     assert texts("x[i]", INDEX, Known(i=["int"])) == []
-    assert texts("x[i]", INDEX, Known(i=["list"])) == ["x[i]"]
+    assert texts("x[-i]", INDEX, Known(i=["int"])) == []
+    for kind in ("Tensor", "list", "tuple", "ndarray"):
+        assert texts("x[i]", INDEX, Known(i=[kind])) == ["x[i]"]
     assert texts("m.embedding(i)", LOOKUP, Known(m=["module"])) == []
 
 
@@ -97,6 +114,12 @@ def test_calls_inside_the_users_functions_and_modules() -> None:
     source = "def pick(a, i):\n    return F.embedding(i, a)"
     found = texts("pick(w, i)", LOOKUP, Known(pick_source=[source]))
     assert found == ["F.embedding(i, a) inside pick(w, i)"]
+    # What the code itself defines is read where it stands.
+    for kind in ("def", "async def"):
+        own = f"{kind} pick(a, i):\n    return F.embedding(i, a)\npick(w, i)"
+        assert texts(own, LOOKUP, Known(pick_source=[source])) == ["F.embedding(i, a)"]
+    two = [source, source.replace("embedding(i, a)", "relu(a)")]
+    assert len(texts("pick(w, i)", LOOKUP, Known(pick_source=two))) == 1
     assert texts("net(i)", LOOKUP, Known(net_parts=["Embedding"])) == ["net(i)"]
     found = texts("net(i)", LOOKUP, Known(net_parts=["Net", "Embedding"]))
     assert found == ["nn.Embedding inside net(i)"]

@@ -16,6 +16,7 @@ from cudalens.logs.log_verdict import explain_log, last_exception
 ASSERT = "Loss.cu:245: f: block: [0,0,0], thread: [0,0,0] Assertion `t >= 0 && t < n_classes`"
 UNKNOWN = "Own.cu:9: f: block: [0,0,0], thread: [0,0,0] Assertion `own < 7`"
 DIED = "CUDA error: device-side assert triggered"
+HOST = "host_error"
 TIMED_OUT = "Watchdog caught collective operation timeout"
 
 
@@ -61,7 +62,31 @@ WAITED = failure("", TIMED_OUT, 0, number=7)
         ([WAITED, LOST], None),
         ([FULL, failure(number=1)], "device_assert"),
         ([failure(number=1), failure("NonFiniteError", "nan", number=2)], "nonfinite"),
-        ([failure("ChildFailedError", "CUDA error: unknown", number=9)], None),
+        *(
+            ([failure(name, "CUDA error: unknown", number=9)], None)
+            for name in (
+                "ChildFailedError",
+                "CalledProcessError",
+                "ProcessRaisedException",
+                "ProcessExitedException",
+                "KeyboardInterrupt",
+                "SystemExit",
+                "BrokenPipeError",
+                "ConnectionResetError",
+                "EOFError",
+                "RayTaskError",
+            )
+        ),
+        (
+            [failure("RuntimeError", "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)")],
+            HOST,
+        ),
+        ([failure("RuntimeError", "cuDNN error: CUDNN_STATUS_BAD_PARAM")], "cuda_error"),
+        ([failure("RuntimeError", "CUBLAS_STATUS_NOT_SUPPORTED")], "cuda_error"),
+        ([failure("DistBackendError", "other")], None),  # the message counts
+        ([failure("RuntimeError", "Socket Timeout")], "cuda_error"),
+        ([failure("RuntimeError", "Broken pipe")], "cuda_error"),
+        ([failure("RuntimeError", f"{TIMED_OUT}: {DIED}")], "device_assert"),
     ],
 )
 def test_which_failure_ended_the_job(failures: list[Failure], kind: str | None) -> None:
@@ -78,9 +103,61 @@ def test_of_equal_failures_the_one_with_frames_has_the_line() -> None:
     assert explained(failure(), launch).source is None
 
 
+def test_of_several_causes_the_first_counts() -> None:
+    waits = [failure("", TIMED_OUT, at, frames=(frame(f"{at}.py", 1, "f()"),)) for at in (0, 1)]
+    found = explained(*waits)
+    assert (found.source and found.source.file, found.environment.rank) == ("0.py", 0)
+    own = [failure("DeviceIndexError", f"y[{at}] = 9", number=9 - at) for at in (0, 1)]
+    assert explained(*own).headline == "y[0] = 9"
+    fault = failure(message="CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", frames=(SCRIPT,))
+    found = explained(LOST, fault, FULL, printed=[ASSERT])
+    assert found.source is not None and found.source.line == 9
+
+
+@pytest.mark.parametrize(
+    ("file", "is_user"),
+    [
+        ("/work/train.py", True),
+        ("train.py", True),
+        ("/env/lib/python3.11/site-packages/torch/nn/functional.py", False),
+        ("/usr/lib/dist-packages/x/a.py", False),
+        ("/usr/lib64/python3/runpy.py", False),
+        ("/opt/lib/runpy.py", False),
+        ("/opt/lib/mine/runpy.py", True),
+        ("<frozen runpy>", False),
+        ("a<b>.py", True),
+        (r"C:\Python311\Lib\runpy.py", False),
+        ("/src/torch/optim/adam.py", False),
+        ("/src/torch/_dynamo/a.py", False),
+        ("/src/torch/mine/a.py", True),
+        ("/usr/local/bin/torchrun", False),
+        ("/opt/conda/bin/torchrun", False),
+        ("/home/me/bin/train.py", True),
+        ("/src/cudalens/simulate/state.py", False),
+        ("/src/cudalens/recorder/a.py", False),
+        ("/src/cudalens/benchmarks/a.py", True),
+    ],
+)
+def test_a_file_of_the_users(file: str, *, is_user: bool) -> None:
+    found = explained(failure(frames=(frame(file, 7, "f()"),)))
+    assert [item.is_user for item in found.frames] == [is_user]
+    assert (found.source is not None) is is_user
+
+
+def test_a_line_without_a_number_or_a_text() -> None:
+    assert explained(failure(frames=(frame("a.py", 0, "f()"),))).source is None
+    found = explained(failure(frames=(frame("a.py", 3, ""),)))
+    assert found.source is not None and found.source.text is None
+
+
 @pytest.mark.parametrize(
     ("type_name", "kind", "prevented"),
-    [("DeviceIndexError", "device_assert", True), ("NonFiniteError", "nonfinite", False)],
+    [
+        ("DeviceIndexError", "device_assert", True),
+        ("DeviceValueError", "device_assert", True),
+        ("DeviceAssertError", "device_assert", True),
+        ("NonFiniteError", "nonfinite", False),
+    ],
 )
 def test_a_guards_exception_is_the_finding(type_name: str, kind: str, *, prevented: bool) -> None:
     found = explained(failure(type_name, "y[1] = 9\nmore", 2), printed=[ASSERT])
@@ -106,6 +183,13 @@ def test_the_ranks_that_report_an_assert(
     assert says is None or found.explanation.endswith(says)
 
 
+def test_of_many_ranks_the_first_eight_are_named() -> None:
+    nine = "Ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1 more report it."
+    assert explained(failure("RuntimeError", DIED, *range(9))).explanation.endswith(nine)
+    eight = "Ranks 0, 1, 2, 3, 4, 5, 6 and 7 report it."
+    assert explained(failure("RuntimeError", DIED, *range(8))).explanation.endswith(eight)
+
+
 @pytest.mark.parametrize(
     ("ranks", "message", "what"),
     [
@@ -126,7 +210,8 @@ def test_an_assert_whose_line_is_not_in_the_log() -> None:
     assert "The traceback ends in F.cross_entropy, which can assert." in found.explanation
     assert found.certainty == "unknown"
     backward = frame("train.py", 3, "F.cross_entropy(out, y).backward()", "train")
-    for other in (TORCH, backward):
+    added = frame("train.py", 3, "y = torch.add(x, 1)", "train")
+    for other in (TORCH, backward, added):
         assert "which can assert" not in explained(failure(frames=(SCRIPT, other))).explanation
 
 
@@ -137,8 +222,48 @@ def test_an_assert_of_the_op_in_which_the_traceback_ends() -> None:
     assert "so its line is likely the one" in found.explanation
     alone = explained(failure(frames=(LINE,)), printed=[ASSERT])
     assert "so its line is likely the one" in alone.explanation
+    inside = frame(TORCH.file, 7, "return f(x)", "functional.cross_entropy")
+    below = explained(failure(frames=(SCRIPT, inside)), printed=[ASSERT])
+    assert below.op.api == "F.cross_entropy"
+    assert "CUDA printed `t >= 0 && t < n_classes`." in below.explanation
     elsewhere = explained(failure(frames=(LINE, SCRIPT)), printed=[ASSERT])
     assert "so its line is likely the one" not in elsewhere.explanation
+
+
+CELL_LINES = {2: "rows = table[0]", 5: "F.cross_entropy(out, y)", 9: "out.item()"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "text", "fits"),
+    [
+        (CELL_LINES, 9, "out.item()", "F.cross_entropy(out, y) in line 5 is the only call of the"),
+        ({}, 9, "out.item()", None),
+        (CELL_LINES | {6: "F.nll_loss(out, y)"}, 9, "out.item()", None),
+        ({2: "  F.nll_loss(out, y)", 9: "  out.item()"}, 9, "out.item()", "F.nll_loss(out, y)"),
+    ],
+)
+def test_the_one_call_of_a_cell_that_fits(
+    lines: dict[int, str], line: int, text: str, fits: str | None
+) -> None:
+    cell = Frame(cell=3, file="", line=line, function="<module>", text=text)
+    found = explained(failure(frames=(cell,), cell_lines=lines), printed=[ASSERT])
+    start = fits or "F.cross_entropy or F.nll_loss asserted on the device"
+    assert found.headline.startswith(start)
+    assert found.op.name == ("aten::nll_loss_forward" if fits else None)
+    assert "may be an earlier line" in found.explanation
+
+
+def test_code_that_ran_after_the_failing_line_does_not_fit() -> None:
+    """Of a file that is imported all of it may have run before."""
+    text = ["F.nll_loss(out, y)", "train()", "F.cross_entropy(out, y)"]
+    main, imported = frame("a.py", 2, "train()"), frame("a.py", 2, "train()", "f")
+    log = {"failures": (failure(frames=(main,)),), "asserts": tuple(fold(f"{ASSERT} failed."))}
+    found = explain_log(CrashLog(**log), lambda name: text)
+    assert found is not None and found.op.api == "F.nll_loss"
+    log["failures"] = (failure(frames=(imported,)),)
+    found = explain_log(CrashLog(**log), lambda name: text)
+    assert found is not None and found.op.api is None
+    assert found.headline.startswith("F.cross_entropy or F.nll_loss asserted")
 
 
 def test_several_asserts_and_one_of_no_kernel_of_torchs() -> None:
@@ -159,8 +284,12 @@ def test_an_error_of_a_library_that_hides_an_assert() -> None:
 
 
 def test_a_job_without_a_failure_went_on_where_it_printed_more() -> None:
-    assert explained(printed=[ASSERT], last_text=3).limits
-    assert not explained(printed=[ASSERT]).limits
+    went_on = explained(printed=[ASSERT], last_text=3)
+    assert went_on.limits
+    assert "no line of your code" not in went_on.explanation
+    alone = explained(printed=[ASSERT])
+    assert not alone.limits
+    assert "no line of your code" in alone.explanation
     assert not explained(failure(), printed=[ASSERT], last_text=3).limits
 
 
@@ -200,4 +329,9 @@ def test_the_last_exception_is_that_of_the_last_line() -> None:
         "KeyError: 'x' at train.py:3"
     )
     assert last_exception(CrashLog(failures=(second,))) == "ValueError"
+    deep = failure("TypeError", "t", number=7, frames=(SCRIPT, LINE, TORCH, TORCH))
+    assert str(last_exception(CrashLog(failures=(deep, first)))).startswith("KeyError")
+    cell = Frame(cell=3, file="", line=1, function="<module>", text="f()")
+    in_cell = failure("KeyError", "'x'", frames=(cell,))
+    assert last_exception(CrashLog(failures=(in_cell,))) == "KeyError: 'x'"
     assert last_exception(CrashLog(failures=(printed,))) is None
