@@ -109,7 +109,7 @@ def explain_log(log: CrashLog, read: Read = lambda _: ()) -> Report | None:
         report = replace(diagnose(evidence), source=evidence.source, frames=frames)
         # An error without a traceback was printed by the job, which was still running then.
         behind = _AFTER if chosen.frames else chosen.message.count("\n")
-        if not _is_sticky(chosen) and log.last_text > chosen.number + behind:
+        if not is_sticky(chosen.message) and log.last_text > chosen.number + behind:
             report = replace(report, limits=(*report.limits, _HANDLED))
     same = (item for item in log.failures if _is_assert(item) and _is_assert(chosen))
     ranks = chosen.ranks.union(*(item.ranks for item in same))
@@ -141,10 +141,6 @@ def _is_assert(failure: Failure) -> bool:
     return is_device_assert(ErrorFacts(type_name=failure.type_name, message=failure.message))
 
 
-def _is_sticky(failure: Failure) -> bool:
-    return _is_assert(failure) or is_sticky(failure.message)
-
-
 def _is_waiting(failure: Failure) -> bool:
     return bool(_NCCL.search(failure.message)) and not is_sticky(failure.message)
 
@@ -159,7 +155,7 @@ def _cause(log: CrashLog) -> Failure | None:
     own = next((item for item in failures if item.type_name in _OWN), None)
     if own is not None:
         return own
-    fatal = [item for item in failures if _is_sticky(item) and not _is_waiting(item)]
+    fatal = [item for item in failures if is_sticky(item.message)]
     if log.asserts and not fatal:  # cuBLAS and others report an assert as an error of theirs
         faults = (item for item in failures if _FAULT.search(item.message))
         fatal = [next(faults, Failure(message="CUDA error: device-side assert triggered"))]
