@@ -7,6 +7,7 @@ import linecache
 import sys
 import sysconfig
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 
 import pytest
 import torch
@@ -338,3 +339,55 @@ def test_only_folders_of_the_search_path_above_a_file_count(
 ) -> None:
     monkeypatch.setattr(sys, "path", ["/a/b", "/a", "/a/bc", "/a/b/", "/c"])
     assert files._entries_above("/a/b/mod.py") == ["/a/b", "/a"]
+
+
+def test_an_entry_of_the_line_cache_that_is_no_file_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever made it gave it a time, by which Python looks for a file and drops it."""
+    entry = (6, 1.0, ["x = 1\n"], "<made>")
+    monkeypatch.setitem(linecache.cache, "<made>", entry)
+    assert files.source_lines("<made>") == ["x = 1"]
+    assert linecache.cache["<made>"] == entry
+    assert files.source_lines("<not made>") == []
+
+
+def test_a_shell_without_a_map_has_the_number_of_the_running_cell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As before IPython 8, by the innermost frame of a cell."""
+    monkeypatch.setattr(files.CELLS, "numbers_of_shell", {})
+    shell = SimpleNamespace(execution_count=5, compile=SimpleNamespace())
+    code = compile("def f(): g()", "<old cell>", "exec").co_consts[0]
+    note = lambda: files.CELLS.note_running(shell)
+    FunctionType(code, {"g": note})()
+    assert files.CELLS.of_shell(shell) == {}
+    FunctionType(code.replace(co_name="<cell line: 3>"), {"g": note})()
+    assert files.CELLS.of_shell(shell) == {"<old cell>": 5}
+    shell.compile._filename_map = {"<new cell>": 6}
+    assert files.CELLS.of_shell(shell) == {"<new cell>": 6}
+
+
+def test_a_package_whose_list_is_broken_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = installed_with_target(tmp_path)
+    for name in ("broken", "zoo"):
+        (tmp_path / f"{name}-1.0.dist-info").mkdir()
+        record = tmp_path / f"{name}-1.0.dist-info" / "RECORD"
+        record.write_text(f"{name}.py,sha256=x,no number\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert not files.is_user_file(str(found["single.py"]))
+    assert files.is_user_file(str(found["train.py"]))
+
+
+def test_a_folder_of_the_search_path_that_is_gone_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed_with_target(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "pkg" / "sub"), str(tmp_path), *sys.path])
+    (tmp_path / "pkg" / "sub" / "mod.py").unlink()
+    (tmp_path / "pkg" / "sub").rmdir()
+    assert not files.is_user_file(str(tmp_path / "pkg" / "sub" / "mod.py"))

@@ -115,3 +115,11 @@ def test_the_running_modules_are_told_once_in_a_row() -> None:
     places = [place(net), place(net), place(leaf), place(net), place("text"), place(leaf, "it")]
     places += [place(leaf, ""), place(net)._replace(frame=None)]
     assert running_modules(places) == [net, leaf, net]
+
+
+def test_a_net_of_too_many_modules_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net()
+    names = [name for name, _ in net.named_modules()]
+    for most in (3, len(names), len(names) + 1):
+        monkeypatch.setattr("cudalens.source.module_path._MAX_MODULES", most)
+        assert [*paths_below(net).values()] == names[:most]

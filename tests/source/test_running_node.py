@@ -11,7 +11,7 @@ import pytest
 
 from cudalens.source import files, running_node
 from cudalens.source.running_node import Running, running
-from cudalens.source.stack import place_of
+from cudalens.source.stack import StackEntry, place_of
 from tests.probes import cell
 
 SEEN: list[Running] = []
@@ -104,6 +104,47 @@ def test_a_source_that_changed_gives_the_line_and_no_expression() -> None:
         changed = running(place)
         assert changed.call is None
         assert changed.text == "def f(): show()"
+        assert changed.statement is not None
+        assert ast.unparse(changed.statement) == "show()"
+
+
+@pytest.mark.parametrize(
+    ("ran", "now", "fits"),
+    [
+        ("look(12)", "look(23)", True),
+        ("look(12)", "show(12)", False),
+        ("look(12)", "show.a()", False),
+        ("look(1234)", "look.it(1)", True),
+        ("look(1234)", "look.th(1)", False),
+        # A subscript alone can run where one ran.
+        ("it[1]", "it[2]", True),
+        ("it[1]", "it(1)", False),
+        ("it[1]", "it+it", False),
+        ("it + 1", "it - 1", True),
+    ],
+)
+def test_only_what_the_instruction_can_run_is_its_expression(
+    ran: str, now: str, *, fits: bool
+) -> None:
+    """The source has changed, and has something else at the very place."""
+    with cell(f"def f():\n    {ran}\n    it\nf()") as code:
+        exec(code, {"look": look, "it": Looking()})
+        place = SEEN[-1].place
+        files.CELLS.register(place.filename, 7, ["def f():", f"    {now}", "    it", "f()"])
+        changed = running(place)
+        assert (changed.node is not None) is fits
+        assert changed.statement is not None
+        assert ast.unparse(changed.statement) == ast.unparse(ast.parse(now))
+
+
+def test_code_without_columns_has_a_statement_alone() -> None:
+    with cell("if 1:\n    a = 1\n    b = 2") as code:
+        table = bytes([0b1_1101_111, 4]) + bytes([0b1_1101_111, 0]) * 9  # two lines below the first
+        place = place_of(StackEntry(code.replace(co_linetable=table), 3, 0))
+        run = running(place)
+        assert (run.node, run.text, run.call) == (None, "b = 2", None)
+        assert run.statement is not None
+        assert ast.unparse(run.statement) == "b = 2"
 
 
 def test_each_cell_of_a_notebook_is_parsed_once() -> None:

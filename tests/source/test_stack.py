@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dis
 import sys
-from types import FrameType, TracebackType
+from pathlib import Path
+from types import FrameType, FunctionType, SimpleNamespace, TracebackType
+from typing import Any
 
 import pytest
+import torch
 
 from cudalens.core._python import entries_from_traceback
 from cudalens.source import stack
@@ -136,3 +139,81 @@ def test_the_running_instruction_has_a_range_where_the_code_has_columns() -> Non
     function = compile("def f():\n    return 1", "<columns>", "exec").co_consts[0]
     bare = function.replace(co_linetable=b"")
     assert stack.place_of(StackEntry(bare, 1, 0)).position is None
+
+
+def without_columns(function: str, line: int = 1) -> Any:
+    """Return code of a function as torch's compiler writes it: all of it is of one line."""
+    code = compile("def f():\n    return 1", "<cell of a compiler>", "exec").co_consts[0]
+    first = bytes([0b1_1101_111, (line - 1) << 1])  # eight instructions without columns
+    return code.replace(co_linetable=first + bytes([0b1_1101_111, 0]) * 9, co_name=function)
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "is_generated"),
+    [("f", 1, True), ("f", 2, False), ("<module>", 1, False), ("<cell line: 1>", 1, False)],
+)
+def test_code_that_the_compiler_wrote_has_the_line_of_its_function_alone(
+    function: str, line: int, *, is_generated: bool
+) -> None:
+    place = stack.place_of(StackEntry(without_columns(function, line), line, 0))
+    assert stack.line_of(place.code, 0) == line
+    assert place.position is None
+    assert place.is_generated is is_generated
+
+
+TRACE = """\
+  File "<cell of a compiler>", line 12, in f
+    return g(x)
+  File "<cell of a compiler>", line 14, in f
+    return h(x)
+  File "<cell of a compiler>", line 3, in g
+    return x + 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "lines"),
+    [
+        ("<eval_with_key>.1", {"_lineno_map": {1: 0}}, [14, 2]),
+        ("<eval_with_key>.1", {"_lineno_map": {1: 1}}, [2]),  # a node without a trace
+        ("<eval_with_key>.1", {"_lineno_map": {2: 0}}, [2]),
+        ("<eval_with_key>.1", {"_lineno_map": None}, [2]),
+        ("<eval_with_key>.1", {"_lineno_map": {1: 0}, "_graph": None}, [2]),
+        ("graph.py", {"_lineno_map": {1: 0}}, [2]),
+    ],
+)
+def test_compiled_code_has_the_users_line_by_the_trace_of_its_graph(
+    name: str, held: dict[str, Any], lines: list[int]
+) -> None:
+    """Without it there is no place of it."""
+    nodes = [SimpleNamespace(stack_trace=TRACE), SimpleNamespace(stack_trace=None)]
+    module = SimpleNamespace(**{"_graph": SimpleNamespace(nodes=nodes), **held})
+    code = compile("def forward(self):\n    return here()", name, "exec").co_consts[0]
+    inner = FunctionType(code, {"here": lambda: sys._getframe(1)})(module)
+    entries = [StackEntry(without_columns("f"), 1, 0), inner]
+    assert [place.lineno for place in stack.places_of(entries)] == lines
+    assert [place.lineno for place in stack.places_of(entries[:1])] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "is_worker"), [("dataloader.py", True), ("_utils/worker.py", False)]
+)
+def test_a_worker_is_told_by_the_loader_on_its_stack(file: str, *, is_worker: bool) -> None:
+    path = str(Path(torch.__file__).parent / "utils" / "data" / file)
+    assert eval(compile("f()", path, "eval"), {"f": stack.is_loader_worker}) is is_worker
+    assert not stack.is_loader_worker()
+
+
+def test_dispatch_above_a_call_is_no_part_of_a_live_stack_but_of_a_traceback() -> None:
+    """In a traceback the innermost frame is where it was raised."""
+
+    def stopped(text: str, file: str, **names: Any) -> Any:
+        return eval(compile(text, str(Path(torch.__file__).parent / file), "eval"), names)
+
+    inner = stopped("f(1)", "_ops.py", f=sys._getframe)  # the frame of this function
+    frame = stopped("f(0)", "_ops.py", f=lambda _: sys._getframe(1))
+    above = stopped("f(0)", "nn/functional.py", f=lambda _: sys._getframe(1))
+    assert [place.code for place in stack.places_of([inner, frame])] == [inner.f_code]
+    assert len(stack.places_of([frame, above])) == 2
+    links = [TracebackType(None, item, item.f_lasti, 1) for item in (inner, frame)]
+    assert len(stack.places_of(links)) == 2

@@ -67,3 +67,29 @@ def test_what_follows_a_block_that_nothing_else_ends_with(
     assert (found and ([ast.unparse(item) for item in found[0]], found[1])) == (
         after and ([after], True)
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "after"),
+    [
+        ("{block}\nx = 1\ny = 2", 1, ("x = 1; y = 2", True)),
+        ("x = 1\n{block}", 2, ("", True)),
+        ("def f():\n    {block}\n    x = 1\ny = 2", 2, ("x = 1", False)),
+        ("for i in y:\n    0\nelse:\n    {block}\n    x = 1", 4, ("x = 1", False)),
+        ("try:\n    0\nfinally:\n    {block}\n    x = 1", 4, ("x = 1", False)),
+        ("{block}\n{block}", 1, ("with cudalens.check():\n    pass", True)),
+        # On another line, of another kind, or in no file at all.
+        ("x = 1\n{block}", 1, None),
+        ("x = 1", 1, None),
+        (None, 1, None),
+    ],
+)
+def test_the_statements_behind_a_block_wherever_it_stands(
+    text: str | None, line: int, after: tuple[str, bool] | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "program.py"
+    if text is not None:
+        file.write_text(text.format(block="with cudalens.check(): pass"), encoding="utf-8")
+    found = statements_after(str(file), line)
+    said = found and ("; ".join(ast.unparse(item) for item in found[0]), found[1])
+    assert said == after
