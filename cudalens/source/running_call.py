@@ -207,8 +207,6 @@ class RunningCall:
             value = value.func
         if type(value) is BuiltinFunctionType and is_tensor(value.__self__):
             return True
-        if isinstance(node, ast.Attribute) and is_tensor(self.value(node.value)):
-            return is_tensor_method(node.attr)
         return (of_value(value) or "").startswith("torch.")
 
     def _of_operation(self, node: ast.AST | None, is_indexed: bool) -> str | None:
