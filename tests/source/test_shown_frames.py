@@ -13,12 +13,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import IPython.core.interactiveshell
 import pytest
 import torch
 import torch.nn.functional as F
 
 import cudalens
 from cudalens import simulate
+from cudalens.core.reported import attach
 from cudalens.session import options
 from cudalens.source import shown_frames
 from cudalens.source.shown_frames import hide_own_frames, shown
@@ -318,6 +320,132 @@ def test_what_to_do_is_a_note_where_the_text_is_torch_s() -> None:
     with shown_frames.without_repeats(error, report, "restart the kernel"):
         assert error.__notes__ == ["cudalens: restart the kernel"]
     assert error.__notes__ == ["cudalens: where it was"]
+
+
+SENT = f"""\
+worker failed:
+  File "/home/me/train.py", line 3, in step
+    loss()
+    ^^^^^^
+  File "{torch.nn.functional.__file__}", line 9, in embedding
+    return torch.embedding()
+  File "{OWN}/guards/interceptor.py", line 9, in guarded
+    raise
+IndexError: 7 is outside
+  where   train.py:3"""
+CUT = """\
+worker failed:
+  File "/home/me/train.py", line 3, in step
+    loss()
+IndexError: 7 is outside"""
+
+
+@pytest.mark.parametrize("is_cause", [False, True])
+def test_beside_its_report_what_a_process_sent_has_the_users_frames_alone(
+    is_cause: bool,
+) -> None:
+    """Until the block ends; the report may be kept beside the exception."""
+    report: Any = SimpleNamespace(offenders=None)
+    error, outer = RuntimeError(SENT, 7), ReportedError("outer\nmore", report=report)
+    attach(error, report, "cudalens: a note of ours")
+    outer.__cause__ = error
+    with shown_frames.without_repeats(outer if is_cause else error, report, "restart"):
+        assert error.args == (CUT, 7)
+        assert error.__notes__ == ([] if is_cause else ["cudalens: restart"])
+        assert outer.args == (("outer\nrestart",) if is_cause else ("outer\nmore",))
+    assert (error.args, outer.args) == ((SENT, 7), ("outer\nmore",))
+    assert error.__notes__ == ["cudalens: a note of ours"]
+
+
+def test_an_exception_may_have_a_report_and_another_beside_it() -> None:
+    one, other, third = (SimpleNamespace(offenders=None) for _ in range(3))
+    error = ReportedError("error", report=one)
+    assert not shown_frames.is_reported(error, other)
+    attach(error, other, "cudalens: a note")  # type: ignore[arg-type]
+    assert [shown_frames.is_reported(error, it) for it in (one, other, third, None)] == [
+        True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_exceptions_that_led_to_one_are_each_there_once() -> None:
+    first, second, part = KeyError("first"), KeyError("second"), KeyError("part")
+    error = ValueError("error")
+    error.__cause__ = error.__context__ = first
+    first.__context__ = second
+    second.__cause__ = error
+    group = ExceptionGroup("group", [error, part])
+    both = "__cause__", "__context__"
+    assert set(map(id, shown_frames.with_causes(error, *both))) == {
+        *map(id, (error, first, second))
+    }
+    assert shown_frames.with_causes(error, "__cause__") == [error, first]
+    assert shown_frames.with_causes(first, "__cause__") == [first]
+    found = shown_frames.with_causes(group, *both)
+    assert found[0] is group
+    assert set(map(id, found)) == {*map(id, (group, error, part, first, second))}
+    assert len(found) == 5
+
+
+TORCH = str(Path(torch.__file__).parent)
+SHELL = str(Path(IPython.core.interactiveshell.__file__))
+SHOWS, HIDDEN = "def f(): then()", "def f(): __tracebackhide__ = True; then()"
+FILES = {
+    "cell": "<a cell>", "other cell": "<b cell>", "shell": SHELL, "own": f"{OWN}/a.py",
+    "own unmarked": f"{OWN}/b.py", "op": f"{TORCH}/_ops.py", "torch": f"{TORCH}/nn/functional.py",
+    "library": "/site-packages/lib.py",
+}  # fmt: skip
+
+
+def traced(*stack: str) -> list[str]:
+    """Run functions of such files, each called by the one before, and return what is shown."""
+
+    def stop() -> Any:
+        raise ArithmeticError
+
+    call: Callable[[], Any] = stop
+    for name in reversed(stack):
+        space: dict[str, Any] = {"then": call}
+        is_cell = name.endswith("cell")
+        code = compile(
+            "then()" if is_cell else HIDDEN if name == "own" else SHOWS, FILES[name], "exec"
+        )
+        call = partial(exec, code, space)
+        if not is_cell:
+            call()
+            call = space["f"]
+    with pytest.raises(ArithmeticError) as caught:
+        call()
+    names = {file: name for name, file in FILES.items()}
+    entries = shown_frames.shown_frames(caught.tb)
+    return [names[it] for it in map(shown_frames.file_of, entries) if it in names]
+
+
+@pytest.mark.parametrize(
+    ("stack", "shown"),
+    [
+        (["cell", "library"], ["cell", "library"]),
+        (["cell", "own", "library"], ["cell", "library"]),
+        (["cell", "own", "torch", "library"], ["cell", "torch", "library"]),
+        # What ours asks of torch for itself is ours.
+        (["cell", "own unmarked", "torch"], ["cell"]),
+        (["cell", "own unmarked", "torch", "library"], ["cell", "library"]),
+        # What is beside ours goes with it, and stays by itself.
+        (["cell", "op", "library"], ["cell", "op", "library"]),
+        (["cell", "own", "op", "library"], ["cell", "library"]),
+        (["cell", "shell", "library"], ["cell", "shell", "library"]),
+        (["cell", "shell", "own", "library"], ["cell", "library"]),
+        # The line of a magic, whose statement is the next.
+        (["cell", "own", "cell", "library"], ["cell", "library"]),
+        (["cell", "own", "other cell", "library"], ["cell", "other cell", "library"]),
+        (["other cell", "cell", "shell", "own", "cell"], ["other cell", "cell"]),
+        (["cell", "library", "own", "cell"], ["cell", "library", "cell"]),
+        # The shell's call of the magic goes with its line.
+        (["cell", "shell", "cell", "library"], ["cell", "library"]),
+        (["other cell", "shell", "cell"], ["other cell", "shell", "cell"]),
+    ],
+)
+def test_what_is_beside_our_frames_is_not_shown_either(stack: list[str], shown: list[str]) -> None:
+    assert traced(*stack) == shown
 
 
 def hit(x: torch.Tensor) -> torch.Tensor:
