@@ -226,7 +226,7 @@ def masked_scatter_source_suffices(self: Tensor, mask: Tensor, source: Tensor) -
     shape = broadcast((self.shape, mask.shape))
     if shape is None or mask.dtype != torch.bool or source.dtype != self.dtype:
         return None
-    if source.numel() >= math.prod(shape) or mask.numel() == 0:
+    if source.numel() >= math.prod(shape):
         return None
     return Condition(lambda: _selects_too_many(mask, shape, source.numel()))
 
