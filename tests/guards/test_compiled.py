@@ -332,6 +332,8 @@ def test_what_outlives_the_guards_is_as_without_them(findings: Findings) -> None
     text = json.dumps(check)
     assert torch.ops.cudalens.in_bounds(index, 4, text).tolist() == [0, 3]
     assert len(findings.look()) == 1
+    assert torch.ops.cudalens.in_bounds(index[:0], 4, text).tolist() == []
+    assert PENDING.count == 0
     with mock.patch("cudalens.guards.compiled._installed", []):
         assert torch.ops.cudalens.in_bounds(index, 4, text).tolist() == [0, 4]
     assert findings.look() == []

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import tensor
+from torch import ones, tensor, zeros
 
 from cudalens.guards import GUARDS
+from tests.cpu_guards import assert_said
+from tests.verdicts import ask
 
 LOOKUP = GUARDS[torch.ops.aten.embedding.default][0]
 
@@ -75,3 +77,87 @@ def test_offsets_that_no_kernel_reads_are_left_alone(
     weight: torch.Tensor, offsets: torch.Tensor
 ) -> None:
     assert BAGS.check(weight, tensor([0, 1, 2, 0]), offsets, 0, False) is None
+
+
+aten = torch.ops.aten
+NINE = tensor([9])
+"""No table here has such a row."""
+BACK = (tensor([0]), tensor([0]), tensor([1]), tensor([], dtype=torch.int64), 3, False)
+"""Offsets, bag of each index, size of each bag, no maxima, rows, no scale."""
+REFUSED_OR_IDLE: list[tuple[Any, tuple[Any, ...], list[tuple[Any, ...]]]] = [
+    # Each with calls next to it that torch refuses, or that launch nothing.
+    (
+        aten.embedding.default,
+        (zeros(3, 2), NINE),
+        [(zeros(3), NINE), (zeros(3, 2, 2), NINE), (zeros(3, 2), NINE.short())],
+    ),
+    (
+        aten.embedding_renorm_.default,
+        (ones(3, 2), NINE, 1.0, 2.0),
+        [(ones(3), NINE, 1.0, 2.0), (ones(3, 2), NINE.short(), 1.0, 2.0)],
+    ),
+    (
+        aten._embedding_bag.default,
+        (zeros(3, 2), NINE, tensor([0])),
+        [
+            (zeros(3), NINE, tensor([0])),
+            (zeros(3, 0), NINE, tensor([0])),
+            (zeros(3, 2), NINE.short(), tensor([0])),
+        ],
+    ),
+    (
+        aten.embedding_dense_backward.default,
+        (ones(1, 2), NINE, 3, -1, False),
+        [
+            (ones(0, 2), NINE, 3, -1, False),
+            (ones(1, 2), NINE.short(), 3, -1, False),
+            (ones(1, 2), NINE, 3, 9, False),
+        ],
+    ),
+    (
+        aten._embedding_bag_dense_backward.default,
+        (ones(1, 2), NINE, *BACK[1:], 0, None),
+        [
+            (ones(0, 2), NINE, *BACK[1:], 0, None),
+            (ones(1, 2), NINE, *BACK[1:], 2, None),
+            (ones(1, 2), NINE, *BACK[1:], 0, None, 9),
+        ],
+    ),
+    (
+        aten._embedding_bag_backward.default,
+        (ones(1, 2), NINE, *BACK, 1, False, None),
+        [(ones(1, 2), NINE, *BACK, 2, False, None), (ones(0, 2), NINE, *BACK, 1, False, None)],
+    ),
+    (
+        aten._embedding_bag_per_sample_weights_backward.default,
+        (ones(1, 2), ones(3, 2), NINE, tensor([0]), tensor([0]), 0),
+        [
+            (ones(0, 2), ones(3, 2), NINE, tensor([0]), tensor([0]), 0),
+            (ones(1, 2), ones(3), NINE, tensor([0]), tensor([0]), 0),
+            (ones(1, 2), ones(3, 2), NINE, tensor([0]), tensor([0]), 0, 9),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("op", "launched", "others"), REFUSED_OR_IDLE)
+def test_what_reads_no_row_is_not_judged(
+    op: Any, launched: tuple[Any, ...], others: list[tuple[Any, ...]]
+) -> None:
+    assert ask(op, *launched)
+    assert [ask(op, *other) for other in others] == [[] for _ in others]
+
+
+@pytest.mark.parametrize(("index", "is_bad"), [(-3, False), (2, False), (-4, True), (3, True)])
+def test_rows_to_renormalise_count_from_the_end_too(index: int, *, is_bad: bool) -> None:
+    found = ask(aten.embedding_renorm_.default, ones(3, 2), tensor([index]), 1.0, 2.0)
+    said = {"bounds.text": "-3 … 2", "line": "Embedding.cu:252", "dim": 0, "related": "self"}
+    assert_said(dict(found).get("embedding_renorm_indices_in_range"), said if is_bad else None)
+
+
+@pytest.mark.parametrize(("mode", "line"), [(0, 148), (1, 148), (2, 88)])
+def test_the_kernel_of_a_bag_s_mode_asserts(mode: int, line: int) -> None:
+    indices, offsets = tensor([0, 9]), tensor([0, 2, 1])
+    found = dict(ask(aten._embedding_bag.default, zeros(3, 2), indices, offsets, False, mode))
+    assert_said(found[IN_BAGS.name], {"line": f"EmbeddingBag.cu:{line}"})
+    assert_said(found[BAGS.name], {"line": f"EmbeddingBag.cu:{76 if mode == 2 else 137}"})

@@ -293,6 +293,76 @@ def test_values_that_do_not_fit_are_refused_first(
         op(zeros(shape), good, ones(other))
 
 
+TABLE, NINE = zeros(3, 4), tensor([9])
+TAKE, PUT = aten.take.default, aten.put_.default
+INDEX, INDEX_PUT = aten.index.Tensor, aten.index_put_.default
+SCATTER, ALL = aten.masked_scatter.default, tensor([True] * 4)
+REFUSED: list[tuple[Any, tuple[Any, ...], list[tuple[Any, ...]]]] = [
+    # Each with calls next to it that torch refuses, or that launch nothing.
+    (TAKE, (TABLE, tensor([12])), [(TABLE, tensor([-12, 11])), (TABLE, tensor([12]).int())]),
+    (TAKE, (TABLE, tensor([-13])), [(TABLE[:0], tensor([-13]))]),
+    (
+        PUT,
+        (TABLE, tensor([12]), ones(1)),
+        [(TABLE, tensor([12]), ones(2)), (TABLE, tensor([12]), ones(1).double())],
+    ),
+    (
+        INDEX,
+        (TABLE, [NINE]),
+        [
+            (TABLE, [NINE.short()]),
+            (TABLE, [NINE[:0]]),
+            (TABLE, [NINE, NINE[:0]]),
+            (TABLE, [None, None, NINE]),
+            (TABLE, [NINE, None, None]),
+            (TABLE[:, :0], [NINE]),
+            (TABLE[:0], [NINE]),
+            (TABLE, [NINE, tensor([0, 1]), tensor([0])]),
+            (TABLE, [tensor([0, 9]), tensor([0, 1, 2])]),
+        ],
+    ),
+    (
+        INDEX,
+        (TABLE, [tensor([True, False, True]), NINE]),
+        [
+            (TABLE, [tensor([True, False]), NINE]),
+            (TABLE, [tensor([False] * 3), NINE]),
+            (TABLE, [tensor([True] * 3), tensor([0, 9])]),
+        ],
+    ),
+    (
+        INDEX_PUT,
+        (TABLE, [NINE], ones(1)),
+        [(TABLE, [NINE], ones(1).double()), (TABLE, [NINE], ones(3))],
+    ),
+    (
+        IMPL,
+        (TABLE, [NINE], ones(1), True, True),
+        [(TABLE, [NINE], ones(1).double(), True, True)],
+    ),
+    (
+        SCATTER,
+        (zeros(3, 4), ALL, ones(11)),
+        [
+            (zeros(3, 4), ALL, ones(12)),
+            (zeros(3, 4), ALL.byte(), ones(11)),
+            (zeros(3, 4), ALL[:3], ones(11)),
+            (zeros(3, 4), ALL, ones(11).double()),
+            (zeros(3, 0), ALL[:0], ones(0)),
+        ],
+    ),
+    (SCATTER, (zeros(()), ALL, ones(3)), [(zeros(()), ALL, ones(4))]),
+]
+
+
+@pytest.mark.parametrize(("op", "launched", "others"), REFUSED)
+def test_what_torch_refuses_or_does_not_launch_is_not_judged(
+    op: Any, launched: tuple[Any, ...], others: list[tuple[Any, ...]]
+) -> None:
+    assert findings(op, *launched)
+    assert [findings(op, *other) for other in others] == [[] for _ in others]
+
+
 def test_expanded_index_is_reduced_once() -> None:
     """The repeats of an expanded index are not read again; positions are those of the op."""
     index = (torch.arange(FEW + 1) // FEW * 3).view(FEW + 1, 1).expand(FEW + 1, 50)

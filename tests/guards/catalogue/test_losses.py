@@ -13,6 +13,7 @@ from torch import full, ones, tensor, zeros
 
 from cudalens.guards.catalogue.losses import _labels_read
 from tests.cpu_guards import Collector, Stopped, assert_said, said_id
+from tests.verdicts import ask
 
 aten = torch.ops.aten
 SCORES, WEIGHT = zeros(2, 3), ones(3)
@@ -196,3 +197,119 @@ def test_which_labels_the_kernel_of_ctc_loss_reads(
 
 def test_without_a_sample_ctc_loss_reads_no_label() -> None:
     assert _labels_read(torch.zeros(0, dtype=torch.int64), 0, [], []) is None
+
+
+BAD, LABELS = tensor([0, 9]), zeros(2, 2, 2).long().fill_(9)
+NLL, NLL2D = aten.nll_loss_forward.default, aten.nll_loss2d_forward.default
+ROWS = tensor([[9, -1, 0], [0, -1, -1]])
+MARGIN, LABEL_MARGIN = aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default
+BCE, HALF = aten.binary_cross_entropy.default, full((2, 3), 0.5)
+CTC, STEPS = aten._ctc_loss.default, zeros(3, 1, 4)
+REFUSED: list[tuple[Any, tuple[Any, ...], list[tuple[Any, ...]]]] = [
+    # Each with calls next to it that torch refuses, or that launch nothing.
+    (
+        NLL,
+        (SCORES, BAD, None, 1, -100),
+        [
+            (SCORES, BAD.int(), None, 1, -100),
+            (SCORES, BAD.to("meta"), None, 1, -100),
+            (SCORES, tensor([0, 9, 0]), None, 1, -100),
+            (SCORES, BAD[:, None], None, 1, -100),
+            (SCORES[None], BAD, None, 1, -100),
+            (SCORES, BAD, ones(2), 1, -100),
+            (SCORES, BAD, ones(1, 3), 1, -100),
+            (SCORES, BAD, WEIGHT.double(), 1, -100),
+            (SCORES, tensor([9, 9]), None, 1, 9),
+        ],
+    ),
+    (NLL, (SCORES, BAD, WEIGHT, 1, -100), []),
+    (
+        NLL,
+        (zeros(3), tensor([9]), WEIGHT, 1, -100),
+        [(zeros(3), BAD, None, 1, -100), (zeros(3), tensor([[9]]), None, 1, -100)],
+    ),
+    (
+        NLL2D,
+        (zeros(2, 3, 2, 2), LABELS, WEIGHT, 1, -100),
+        [
+            (zeros(2, 3, 2, 2), LABELS.byte(), None, 1, -100),
+            (zeros(2, 3, 2, 2), LABELS[:1], None, 1, -100),
+            (zeros(2, 3, 2, 1), LABELS, None, 1, -100),
+            (zeros(2, 3, 2, 2), LABELS, ones(2), 1, -100),
+        ],
+    ),
+    (
+        aten.nll_loss_backward.default,
+        (ones(()), zeros(1), tensor([9]), None, 1, -100, ones(())),
+        [
+            (ones(()), zeros(3), tensor([9]), None, 1, -100, ones(())),
+            (ones(()), zeros(2, 3), tensor([9]), None, 1, -100, ones(())),
+        ],
+    ),
+    (
+        aten.nll_loss_backward.default,
+        (ones(()), zeros(3), tensor(9), None, 1, -100, ones(())),
+        [(ones(()), zeros(3), tensor(9), None, 1, 9, ones(()))],
+    ),
+    (
+        MARGIN,
+        (SCORES, BAD),
+        [
+            (SCORES, BAD.int()),
+            (SCORES, BAD.to("meta")),
+            (SCORES[..., None], BAD),
+            (SCORES, BAD[None]),
+            (zeros(2, 0), BAD),
+        ],
+    ),
+    (MARGIN, (zeros(()), tensor(1)), [(zeros(()), tensor(0))]),
+    (
+        aten.multi_margin_loss_backward.default,
+        (ones(()), SCORES, BAD, 1, 1),
+        [(ones(()), SCORES, BAD.int(), 1, 1), (ones(()), SCORES, tensor([0]), 1, 1)],
+    ),
+    (
+        LABEL_MARGIN,
+        (SCORES, ROWS, 1),
+        [
+            (SCORES, ROWS.int(), 1),
+            (SCORES, ROWS.to("meta"), 1),
+            (SCORES[None], ROWS[None], 1),
+            (SCORES[:1], ROWS, 1),
+            (SCORES, ROWS[:, :2], 1),
+            (zeros(0, 3), ROWS[:0], 1),
+        ],
+    ),
+    (LABEL_MARGIN, (zeros(()), tensor(1), 1), [(zeros(()), tensor(it), 1) for it in (0, -1)]),
+    (
+        CTC,
+        (STEPS, tensor([[9]]).int(), [3], [1]),
+        [
+            (STEPS[0], tensor([[9]]), [3], [1]),
+            (zeros(3, 1, 0), tensor([[9]]), [3], [1]),
+            (STEPS, tensor([[9]]).short(), [3], [1]),
+            (STEPS, tensor([[9]])[:0], [3], [1]),
+        ],
+    ),
+    (
+        BCE,
+        (HALF, HALF * 3),
+        [
+            (HALF, HALF.double() * 3),
+            (HALF.long(), HALF.long() + 3),
+            (HALF, (HALF * 3).to("meta")),
+            (HALF, HALF[:, :2] * 3),
+            (HALF[:0], HALF * 3),
+            (HALF, HALF[:0] * 3),
+        ],
+    ),
+    (BCE, (HALF * 3, HALF), [(HALF[:, :2] * 3, HALF), (HALF[:0] * 3, HALF)]),
+]
+
+
+@pytest.mark.parametrize(("op", "launched", "others"), REFUSED)
+def test_what_torch_refuses_or_does_not_launch_is_not_judged(
+    op: Any, launched: tuple[Any, ...], others: list[tuple[Any, ...]]
+) -> None:
+    assert ask(op, *launched)
+    assert [ask(op, *other) for other in others] == [[] for _ in others]

@@ -111,3 +111,103 @@ def test_the_architectures_with_a_kernel_that_asserts(
     left, right = (item.bfloat16().to("cuda") for item in MATRIX["M"]())
     offs = tensor([1, 5, 33], dtype=torch.int32, device="cuda")
     assert bool(ask(aten._grouped_mm.default, left, right, offs)) is asserts
+
+
+LEFT, RIGHT = (item.bfloat16() for item in MATRIX["M"]())
+ENDS = tensor([1, 5, 33], dtype=torch.int32)
+WIDE = torch.zeros(8, 2048).bfloat16(), torch.zeros(2048, 16).bfloat16()
+
+
+def ends(count: int) -> Tensor:
+    """Return so many groups, of which the last ends one beyond."""
+    return (torch.arange(1, count + 1) == count).int() * 2049
+
+
+@pytest.mark.parametrize(
+    ("call", "is_judged"),
+    [
+        ((LEFT, RIGHT, ENDS), True),
+        ((LEFT, RIGHT, ENDS, None, torch.bfloat16), True),
+        ((LEFT, RIGHT, ENDS, None, torch.float32), False),
+        ((LEFT.float(), RIGHT, ENDS), False),
+        ((LEFT, RIGHT.half(), ENDS), False),
+        ((LEFT, RIGHT), False),
+        ((LEFT, RIGHT, ENDS.long()), False),
+        ((LEFT, RIGHT, ENDS[None]), False),
+        ((LEFT, RIGHT, ENDS.to("meta")), False),
+        ((LEFT, RIGHT, ENDS[1:]), False),
+        ((LEFT[0], RIGHT, ENDS), False),
+        ((LEFT[None], RIGHT, ENDS), False),
+        ((LEFT[:, :8], RIGHT, ENDS), False),
+        ((*WIDE, ENDS[:0]), False),
+        ((*WIDE, ends(1)), True),
+        ((*WIDE, ends(1023)), True),
+        ((*WIDE, ends(1024)), False),
+        ((LEFT.to("meta"), RIGHT.to("meta"), ENDS.to("meta")), False),
+    ],
+    ids=range(18),
+)
+def test_only_what_torch_multiplies_in_groups_is_judged(
+    call: tuple[Any, ...], *, is_judged: bool
+) -> None:
+    assert bool(ask(aten._grouped_mm.default, *call)) is is_judged
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "scale", "is_judged"),
+    [
+        (of_eight_bits(64, 64), of_eight_bits(16, 64).mT, torch.ones(4), True),
+        (of_eight_bits(64, 64), of_eight_bits(64, 16), torch.ones(4), False),
+        (of_eight_bits(64, 64).mT, of_eight_bits(16, 64).mT, torch.ones(4), False),
+        (of_eight_bits(64, 64), of_eight_bits(16, 64).mT, torch.ones(4).double(), False),
+        (torch.zeros(64, 64), of_eight_bits(16, 64).mT, torch.ones(4), False),
+        (of_eight_bits(64, 64), torch.zeros(16, 64).mT, torch.ones(4), False),
+    ],
+    ids=range(6),
+)
+def test_scales_and_layouts_of_the_kernel_that_asserts(
+    left: Tensor, right: Tensor, scale: Tensor, *, is_judged: bool
+) -> None:
+    offs = tensor([16, 48, 65], dtype=torch.int32)
+    call = (left, right, scale, scale, offs)
+    assert bool(ask(aten._scaled_grouped_mm.default, *call)) is is_judged
+
+
+@pytest.mark.parametrize(
+    ("offs", "said"),
+    [
+        (
+            [5, 1, 32],
+            {
+                "headline": "{argument}[1] = 1 is smaller than the offset before it, or negative",
+                "bounds.text": "rising within 0 … 32",
+                "is_index": False,
+                **{"related": "self", "size": 32, "dim": 0},
+            },
+        ),
+        (
+            [1, 5, 33],
+            {
+                "headline": "{argument}[2] = 33 is outside dimension 0 (size 32) of {related}",
+                "bounds.text": "0 … 32",
+                "is_index": True,
+            },
+        ),
+    ],
+)
+def test_what_is_said_of_an_offset(offs: list[int], said: dict[str, Any]) -> None:
+    found = ask(aten._grouped_mm.default, LEFT, RIGHT, tensor(offs, dtype=torch.int32))
+    assert_said(dict(found)["grouped_mm_offsets_in_range"], said)
+
+
+def test_an_offset_that_cuts_a_line_is_told_by_the_step() -> None:
+    left, right = (item.bfloat16() for item in MATRIX["N"]())
+    (found,) = ask(aten._grouped_mm.default, left, right, tensor([4, 24, 32], dtype=torch.int32))
+    assert_said(
+        found[1],
+        {
+            "headline": "{argument}[0] = 4 does not end a group of a multiple of 8 elements",
+            "bounds.text": "groups of a multiple of 8 elements",
+            **{"related": "mat2", "dim": 1, "size": 32, "is_index": False},
+        },
+    )

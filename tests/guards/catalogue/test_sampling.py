@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import multinomial, ones, tensor, zeros
 
+from cudalens.core.call import THREAD
 from cudalens.guards.catalogue.sampling import _probabilities
 from tests.cpu_guards import Collector, assert_said, said_id
+from tests.verdicts import ask
 
 aten = torch.ops.aten
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -109,3 +111,69 @@ def test_which_probabilities_bernoulli_draws_with(
 ) -> None:
     need: Any = _probabilities(p, torch.Size(shape), drawn, argument="p")
     assert (None if need is None else need.dtype) == read_as
+
+
+DRAW = aten.multinomial.default
+
+
+@pytest.mark.parametrize(
+    ("weights", "how", "is_judged"),
+    [
+        (zeros(3), (1, False), True),
+        (zeros(2, 3), (3, False), True),
+        (zeros(2, 3), (4, False), False),
+        (zeros(2, 3), (4, True), True),
+        (zeros(2, 3), (0, True), False),
+        (zeros(2, 2, 3), (1, False), False),
+        (zeros(()), (1, False), False),
+        (zeros(3).long(), (1, False), False),
+        (zeros(0, 3), (1, False), False),
+    ],
+)
+def test_only_what_torch_draws_from_is_judged(
+    weights: torch.Tensor, how: tuple[int, bool], *, is_judged: bool
+) -> None:
+    assert bool(ask(DRAW, weights, *how)) is is_judged
+
+
+@pytest.mark.parametrize(
+    ("weights", "how", "says"),
+    [
+        ([1.0, 0.0, 2.0], (2, False), None),
+        ([1.0, 0.0, 2.0], (3, False), "{argument} has 2 weights above 0, and 3 samples are drawn"),
+        ([1.0, 0.0, 2.0], (3, True), None),
+        ([0.0, 1.0, 0.0], (2, False), "{argument} has 1 weight above 0, and 2 samples are drawn"),
+        ([0.0, 1.0, 0.0], (1, False), None),
+        ([[1.0, 2.0], [0.0, 1.0]], (2, False), "{argument}[1] has 1 weight above 0, and 2"),
+    ],
+)
+def test_samples_without_replacement_are_no_more_than_the_weights(
+    weights: list[Any], how: tuple[int, bool], says: str | None
+) -> None:
+    found = dict(ask(DRAW, tensor(weights), *how)).get("multinomial_enough_categories")
+    assert (found is None) is (says is None)
+    if found is not None and says is not None:
+        assert found.headline.startswith(says)
+        assert (found.is_silent, found.bounds.min) == (True, how[0])
+
+
+@pytest.mark.parametrize(
+    ("weights", "how", "kept"),
+    [
+        (tensor([0.5, 2.0]), (1, False), (0.5, 2.0)),
+        (tensor([[1.0, 3.0], [0.5, 2.0]]), (1, False), (0.5, 3.0)),
+        (torch.arange(1.0, 601.0).view(2, 300), (1, False), (1.0, 600.0)),
+        (tensor([0.5, -2.0]), (1, False), None),
+        (-torch.arange(1.0, 601.0), (1, False), None),
+        (tensor([0.5, 2.0]), (2, True), None),
+    ],
+    ids=["a row", "rows", "many", "bad", "many bad", "by their sum"],
+)
+def test_an_open_recorder_keeps_the_extremes_of_good_weights(
+    weights: torch.Tensor, how: tuple[int, bool], kept: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the recorders that are open."""
+    lists: tuple[list[Any], ...] = ([], [])
+    monkeypatch.setattr(THREAD.running, "extremes", lists)
+    ask(DRAW, weights, *how)
+    assert lists == (([], []) if kept is None else ([("self", *kept)],) * 2)

@@ -91,7 +91,13 @@ def test_columns_have_places_in_rows() -> None:
 
 
 def test_the_first_invariant_that_is_broken_is_told() -> None:
-    assert said_of(tensor([1, 2, 9]), tensor([0, 9, 9])).headline == "{argument}[0] = 1 must be 0"
+    for starts, places, words in (
+        ([1, 2, 9], [0, 9, 9], "[0] = 1 must be 0"),
+        ([0, 2, 9], [0, 9, 9], "[2] = 9 must be 3: "),
+        ([0, -1, 3], [0, 9, 9], "[1] = -1 must be 0 … 3 above"),
+        ([0, 2, 3], [9, 9, 9], "[0] = 9 is outside the 3 columns"),
+    ):
+        assert said_of(tensor(starts), tensor(places)).headline.startswith(f"{{argument}}{words}")
 
 
 @pytest.mark.parametrize(
