@@ -183,7 +183,8 @@ def _is_stale(call: Recorded, snapshot: Snapshot, write: Recorded) -> bool:
     if call.seq > write.seq:
         return False
     return any(
-        isinstance(item(), nn.Parameter) and not snapshot.is_untouched(item, call.seq)
+        isinstance(item(), nn.Parameter)
+        and any(writer.seq >= call.seq for writer, _ in snapshot.writes_to(item))
         for item in call.inputs
     )
 

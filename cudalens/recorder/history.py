@@ -6,10 +6,12 @@ both are dead.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
+from weakref import ref
 
 from torch.nn import Parameter
 
@@ -193,12 +195,13 @@ class Snapshot:
         last = self.calls[-1].seq if self.calls else 0
         known: set[int] = set()
         for call in (*self.earlier.calls, *self.calls):
-            given = {_own_address(item) for item in call.inputs}
-            for item in (*call.inputs, *call.outputs):
+            inputs = [self.whole(item) for item in call.inputs]
+            given = {_own_address(item) for item in inputs}
+            for item in (*inputs, *map(self.whole, call.outputs)):
                 if id(item) in known:
                     continue
                 known.add(id(item))
-                place, is_given = _own_address(item), any(item is it for it in call.inputs)
+                place, is_given = _own_address(item), any(item is it for it in inputs)
                 if place is None or (place in given and not is_given):
                     continue  # what a call shows of an input has the versions of that
                 same = owners.setdefault(place, {})
@@ -253,11 +256,29 @@ class Snapshot:
         """Return whether nothing has written to a tensor since call number ``since``."""
         if any(change.last >= since for change in self._changes_of(tensor)):
             return False
-        return not any(call.seq >= since for call, _ in self.writes_to(tensor))
+        living = tensor()
+        place = None if living is None else address_of(living)
+        is_written = place is not None and self._last_writes.get(place, -math.inf) >= since
+        return not is_written and not any(it.seq >= since for it, _ in self.writes_to(tensor))
+
+    @cached_property
+    def _last_writes(self) -> dict[int, int]:
+        """The last call that wrote to each memory, by its address.
+
+        No call says that a parameter has the memory of the tensor it was made of.
+        """
+        last: dict[int, int] = {}
+        for call in (*self.earlier.calls, *self.calls):
+            for write in call.written:
+                living = self.whole(write.target)()
+                place = None if living is None else address_of(living)
+                if place is not None:
+                    last[place] = call.seq
+        return last
 
     def whole(self, tensor: Ref) -> Ref:
-        """Return what a tensor is a view of, by the recorded calls, or itself."""
-        return self._index.bases.get(id(tensor), tensor)
+        """Return what a tensor is a view of, by the recorded calls and by torch, or itself."""
+        return self._index.whole(tensor)
 
     @cached_property
     def _index(self) -> _Index:
@@ -301,16 +322,36 @@ class _Index:
         self.bases: dict[int, Ref] = {}
         """The base of each view; in inference mode autograd does not say."""
 
+    def whole(self, tensor: Ref) -> Ref:
+        known = self.bases.get(id(tensor))
+        if known is not None:
+            return known
+        living = tensor()
+        base = None if living is None else base_of(living)
+        if base is None:
+            return tensor
+        # A view of ``x.detach()`` is one of x, which only the call says.
+        known = ref(base)
+        return self.bases.get(id(known), known)
+
     def add(self, call: Recorded) -> None:
+        # A view from before the recording may die, and what is made of it is one of its base.
+        self._note_bases(call.inputs)
         is_view = call.is_alias or call.api.stem == "data"
         shown = call.inputs[0] if call.inputs and is_view else None
         for item, meta in zip(call.outputs, call.metas, strict=True):
             self.made.setdefault(id(item), []).append(call)
             self.metas[id(item)] = meta
             if shown is not None and item is not shown:
-                self.bases[id(item)] = self.bases.get(id(shown), shown)
+                self.bases[id(item)] = self.whole(shown)
+        self._note_bases(call.outputs)
         for write in call.written:
-            whole = self.bases.get(id(write.target), write.target)
+            whole = self.whole(write.target)
             if write.tensor is not whole:
                 self.bases.setdefault(id(write.tensor), whole)
             self.writes.setdefault(id(whole), []).append((call, write))
+
+    def _note_bases(self, tensors: Iterable[Ref]) -> None:
+        for item in tensors:
+            if (whole := self.whole(item)) is not item:
+                self.bases[id(item)] = whole

@@ -333,15 +333,52 @@ def test_views_of_data_are_of_data_and_what_is_computed_from_it_is_not() -> None
     assert [snapshot.is_of_data(ref(item)) for item in found] == [False, True, True, False]
 
 
-def test_a_view_from_before_that_a_call_gave_back_is_one_of_its_base() -> None:
+def test_a_view_from_before_is_one_of_its_base() -> None:
     base = torch.zeros(4)
     view = base[:2]
     snapshot, given = recorded(lambda: view.contiguous())
     assert given is view
-    assert snapshot.whole(ref(view)) is ref(view)
-    snapshot, _ = recorded(lambda: (view.contiguous(), view.add_(1)))
-    assert snapshot.whole(ref(view)) is ref(base)
-    assert name(snapshot.newest(ref(base))) == "add_"
+    assert snapshot.whole(ref(view)) is snapshot.whole(ref(view[:1])) is ref(base)
+    assert snapshot.whole(ref(base)) is ref(base)
+
+
+def rest(base: Tensor) -> Tensor:
+    return base[2:]
+
+
+@pytest.mark.parametrize("written", [Tensor.clone, Tensor.detach, rest, nn.Parameter])
+@pytest.mark.parametrize("held", [Tensor.detach, rest, nn.Parameter])
+def test_a_write_to_what_was_given_the_memory_before_the_recording(
+    held: Callable[[Tensor], Tensor], written: Callable[[Tensor], Tensor]
+) -> None:
+    base = torch.zeros(4)
+    x, other = held(base), written(base)
+    is_copy = written is Tensor.clone
+
+    def run() -> None:
+        with torch.no_grad():
+            x.exp()
+            other.add_(1)
+
+    snapshot, _ = recorded(run)
+    assert [snapshot.is_untouched(ref(x), since) for since in (2, 3)] == [is_copy, True]
+
+
+def test_what_is_made_of_a_view_from_before_changes_with_its_base() -> None:
+    base = torch.zeros(4)
+    view = base[:2]
+    snapshot, (part, _) = recorded(lambda: (view[:1], base.add_(1)))
+    assert snapshot.whole(ref(part)) is ref(base)
+    assert name(snapshot.newest(ref(part))) == "add_"
+    assert name(snapshot.newest(ref(part), 2)) == "__getitem__"
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_write_to_the_data_that_was_sliced_before_the_recording_hides(shares: bool) -> None:
+    base = torch.zeros(4)
+    view = (base.data if shares else base.clone())[:2]
+    snapshot, _ = recorded(lambda: (view.add_(1), base.add_(1)))
+    assert name(snapshot.newest(ref(view))) == (None if shares else "add_")
 
 
 # --- between two blocks --------------------------------------------------------------------------
