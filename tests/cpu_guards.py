@@ -15,7 +15,7 @@ from cudalens.core.report_types import Violation
 from cudalens.guards import full_name
 from cudalens.guards.interceptor import Interceptor
 from cudalens.guards.past_calls import PastCall
-from tests.releases import here, unexpected
+from tests.releases import printed_by, unexpected
 
 _TESTS = str(Path(__file__).parent)
 
@@ -130,8 +130,9 @@ def assert_said(found: Violation | None, said: Mapping[str, Any] | None) -> None
     """Assert what a finding says; with ``None``, that there is none.
 
     Args:
-        said: fields by name, such as ``bounds.text``; besides, ``at``: the positions, ``line``: how
-            the line of CUDA begins, ``prints`` and ``why``: words of that line and the explanation.
+        said: fields by name, such as ``bounds.text``; besides, ``at``: the positions, ``line``: the
+            place of the line of CUDA, as ``Repeat.cu:20``, ``prints`` and ``why``: words of that
+            line and the explanation.
     """
     assert (found is None) == (said is None), found
     for name, wanted in (said or {}).items():
@@ -139,7 +140,7 @@ def assert_said(found: Violation | None, said: Mapping[str, Any] | None) -> None
         if name == "at":
             assert positions(found) == wanted
         elif name == "line":
-            assert found.device_text is not None and found.device_text.startswith(here(wanted))
+            assert found.device_text in printed_by(wanted)
         elif name in ("prints", "why"):
             assert wanted in str(found.device_text if name == "prints" else found.explanation)
         else:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import pytest
 import torch
 
-from cudalens.core.device_asserts import READ_RELEASE
+from cudalens.core.device_asserts import READ_RELEASE, assert_site, assert_table
 from cudalens.simulate.activation import OLDEST
 
 _PLACE = re.compile(r"^([\w.-]+):\d+")
@@ -33,6 +33,19 @@ def here(quoted: str) -> str:
     """
     is_read = torch.__version__.partition("+")[0] == READ_RELEASE
     return quoted if is_read else _PLACE.sub(r"\1", quoted)
+
+
+@functools.cache
+def printed_by(place: str) -> frozenset[str]:
+    """Return what the installed torch prints for the assertions of a place, as ``Repeat.cu:20``.
+
+    Args:
+        place: in the release whose lines are known; the function may follow.
+    """
+    keys = (key for row in assert_table() for key in row.get("sites", ()))
+    sites = [assert_site(key) for key in keys]
+    found = (it for it in sites if f"{it.place}: {it.function}: ".startswith(f"{place}: "))
+    return frozenset(item.text() for item in found)
 
 
 def in_words_of_here(says: str) -> list[str]:

@@ -159,10 +159,10 @@ def spread(value: int, rows: int = 1) -> Tensor:
 @pytest.mark.parametrize(
     ("reduce", "include", "rows", "line"),
     [
-        ("sum", True, zeros(5, 4), "IndexKernelUtils.cu:122"),
-        ("sum", True, zeros(4, 5).t(), "ScatterGatherKernel.cu:203"),
-        ("amax", True, zeros(5, 4), "ScatterGatherKernel.cu:203"),
-        ("sum", False, zeros(5, 4), "ScatterGatherKernel.cu:449"),
+        ("sum", True, zeros(5, 4), "IndexKernelUtils.cu:241"),
+        ("sum", True, zeros(4, 5).t(), "ScatterGatherKernel.cu:257"),
+        ("amax", True, zeros(5, 4), "ScatterGatherKernel.cu:257"),
+        ("sum", False, zeros(5, 4), "ScatterGatherKernel.cu:504"),
     ],
 )
 def test_the_kernel_that_reduces_whole_rows(

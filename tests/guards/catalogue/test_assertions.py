@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
+from cudalens.core.device_asserts import READ_RELEASE
 from tests.cpu_guards import assert_said, said_id
 from tests.verdicts import ask
 
@@ -28,10 +29,8 @@ def stated(value: Tensor, message: str | None = None) -> Any:
         (tensor(1j), None),
         (tensor(0), {"headline": "{argument} = 0, where the program states that it is not zero"}),
         (tensor([[0]]), {"at": [(0, 0)], "bounds.text": "anything but 0", "is_index": False}),
-        (tensor(False), {"line": "TensorCompare.cu:109"}),
-        (tensor(-0.0), {"line": "TensorCompare.cu:109"}),
-        (torch.zeros((), dtype=torch.complex64), {"line": "TensorCompare.cu:113"}),
-        (torch.zeros((), dtype=torch.complex128), {"line": "TensorCompare.cu:116"}),
+        (tensor(False), {"line": "TensorCompare.cu:121"}),
+        (tensor(-0.0), {"line": "TensorCompare.cu:121"}),
         (tensor([0, 0]), None),
         (tensor([]), None),
     ],
@@ -48,3 +47,16 @@ def test_a_message_is_repeated_up_to_the_longest_that_torch_takes() -> None:
     assert stated(tensor(0), "a" * 255) is None
     assert stated(tensor(0), "é" * 127) is not None
     assert stated(tensor(0), "é" * 128) is None  # counted in bytes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "line"), [(torch.float32, 121), (torch.complex64, 125), (torch.complex128, 128)]
+)
+def test_each_kind_of_number_has_a_line_of_its_own(
+    dtype: torch.dtype, line: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", READ_RELEASE)
+    found = stated(torch.zeros((), dtype=dtype), "no rows")
+    assert found.device_text.startswith(f"TensorCompare.cu:{line}: ")
+    assert found.device_text.endswith("Assertion `no rows` failed.")
+    assert found.offenders.first[0].value == 0
