@@ -123,3 +123,5 @@ def test_a_net_of_too_many_modules_is_read_up_to_a_limit(monkeypatch: pytest.Mon
     for most in (3, len(names), len(names) + 1):
         monkeypatch.setattr("cudalens.source.module_path._MAX_MODULES", most)
         assert [*paths_below(net).values()] == names[:most]
+        found = paths_below(net, {id(net.blocks[1].leaf)})
+        assert [*found.values()] == ["blocks.1.leaf"] * ("blocks.1.leaf" in names[:most])

@@ -373,7 +373,7 @@ def test_exceptions_that_led_to_one_are_each_there_once() -> None:
     error.__cause__ = error.__context__ = first
     first.__context__ = second
     second.__cause__ = error
-    group = ExceptionGroup("group", [error, part])
+    group = ExceptionGroup("group", [part, error])
     both = "__cause__", "__context__"
     assert set(map(id, shown_frames.with_causes(error, *both))) == {
         *map(id, (error, first, second))
