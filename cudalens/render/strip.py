@@ -254,11 +254,11 @@ def _branches(links: nx.DiGraph, main: Sequence[str]) -> list[tuple[list[str], s
         for src in links.predecessors(end):
             if src in used or len(found) >= MAX_LANES - 1:
                 continue
-            chain, key, start = [src], src, None
+            chain, key = [src], src
             used.add(src)
             while True:
                 more = [one for one in links.predecessors(key) if one not in used]
-                start = next((one for one in links.predecessors(key) if one in main), start)
+                start = next((one for one in links.predecessors(key) if one in main), None)
                 if len(more) != 1 or len(chain) >= MAX_BOXES - 1:
                     break
                 key = more[0]

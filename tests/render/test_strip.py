@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from cudalens.core.graph_types import CHANGED
 from cudalens.core.report import (
     AutogradNeighbourhood,
     GraphEdge,
+    GraphNode,
     HistoryEntry,
     LineRef,
+    Observation,
     OpName,
+    ProvenanceStep,
     Report,
     SourceSpan,
 )
-from cudalens.render.strip import MAX_BOXES, MAX_WIDTH, Node, _fitting, strip
+from cudalens.core.report_types import MarkedLine
+from cudalens.render.fold import Box
+from cudalens.render.strip import (
+    MAX_BOXES,
+    MAX_LANES,
+    MAX_WIDTH,
+    GraphRow,
+    Node,
+    _brackets,
+    _fitting,
+    _free_lane,
+    _node,
+    graph_rows,
+    strip,
+)
 from cudalens.render.words import with_module_names
 from tests.builders import REPRESENTATIVE, autograd_error, chain, fact, make_report, mismatch, node
 
@@ -276,3 +295,222 @@ def test_every_box_has_a_place_of_its_own() -> None:
         places = [(item.lane, item.column) for item in nodes(build())]
         assert len(places) == len(set(places)), name
         assert all(lane >= 1 and column >= 1 for lane, column in places), name
+
+
+# --- the table of nodes ---------------------------------------------------------------------------
+
+
+def test_each_node_has_a_row_that_says_where_its_result_goes() -> None:
+    rows = {row.name: row for row in graph_rows(make_report())}
+    assert [*rows][2:5] == ["F.linear", "y", "F.cross_entropy"]
+    assert rows["y"] == GraphRow(
+        name="y", role="bad input", shape="i64[32]", module="", source="",
+        feeds="F.cross_entropy (input 1)",
+    )  # fmt: skip
+    assert rows["net.3.weight"].feeds == "F.linear (input 2)"
+    assert rows["F.linear"].source == "In [7] line 11 logits = net(x)"
+    assert (rows["F.linear"].role, rows["F.linear"].module) == ("", "net.3")
+    assert (rows["F.cross_entropy"].role, rows["F.cross_entropy"].feeds) == ("failed", "")
+
+
+def test_a_node_that_feeds_several_lists_them_and_no_unknown_one() -> None:
+    graph = AutogradNeighbourhood(
+        nodes=(node("a", "torch.sin"), node("b", "torch.cos"), node("c", "torch.tan", "failed")),
+        edges=(
+            *(GraphEdge(src="a", dst=dst, input=at) for at, dst in enumerate("bcz")),
+            GraphEdge(src="z", dst="b"),
+        ),
+    )
+    feeds = [row.feeds for row in graph_rows(make_report(graph=graph))]
+    assert feeds == ["cos (input 0), tan (input 1)", "", ""]
+
+
+# --- one box --------------------------------------------------------------------------------------
+
+
+def drawn(made: GraphNode, **parts: Any) -> tuple[str, str]:
+    """Return what stands in the box of one node, and its look."""
+    report = make_report(**{"prevented": False, "graph": AutogradNeighbourhood(), **parts})
+    box = _node(report, Box(key=made.id, role=made.role, members=(made,)), {})
+    return box.small, box.look
+
+
+AT = LineRef(line=5, cell=7)
+
+
+@pytest.mark.parametrize(
+    ("role", "parts", "small"),
+    [
+        ("failed", {}, ("fails here", "fail")),
+        ("failed", {"certainty": "likely"}, ("likely here", "fail")),
+        ("failed", {"certainty": "likely", "phase": "backward"}, ("backward fails here", "fail")),
+        ("failed", {"phase": "backward", "prevented": True}, ("not launched", "fail")),
+        ("failed", {"prevented": True, "kind": "silent"}, ("wrong result", "fail")),
+        ("bad_input", {}, ("bad input", "badin")),
+        ("leaf", {}, ("line 5", "leaf")),
+        ("upstream", {}, ("line 5", "")),
+    ],
+)
+def test_a_box_says_what_happens_there(
+    role: Any, parts: dict[str, Any], small: tuple[str, str]
+) -> None:
+    assert drawn(GraphNode(id="a", name="a", role=role, source=AT), **parts) == small
+
+
+def test_a_box_without_a_line_says_nothing_and_a_value_goes_before_all() -> None:
+    plain = GraphNode(id="a", name="a", role="upstream")
+    assert drawn(plain) == ("", "")
+    assert drawn(replace(plain, value=0.0, source=AT)) == ("value 0", "")
+
+
+@pytest.mark.parametrize(
+    ("parts", "is_writer"),
+    [
+        ({"provenance": (ProvenanceStep(source=AT, note=CHANGED),)}, True),
+        ({"provenance": (ProvenanceStep(source=AT, note="made here"),)}, False),
+        ({"provenance": (ProvenanceStep(source=replace(AT, line=6), note=CHANGED),)}, False),
+        ({"provenance": (ProvenanceStep(source=replace(AT, cell=8), note=CHANGED),)}, False),
+        ({"observations": (Observation(kind="write", text="t", sources=(
+            MarkedLine(line=5, cell=7, mark="changes it"),)),)}, True),
+        ({"observations": (Observation(kind="write", text="t", sources=(
+            MarkedLine(line=5, cell=7, mark="reads it"),)),)}, False),
+        ({"observations": (Observation(kind="graph", text="t", sources=(
+            MarkedLine(line=5, cell=7, mark="changes it"),)),)}, False),
+    ],
+)  # fmt: skip
+def test_what_changes_a_tensor_that_backward_needs_says_so(
+    parts: dict[str, Any], is_writer: bool
+) -> None:
+    made = GraphNode(id="a", name="a", role="bad_input", source=AT)
+    expected = ("changes it, line 5", "writer") if is_writer else ("bad input", "badin")
+    assert drawn(made, **{"provenance": (), **parts}) == expected
+    assert drawn(replace(made, source=None), **parts) == ("bad input", "badin")
+
+
+def test_a_device_is_told_where_the_graph_is_on_several() -> None:
+    one = GraphNode(id="a", name="a", role="leaf", shape=(2,), device="cuda:0")
+    for devices, shape in ((("cuda:0", "cpu"), "[2] cuda:0"), (("cuda:0", None), "[2]")):
+        graph = AutogradNeighbourhood(nodes=tuple(replace(one, device=it) for it in devices))
+        box = Box(key="a", role="leaf", members=(one,))
+        assert _node(make_report(graph=graph), box, {}).shape == shape
+
+
+# --- lanes ----------------------------------------------------------------------------------------
+
+
+def test_a_lane_needs_a_column_on_each_side_of_what_is_there() -> None:
+    taken = [(2, range(3, 5)), (3, range(1, 2))]
+    assert _free_lane([], range(1, 2)) == 2
+    assert _free_lane(taken, range(6, 8)) == 2
+    assert _free_lane(taken, range(5, 8)) == 3
+    assert _free_lane(taken, range(1, 2)) == 2
+    assert _free_lane(taken, range(2, 3)) == 4
+
+
+def flow(*pairs: str, failed: str = "f", bad: str = "") -> list[Node]:
+    """Return the boxes of a graph whose nodes are letters and whose edges are pairs of them."""
+    keys = dict.fromkeys("".join(pairs))
+    roles = {failed: "failed", bad: "bad_input"}
+    made = [
+        replace(
+            node(key, f"torch.{key}", roles.get(key, "upstream"), name=key, shape=(at, 1)),
+            source=LineRef(line=at),
+        )
+        for at, key in enumerate(keys)
+    ]
+    graph = AutogradNeighbourhood(
+        nodes=tuple(made),
+        edges=tuple(GraphEdge(src=one, dst=other) for one, other in pairs),
+        focus=failed,
+    )
+    return nodes(make_report(graph=graph))
+
+
+def lane(found: list[Node], number: int = 1) -> str:
+    return "".join(item.title for item in found if item.lane == number)
+
+
+def test_the_longest_way_to_the_failure_is_the_main_lane() -> None:
+    assert lane(flow("ab", "bc", "cf", "xf", "fy")) == "abcfy"
+    assert lane(flow("ab", "bc", "cf", "xf"), 2) == "x"
+
+
+def test_a_bad_input_has_a_lane_of_its_own_unless_it_is_all_or_was_computed() -> None:
+    assert lane(flow("ab", "bf", "xf", bad="x")) == "abf"
+    assert lane(flow("xf", "fy", "yz", bad="x")) == "xfyz"
+    assert lane(flow("ax", "xf", "bf", bad="x")) == "axf"
+    assert lane(flow("xf", "af", "fb", bad="x")) == "afb"
+
+
+def test_there_are_only_so_many_lanes() -> None:
+    found = flow("ab", "bf", "pf", "qf", "rf", "sf")
+    assert {item.lane for item in found} == set(range(1, MAX_LANES + 1))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "starts"),
+    [
+        (("ab", "bc", "cf", "xf"), {"x": False}),
+        (("ab", "bc", "cf", "bx", "xf"), {"x": True}),
+        (("ab", "bc", "cf", "ax", "xf"), {"x": False}),
+        (("ab", "bc", "cd", "df", "bx", "xy", "yf"), {"x": True, "y": False}),
+        # What feeds a later box of the chain does not feed its first one.
+        (("ab", "bc", "cd", "df", "bx", "px", "xf"), {"p": False, "x": False}),
+    ],
+)
+def test_an_arrow_from_the_lane_above_is_an_edge_to_the_first_box_of_a_branch(
+    pairs: tuple[str, ...], starts: dict[str, bool]
+) -> None:
+    branch = [item for item in flow(*pairs) if item.lane == 2]
+    assert {item.title: item.starts_above for item in branch} == starts
+    assert [item.joins for item in branch] == [*[False] * (len(starts) - 1), True]
+    assert [item.has_arrow for item in branch] == [False, *[True] * (len(starts) - 1)]
+
+
+@pytest.mark.parametrize(("pairs", "count"), [(("af",), 0), (("ab", "bf"), 3)])
+def test_a_strip_of_two_boxes_tells_little(pairs: tuple[str, ...], count: int) -> None:
+    assert len(flow(*pairs)) == count
+    assert strip(make_report(graph=AutogradNeighbourhood(), history=())) is None
+
+
+# --- recorded calls -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [("f32[2, 3]", "[2, 3]"), ("f32[2], i64[3]", "[2]"), ("f32[]", "[]"), ("3", ""), ("", "")],
+)
+def test_the_shape_of_the_first_value(text: str, shape: str) -> None:
+    assert _brackets(text) == shape
+
+
+def test_calls_before_a_break_in_the_flow_are_left_out() -> None:
+    """What leads nowhere would be taken for an input of the failing call."""
+    entries = list(deep_mismatch().history[:4])
+    for broken, titles in ((0, "x0123"), (1, "123"), (2, "23"), (3, "3")):
+        given = "f32[9]" if broken else "f32[16, 32]"
+        changed = [
+            replace(item, shapes=f"{given} -> f32[16, 32]") if at == broken else item
+            for at, item in enumerate(entries)
+        ]
+        found = nodes(replace(deep_mismatch(), history=tuple(changed)))
+        told = "".join(item.title.rpartition(".")[2] for item in found[:-1])
+        assert told == (titles if len(titles) > 1 else "")
+
+
+@pytest.mark.parametrize(("kind", "count"), [("host_error", 3), ("nonfinite", 2)])
+def test_only_a_call_that_made_nan_is_among_those_recorded(kind: Any, count: int) -> None:
+    report = nonfinite_line(("abs", 5), ("sub", 5), ("std", 5))
+    found = nodes(replace(report, kind=kind))
+    assert sum(item.small == "" for item in found) == count
+    assert nodes(replace(report, kind="cuda_error")) == []
+    assert nodes(replace(report, source=None)) == []
+
+
+def test_what_the_failing_module_has_done_itself_is_within_its_box() -> None:
+    report = deep_mismatch()
+    entries = [*report.history[:3]]
+    own = replace(entries[2], module_path="head")
+    found = nodes(replace(report, history=(*entries[:2], own)))
+    assert [item.title for item in found] == ["x", "ReLU layers.0", "ReLU layers.1", "ReLU head"]
+    assert found[-1].is_bad
