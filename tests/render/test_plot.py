@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from IPython.core.formatters import DisplayFormatter
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from cudalens.core.report import Plane
+from cudalens.core.report import AutogradNeighbourhood, Bounds, OffenderMap, Offenders, Plane
 from cudalens.render import figures
 from cudalens.render.colours import LIGHT
+from cudalens.render.strip import strip
 from tests.builders import REPRESENTATIVE, make_report
 from tests.processes import python
 
@@ -62,6 +64,82 @@ def test_a_report_is_saved_as_a_figure(suffix: str, tmp_path: Path) -> None:
         assert {LIGHT["bad"], LIGHT["bar"], LIGHT["badsoft"]} <= pixels
     elif suffix == "svg":
         assert LIGHT["bad"] in path.read_text()
+
+
+def bars(low: tuple[Any, ...], high: tuple[Any, ...], bad: tuple[int, ...], **parts: Any) -> Any:
+    """Return the axes of a vector that is drawn by position."""
+    grid = OffenderMap(rows=1, columns=len(bad), bad=bad, low=low, high=high)
+    found = Offenders(total=len(bad), count=sum(bad), map=grid)
+    facts = {"graph": AutogradNeighbourhood(), "history": (), "bounds": None, **parts}
+    return make_report(offenders=found, **facts).figure().axes
+
+
+def test_a_bar_goes_from_the_smallest_to_the_largest_value() -> None:
+    """From zero where both are on one side of it; to an end where a value is not finite."""
+    nan = float("nan")
+    (axes,) = bars((1, -3, -2, nan, 4), (2, -1, 5, 3, nan), (0, 0, 0, 1, 0))
+    drawn = [(bar.get_y(), bar.get_y() + bar.get_height()) for bar in axes.patches]
+    assert drawn == [(0, 2), (-3, 0), (-2, 5), (-3, 3), (0, 5)]
+    assert [round(bar.get_x() + 0.4, 6) for bar in axes.patches] == [0, 1, 2, 3, 4]
+    colours = [to_hex(bar.get_facecolor()) for bar in axes.patches]
+    assert colours == [LIGHT["bar"]] * 3 + [LIGHT["bad"], LIGHT["bar"]]
+    (cross,) = [line for line in axes.lines if line.get_marker() == "x"]
+    assert (cross.get_xdata()[0], cross.get_ydata()[0]) == (3, pytest.approx(3 + 8 * 0.04))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "lines"),
+    [
+        (Bounds(min=-1, max=4), {"min -1": -1, "max 4": 4}),
+        (Bounds(min=-2, max=5), {}),
+        (Bounds(max=0.5), {"max 0.5": 0.5}),
+        (None, {}),
+    ],
+)
+def test_a_bound_has_a_line_where_it_is_within_the_values(
+    bounds: Bounds | None, lines: dict[str, float]
+) -> None:
+    (axes,) = bars((-1, 2), (1, 4), (0, 1), bounds=bounds)
+    assert {text.get_text(): text.xy[1] for text in axes.texts} == lines
+    assert [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == "--"] == (
+        [*lines.values()]
+    )
+
+
+@pytest.mark.parametrize(
+    ("parts", "title"),
+    [
+        ({"expression": "y", "bounds": Bounds(min=0, max=3)}, "y, 2 values; allowed 0 … 3"),
+        ({"expression": None}, "target, 2 values"),
+        ({"expression": None, "argument": None}, "values, 2 values"),
+        ({"expression": "a$b"}, r"a\$b, 2 values"),
+    ],
+)
+def test_the_values_are_named_with_what_is_allowed(parts: dict[str, Any], title: str) -> None:
+    (axes,) = bars((-1, 2), (1, 4), (0, 1), **parts)
+    assert axes.get_title(loc="left") == title
+
+
+def test_only_what_is_known_is_drawn() -> None:
+    assert len(bars((1,), (1,), (1,), graph=make_report().graph)) == 2
+    assert len(make_report(offenders=None).figure().axes) == 1
+    assert bars((), (), ()) == []
+
+
+def test_a_box_of_the_strip_says_what_is_below_it() -> None:
+    axes = make_report().figure().axes[-1]
+    said = [text.get_text() for text in axes.texts]
+    assert said.count("[32]") == 1 and "bad input" in said  # both, of the bad input
+    boxes = [box for box in axes.patches if isinstance(box, FancyBboxPatch)]
+    arrows = [arrow for arrow in axes.patches if isinstance(arrow, FancyArrowPatch)]
+    drawn = strip(make_report())
+    assert drawn is not None
+    assert len(boxes) == len(drawn.nodes)
+    assert len(arrows) == sum(node.has_arrow + node.joins for node in drawn.nodes)
+    assert [box.get_linestyle() == "--" for box in boxes] == [it.is_bad for it in drawn.nodes]
+    assert [to_hex(box.get_edgecolor()) for box in boxes] == (
+        [LIGHT["bad" if node.look in ("fail", "badin") else "muted"] for node in drawn.nodes]
+    )
 
 
 def test_an_image_stays_an_image() -> None:

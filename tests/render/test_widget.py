@@ -5,14 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ipywidgets
 import pytest
 import torch
 
+from cudalens.core.report import (
+    AutogradNeighbourhood,
+    GraphEdge,
+    GraphNode,
+    HistoryEntry,
+    LineRef,
+    OpName,
+    Plane,
+)
 from cudalens.core.tensor_values import find_offenders
-from cudalens.render.widget import NOTHING, build, live, save_beside
-from tests.builders import REPRESENTATIVE, make_report
+from cudalens.render.strip import GraphRow
+from cudalens.render.widget import (
+    MAX_FOUND,
+    MAX_LISTED,
+    MAX_NEIGHBOURS,
+    NOTHING,
+    _node_facts,
+    build,
+    live,
+    save_beside,
+)
+from tests.builders import REPRESENTATIVE, chain, fact, make_report, node
 from tests.rendering import Page
 
 
@@ -142,3 +162,119 @@ def test_names_of_tensors_are_text() -> None:
     view = live(make_report(tensors=facts, expression="<b>y</b>"))
     chosen(view, "tensor")
     assert "<b>y" not in texts(view) and "<i>" not in texts(view)
+
+
+# --- what the list has, and what is known of each ------------------------------------------------
+
+
+def items(view: ipywidgets.Widget, kind: type) -> list[Any]:
+    return [item for item in walk(view) if type(item) is kind]
+
+
+def test_the_row_has_parts_for_what_the_report_has() -> None:
+    empty = AutogradNeighbourhood()
+    for facts, dropdowns, fields in (
+        ({}, 1, 1),
+        ({"history": ()}, 1, 0),
+        ({"tensors": ()}, 1, 1),
+        ({"graph": empty}, 1, 1),
+        ({"tensors": (), "graph": empty}, 0, 1),
+    ):
+        view = live(make_report(**facts))
+        assert len(items(view, ipywidgets.Dropdown)) == dropdowns
+        assert len(items(view, ipywidgets.Text)) == fields
+        assert [item.description for item in items(view, ipywidgets.Button)] == (
+            ["Markdown", "HTML", "JSON"]
+        )
+
+
+@pytest.mark.parametrize(("at", "suffix"), enumerate([".md", ".html", ".json"]))
+def test_each_button_saves_its_form_and_says_so(
+    at: int, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    view = live(make_report())
+    items(view, ipywidgets.Button)[at].click()
+    assert f"saved as cudalens_report_1{suffix}" in texts(view)
+    assert (tmp_path / f"cudalens_report_1{suffix}").exists()
+
+
+@pytest.mark.parametrize("count", [MAX_LISTED, MAX_LISTED + 1])
+def test_only_so_many_tensors_and_nodes_are_listed(count: int) -> None:
+    facts = tuple(fact("x", "float32[2]", f"x{at}") for at in range(count))
+    made = tuple(node(f"n{at}", f"torch.f{at}") for at in range(count))
+    graph = AutogradNeighbourhood(nodes=made, edges=chain("n0", "n1", f"n{count - 1}"))
+    view = live(make_report(tensors=facts, graph=graph))
+    labels = [label for label, _ in choice(view).options]
+    assert labels[:2] == ["look at a tensor or a node", "tensor  x0  f32[2]"]
+    assert sum(label.startswith("tensor") for label in labels) == MAX_LISTED
+    assert sum(label.startswith("node") for label in labels) == MAX_LISTED
+    chosen(view, "node  f1")  # what is not listed cannot be gone to
+    tips = [item.tooltip for item in items(view, ipywidgets.Button)[3:]]
+    assert tips == ["given: f0", *([f"feeds: f{count - 1}"] if count == MAX_LISTED else [])]
+
+
+@pytest.mark.parametrize("count", [MAX_NEIGHBOURS, MAX_NEIGHBOURS + 1])
+def test_a_node_has_a_button_for_each_neighbour_up_to_a_limit(count: int) -> None:
+    made = [node(f"n{at}", f"torch.{'f' * 50}{at}") for at in range(count)]
+    edges = [GraphEdge(src=item.id, dst="end", input=at) for at, item in enumerate(made)]
+    graph = AutogradNeighbourhood(nodes=(*made, node("end", "torch.end")), edges=(*edges, edges[0]))
+    view = live(make_report(graph=graph))
+    chosen(view, "node  end")
+    buttons = items(view, ipywidgets.Button)[3:]
+    assert len(buttons) == MAX_NEIGHBOURS
+    assert all(len(button.description) <= 44 < len(button.tooltip) for button in buttons)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_plane_needs_no_slider(count: int) -> None:
+    planes = tuple(Plane(index=(at,), rows=("0x",), size=(1, 2)) for at in range(count))
+    report = make_report()
+    assert report.offenders is not None
+    view = live(replace(report, offenders=replace(report.offenders, planes=planes)))
+    chosen(view, "tensor  y")
+    assert len(items(view, ipywidgets.SelectionSlider)) == count - 1
+    assert 'alt="y[0], 1 × 2: where the bad values are"' in texts(view)
+    chosen(view, "tensor  logits")
+    assert not items(view, ipywidgets.SelectionSlider) and "<img" not in texts(view)
+
+
+def test_what_is_known_of_a_node() -> None:
+    where = LineRef(line=3, cell=2, text="y = f(x)")
+    made = GraphNode(
+        id="a", name="SinBackward0", op="torch.sin", role="failed", source=where, value=0.0,
+        device="cuda:0", module_path="net.0", shape=(2,), dtype="float32",
+    )  # fmt: skip
+    row = GraphRow("sin", "failed", "f32[2]", "net.0", "In [2] line 3", "")
+    assert _node_facts(made, row) == [
+        ("node", "SinBackward0"), ("role", "failed"), ("operator", "torch.sin"),
+        ("shape", "f32[2]"), ("device", "cuda:0"), ("module", "net.0"),
+        ("line", "In [2] line 3: y = f(x)"), ("value", "0"),
+    ]  # fmt: skip
+    bare = GraphNode(id="a", name="a")
+    assert _node_facts(bare, GraphRow("a", "", "", "", "", "")) == [("node", "a")]
+
+
+@pytest.mark.parametrize(
+    ("word", "count"), [("in [2] line 3", 1), ("y = f(x)", 1), ("net.0", 1), ("backward", 1),
+                        ("f32[2]", 1), ("forward", 0)],
+)  # fmt: skip
+def test_each_fact_of_a_call_is_searched(word: str, count: int) -> None:
+    where = LineRef(line=3, cell=2, text="y = f(x)")
+    entry = HistoryEntry(
+        seq=1, op="aten::sin", shapes="f32[2]", source=where, module_path="net.0", phase="backward"
+    )
+    view = live(make_report(history=(entry,), op=OpName()))
+    assert "search 1 call: " in search(view).placeholder
+    search(view).value = f" {word.upper()} "
+    assert f"{count} of 1<" in texts(view)
+
+
+@pytest.mark.parametrize("count", [MAX_FOUND, MAX_FOUND + 1])
+def test_only_so_many_found_calls_are_drawn_and_all_are_counted(count: int) -> None:
+    entries = tuple(HistoryEntry(seq=at, op=f"aten::f{at}", shapes="") for at in range(count))
+    view = live(make_report(history=entries, op=OpName()))
+    search(view).value = "aten::f"
+    assert f"{count} of {count}" in texts(view)
+    table = texts(view).partition("</style>")[2]
+    assert table.count("<tr") == MAX_FOUND + 1
