@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -128,3 +130,148 @@ def test_a_mask_as_an_index_waits_for_the_device_and_numbers_do_not(
     with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
         x[mask]
     assert x[rows].shape == (2,)
+
+
+# --- one launch -----------------------------------------------------------------------------------
+
+
+def test_an_op_of_a_library_without_a_kernel_of_the_cpu_is_not_rehearsed(
+    sim: simulate.Simulation,
+) -> None:
+    with torch.library._scoped_library("tested_kernels", "DEF") as library:
+        for name in ("bare", "refuses"):
+            library.define(f"{name}(Tensor x) -> Tensor")
+
+        def refuse(x: Tensor) -> Tensor:
+            raise NotImplementedError("not for this dtype")
+
+        library.impl("refuses", refuse, "CPU")
+        x = torch.ones(2, device="cuda")
+        with pytest.raises(simulate.NotRehearsedError, match="tested_kernels::bare, which has no"):
+            torch.ops.tested_kernels.bare(x)
+        with pytest.raises(NotImplementedError, match="not for this dtype"):
+            torch.ops.tested_kernels.refuses(x)
+
+
+def test_a_device_that_does_not_exist_is_refused_among_the_arguments() -> None:
+    for index in (None, 0):
+        assert torch.zeros(2, device=torch.device("cuda", index)).is_cuda
+        assert torch.zeros_like(on_cuda(2), device=torch.device("cuda", index)).is_cuda
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.zeros_like(on_cuda(2), device="cuda:1")
+    assert not torch.zeros_like(on_cuda(2), device="cpu").is_cuda
+    assert torch.zeros_like(torch.ones(2), device="cuda").is_cuda
+
+
+@pytest.mark.parametrize(
+    ("call", "is_cublas"),
+    [(lambda x: x @ x, True), (lambda x: torch.addmm(x, x, x), True), (lambda x: x + x, False)],
+)
+def test_cublas_cannot_be_started_on_a_device_that_was_lost(
+    call: Callable[[Tensor], object], is_cublas: bool, sim: simulate.Simulation
+) -> None:
+    """Also with a fault that nobody has met: it waits, and says a status of its own."""
+    x = on_cuda(2, 2)
+    sim.reset()
+    sim.device_assert("aten::mine", "mine.cu:1: Assertion `x` failed.")
+    if is_cublas:
+        with pytest.raises(RuntimeError, match="CUBLAS_STATUS_NOT_INITIALIZED"):
+            call(x)
+    else:
+        call(x)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        torch.cuda.synchronize()
+    sim.reset()
+    call(x)
+    sim.device_assert("aten::mine", "mine.cu:1: Assertion `x` failed.")
+    call(x)  # it has a handle by now
+    sim.reset()
+
+
+def test_a_number_of_the_host_takes_values_from_the_device() -> None:
+    """Torch copies what is beside it: the copy waits, and the result is the host's."""
+    number = torch.tensor(5.0, device="cuda")
+    for write in (
+        lambda x: x.index_put_((torch.tensor([0]),), number),
+        lambda x: x.masked_fill_(torch.tensor([True, False]), number),
+    ):
+        host = torch.zeros(2)
+        assert write(host) is host
+        assert host.tolist() == [5.0, 0.0]
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+                write(host)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_parts_of_a_composite_op_meet_the_tensors_as_they_are() -> None:
+    assert on_cuda(2).new_zeros(3).is_cuda
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        F.linear(on_cuda(2, 3), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("call", "waits"),
+    [
+        (lambda x, n: x.repeat_interleave(n), True),
+        (lambda x, n: x.repeat_interleave(n, output_size=3), False),
+        (lambda x, n: x.masked_select(x > 0), True),
+        (lambda x, n: x.sort(), False),
+        (lambda x, n: torch.stack([x, x]), False),
+    ],
+)
+def test_what_needs_values_for_the_size_of_its_result_waits(
+    call: Callable[[Tensor, Tensor], object], waits: bool
+) -> None:
+    x, number = on_cuda(2), torch.tensor([1, 2], device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        if waits:
+            with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+                call(x, number)
+        elif call is not None:
+            call(x, number)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def test_an_op_with_several_results_that_are_given_fills_each() -> None:
+    x = torch.tensor([[3.0, 1.0, 2.0]], device="cuda")
+    for shape in ((0,), (1,), (5,)):
+        values, indices = (
+            torch.empty(shape, device="cuda"),
+            torch.empty(shape, dtype=torch.long, device="cuda"),
+        )
+        with warnings.catch_warnings(action="ignore"):
+            made = torch.max(x, 1, out=(values, indices))
+        assert made[0] is values and made[1] is indices
+        assert (values.tolist(), indices.tolist()) == ([3.0], [0])
+
+
+def test_a_result_that_is_given_keeps_its_place_in_a_storage() -> None:
+    whole = torch.zeros(6, device="cuda")
+    part = whole[1:3]
+    torch.add(torch.ones(2, device="cuda"), 1, out=part)
+    assert whole.tolist() == [0, 2, 2, 0, 0, 0]
+    with warnings.catch_warnings(action="ignore"):
+        torch.add(torch.ones(5, device="cuda"), 3, out=part)
+    assert whole.tolist() == [0, 4, 4, 4, 4, 4]
+    assert part.shape == (5,) and part.storage_offset() == 1
+    with warnings.catch_warnings(action="ignore"):
+        torch.add(torch.ones(2, 4, device="cuda"), 4, out=part)
+    assert part.shape == (2, 4) and whole.untyped_storage().nbytes() == 36
+    assert part.sum().item() == 40.0
+
+
+def test_a_list_of_results_is_a_list_on_the_device() -> None:
+    parts = torch._foreach_add([on_cuda(2), on_cuda(3)], 1.0)
+    assert [part.shape for part in parts] == [(2,), (3,)] and all(part.is_cuda for part in parts)
+    shapes = torch.ops.aten.split_with_sizes_copy(on_cuda(5), [2, 3])
+    assert all(part.is_cuda for part in shapes)
+    x = on_cuda(2)
+    assert x.contiguous() is x and x.to("cuda") is x

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cudalens.simulate import memory
 from tests.simulate.device import CUDA
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -142,3 +143,81 @@ def test_an_empty_storage_like_one_of_the_device() -> None:
     made = torch.arange(3.0, device=CUDA).untyped_storage().new()
     assert (made.device, made.nbytes()) == (torch.device("cuda", 0), 0)
     assert torch.arange(3.0).untyped_storage().new().device.type == "cpu"
+
+
+# --- figures -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "size"),
+    [
+        (0, "0 bytes"), (1024, "1024 bytes"), (1025, "1.00 KiB"), (1536, "1.50 KiB"),
+        (2**20, "1024.00 KiB"), (2**20 + 1, "1.00 MiB"), (2**30, "1024.00 MiB"),
+        (3 * 2**30, "3.00 GiB"),
+    ],
+)  # fmt: skip
+def test_a_number_of_bytes_is_written_as_by_the_allocator(count: int, size: str) -> None:
+    refused = RuntimeError(f"can't allocate memory: you tried to allocate {count} bytes.")
+    made = memory.out_of_memory(refused)
+    assert made is not None and f"Tried to allocate {size}. GPU 0" in str(made)
+    assert memory.out_of_memory(RuntimeError("another")) is None
+
+
+def test_what_is_free_is_what_no_tensor_has_now() -> None:
+    """The peak counts for nothing: what was freed is there again."""
+    x = torch.ones(2**20, device=CUDA)
+    del x
+    y = torch.ones(1024, device=CUDA)
+    free, total = torch.cuda.mem_get_info()
+    assert (free, total) == (total - torch.cuda.memory_allocated(), 16 * 2**30)
+    assert torch.cuda.max_memory_allocated() > torch.cuda.memory_allocated() >= y.nbytes
+    made = memory.out_of_memory(
+        RuntimeError("can't allocate memory: you tried to allocate 9 bytes")
+    )
+    assert str(made).endswith(f"total capacity of 16.00 GiB of which {memory._size(free)} is free.")
+
+
+def test_the_meter_counts_blocks_of_512_bytes_until_a_storage_dies() -> None:
+    meter = memory.MemoryMeter()
+    assert (meter.allocated_bytes, meter.peak_bytes, meter.storages()) == (0, 0, [])
+    empty, one, more = (torch.UntypedStorage(size) for size in (0, 1, 513))
+    for storage in (empty, one, more, one):
+        meter.track(storage)
+    assert (meter.allocated_bytes, meter.peak_bytes) == (1536, 1536)
+    assert len(meter.storages()) == 2 and all(it is one or it is more for it in meter.storages())
+    del more, storage
+    assert (meter.allocated_bytes, meter.peak_bytes) == (512, 1536)
+    meter.reset_peak()
+    assert meter.peak_bytes == 512
+    one.resize_(0)
+    meter.track(one)
+    assert meter.allocated_bytes == 0
+
+
+def test_the_figures_of_the_allocator_agree() -> None:
+    x = torch.ones(2**18, device=CUDA)
+    now, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+    assert now == torch.cuda.memory_reserved() >= x.nbytes
+    assert peak == torch.cuda.max_memory_reserved() >= now
+    flat, nested = torch.cuda.memory_stats(), torch.cuda.memory_stats_as_nested_dict()
+    for kind in ("allocated", "active", "reserved", "requested"):
+        for pool in ("all", "large_pool", "small_pool"):
+            assert nested[f"{kind}_bytes"][pool] == {"current": now, "peak": peak}
+            assert flat[f"{kind}_bytes.{pool}.current"] == now
+            assert flat[f"{kind}_bytes.{pool}.peak"] == peak
+    assert torch.cuda.memory_summary() == f"{now} bytes in live tensors, peak {peak}"
+    assert torch.cuda.memory_snapshot() == []
+    assert torch.cuda.get_allocator_backend() == "native"
+
+
+@pytest.mark.parametrize(("fraction", "is_refused"), [(0.0, False), (0.5, False), (1.0, False),
+    (-0.1, True), (1.1, True)])  # fmt: skip
+def test_a_share_of_the_memory_lies_between_none_and_all(fraction: float, is_refused: bool) -> None:
+    if is_refused:
+        with pytest.raises(ValueError, match="Allowed range: 0~1"):
+            torch.cuda.set_per_process_memory_fraction(fraction)
+        fraction = 1.0
+    else:
+        torch.cuda.set_per_process_memory_fraction(fraction)
+    assert torch.cuda.get_per_process_memory_fraction() == fraction
+    torch.cuda.set_per_process_memory_fraction(1.0)

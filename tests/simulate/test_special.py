@@ -76,12 +76,14 @@ def test_softmax_widens_half_precision_as_cuda_does(function: Any) -> None:
     assert same(device.grad.float(), host.grad, tolerance=1e-2)
 
 
-def test_softmax_into_a_result_that_is_given() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_softmax_into_a_result_that_is_given(dtype: torch.dtype) -> None:
+    """It keeps its dtype, whatever its shape was."""
     x = torch.randn(3, 4)
     for shape in ((3, 4), (0,)):
-        out = torch.empty(shape, device=CUDA)
-        assert torch.softmax(x.to(CUDA), 0, out=out) is out
-        assert same(out, x.softmax(0))
+        out = torch.empty(shape, device=CUDA, dtype=dtype)
+        assert aten._softmax.out(x.to(CUDA), 0, False, out=out) is out
+        assert out.dtype == dtype and same(out, x.softmax(0).to(dtype))
 
 
 @pytest.mark.parametrize("op", [aten._softmax_backward_data, aten._log_softmax_backward_data])

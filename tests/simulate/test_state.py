@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cudalens.simulate import Simulation
-from cudalens.simulate.state import DeviceState
+from cudalens.simulate.state import DeviceState, Forks
 from tests.releases import here
 from tests.simulate.device import ASSERTED, on_cuda, run_python
 from tests.sticky_calls import ADVICE, NO_CUBLAS, ORDINAL, TEXT, expected, texts_after
@@ -292,3 +292,101 @@ def test_whether_each_launch_waits(
     if variable is not None:
         monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", variable)
     assert DeviceState(blocking=asked).is_blocking is is_it
+
+
+# --- the state alone -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("index", "is_there"), [(None, True), (0, True), (-1, True), (1, False)])
+def test_there_is_one_device(index: int | None, is_there: bool) -> None:
+    state = DeviceState()
+    if is_there:
+        state.check_device_index(index)
+        return
+    with pytest.raises(torch.AcceleratorError, match="invalid device ordinal") as caught:
+        state.check_device_index(index)
+    assert caught.value.error_code == 101
+
+
+def test_the_state_forgets_all_that_an_error_left() -> None:
+    state = DeviceState(lag=1, blocking=False)
+    state.use_cublas()
+    state.set_sync_debug_mode(2)
+    state.device_assert("one", "first")
+    state.device_assert("two", "second")
+    assert state.failure is not None and (state.failure.op, state.pending) == ("one", "first")
+    state.launch()
+    with pytest.raises(torch.AcceleratorError):
+        state.launch()
+    assert (state.is_poisoned, state.pending) == (True, None)
+    state.reset()
+    assert (state.failure, state.is_poisoned, state.sync_debug_mode) == (None, False, 0)
+    state.launch()
+    state.check_context()
+    state.device_assert("three", "third")
+    with pytest.raises(RuntimeError, match="CUBLAS_STATUS_NOT_INITIALIZED"):
+        state.use_cublas()  # the handle went with the error
+    assert state.is_poisoned
+
+
+@pytest.mark.parametrize(("mode", "refused"), [(-1, True), (0, False), (2, False), (3, True)])
+def test_the_mode_of_waits_is_one_of_three(mode: int, refused: bool) -> None:
+    state = DeviceState()
+    with (
+        pytest.raises(RuntimeError, match="invalid value") if refused else contextlib.nullcontext()
+    ):
+        state.set_sync_debug_mode(mode)
+    assert state.sync_debug_mode == (0 if refused else mode)
+
+
+def test_each_wait_is_counted_and_told_as_the_mode_says() -> None:
+    state = DeviceState(blocking=False)
+    state.synchronizing()
+    state.set_sync_debug_mode(1)
+    with pytest.warns(UserWarning, match="called a synchronizing CUDA operation"):
+        state.synchronizing()
+    state.device_assert("one", "first")
+    with pytest.warns(UserWarning), pytest.raises(torch.AcceleratorError):
+        state.synchronizing()
+    state.set_sync_debug_mode(2)
+    with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+        state.synchronizing()
+    assert state.sync_count == 4
+    state.sync_debug_mode = 0
+    with pytest.raises(torch.AcceleratorError):
+        state.sync()
+    assert state.sync_count == 4
+
+
+@pytest.mark.parametrize(
+    ("variable", "blocking"), [("1", True), ("2", True), ("", False), ("0", False), (None, False)]
+)
+def test_a_variable_makes_each_launch_wait(
+    variable: str | None, blocking: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", variable)
+    assert DeviceState().is_blocking is blocking
+    assert not DeviceState(blocking=False).is_blocking and DeviceState(blocking=True).is_blocking
+
+
+def test_the_advice_is_left_out_where_each_launch_waits() -> None:
+    for blocking in (True, False):
+        state = DeviceState(blocking=False)
+        state.device_assert("one", "first")
+        state.blocking = blocking
+        with pytest.raises(torch.AcceleratorError) as caught:
+            state.sync()
+        assert ("CUDA_LAUNCH_BLOCKING=1" in str(caught.value)) is not blocking
+
+
+def test_a_child_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = DeviceState()
+    assert not state.is_forked
+    monkeypatch.setattr(Forks, "count", Forks.count)
+    Forks.add()
+    assert state.is_forked and not DeviceState().is_forked
+    for call in (state.launch, state.sync, state.use_cublas, state.synchronizing):
+        with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA in forked subprocess"):
+            call()
