@@ -98,7 +98,7 @@ def _share_memory(facts: OpSchema, values: Sequence[Any], host: list[Any]) -> No
     for tensors, aliases, i in places:
         value = tensors[i]
         is_on_device = isinstance(value, Tensor) and value.is_cuda
-        if is_on_device and is_plain(value) and not value._is_zerotensor():
+        if is_on_device and is_plain(value):
             key = value.untyped_storage()._cdata
             by_storage.setdefault(key, []).append((value, aliases, i))
     for group in by_storage.values():

@@ -116,8 +116,6 @@ def to_host(tensor: Tensor) -> Tensor:
     """Return a CPU-labelled alias of this CUDA-labelled tensor, with its conj and neg bits."""
     if not is_plain(tensor):
         return _rebuilt(tensor, to_host, torch.device("cpu"))
-    if tensor._is_zerotensor():
-        return torch.zeros(tensor.shape, dtype=tensor.dtype)
     return _with_bits(_relabelled(tensor, _HOST_LABEL), tensor)
 
 
