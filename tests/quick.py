@@ -269,7 +269,7 @@ OTHERS: Final[dict[str, str]] = {
     "session/succession.py": "notebook/test_earlier_cells.py",
     "simulate/__init__.py": "simulate/test_state.py",
     "simulate/_internals.py": "simulate/test_simulate.py",
-    "simulate/activation.py": "simulate/test_state.py notebook/test_status.py",
+    "simulate/activation.py": "simulate/test_dispatch.py",
     "simulate/dispatch.py": (
         "simulate/test_kernels.py simulate/test_layouts.py simulate/test_tensors.py "
         "simulate/test_simulate.py simulate/test_activation.py"

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+import cudalens
 from cudalens.core.errors import SimulationError
 from cudalens.simulate import activation
 from cudalens.simulate.activation import Simulation, start
-from cudalens.simulate.state import DeviceState
+from cudalens.simulate.state import DeviceState, Forks
+from tests.releases import needs_rehearsal
 
 
 @pytest.fixture
@@ -187,3 +189,109 @@ def test_a_program_that_ends_without_a_wait_prints_what_is_pending(
     assert capfd.readouterr().err == "mine.cu:1: Assertion `x` failed.\n"
     simulation.reset()
     assert (simulation.pending, simulation.fault, simulation.is_poisoned) == (None, None, False)
+
+
+# --- real starts ----------------------------------------------------------------------------------
+
+
+@needs_rehearsal
+def test_the_devices_numbers_follow_an_earlier_seed() -> None:
+    drawn = []
+    for seed in (11, 11, 12):
+        torch.manual_seed(seed)
+        with start(announce=False):
+            drawn.append(torch.rand(3, device="cuda").tolist())
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+@needs_rehearsal
+def test_a_start_under_guards_makes_no_finding_of_its_self_check() -> None:
+    with cudalens.guard(), start(announce=False) as simulation:
+        assert (simulation.pending, simulation.fault) == (None, None)
+        with pytest.raises(cudalens.DeviceIndexError):
+            torch.zeros(3, device="cuda")[torch.tensor([3], device="cuda")]
+
+
+@needs_rehearsal
+@pytest.mark.parametrize("blocking", [True, False, None])
+def test_the_self_check_leaves_no_trace(
+    blocking: bool | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with start(announce=False, blocking=blocking, lag=2, seed=1) as simulation:
+        state = simulation._runtime.state
+        assert (state.blocking, state._lag, state.failure) == (blocking, 2, None)
+        assert not simulation.is_poisoned
+    assert capfd.readouterr() == ("", "")
+
+
+@needs_rehearsal
+def test_code_that_only_a_gpu_has_is_kept_away_while_the_device_runs() -> None:
+    flags = (
+        torch._C._get_cudnn_enabled,
+        torch._C._get_flash_sdp_enabled,
+        torch._C._get_mem_efficient_sdp_enabled,
+        torch._C._get_cudnn_sdp_enabled,
+    )
+    before = [flag() for flag in flags]
+    with start(announce=False):
+        assert [flag() for flag in flags] == [False] * 4
+    assert [flag() for flag in flags] == before != [False] * 4
+
+
+@needs_rehearsal
+def test_what_poisoned_the_device_is_one_object_for_one_fault() -> None:
+    with start(announce=False) as simulation:
+        faults = []
+        for _ in range(2):
+            simulation.device_assert("aten::mine", "mine.cu:1: Assertion `x` failed.")
+            assert simulation.fault is None
+            with pytest.raises(torch.AcceleratorError):
+                torch.cuda.synchronize()
+            assert simulation.fault is simulation.fault is not None
+            faults.append(simulation.fault)
+            simulation.reset()
+        assert faults[0] is not faults[1]
+        x = torch.ones(1, device="cuda")
+        assert simulation.memory_allocated() == torch.cuda.memory_allocated() >= 512
+        assert x.is_cuda
+    simulation.stop()  # harmless
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (RuntimeError("device_ready_queues_.size()"), "This process already ran a backward"),
+        (RuntimeError("another"), "another"),
+    ],
+)
+def test_a_backward_that_fails_is_told_by_its_cause(
+    error: RuntimeError, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Any) -> None:
+        raise error
+
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda size, device, **rest: ones(size, **rest))
+    with pytest.raises(RuntimeError, match="instead of 6"):
+        activation._check_values()  # of another device
+    monkeypatch.setattr(torch.Tensor, "backward", fail)
+    with pytest.raises(RuntimeError, match=why) as caught:
+        activation._check_values()
+    assert isinstance(caught.value, SimulationError) is why.startswith("This")
+
+
+@pytest.mark.parametrize(
+    ("forked", "reset", "printed"), [(False, False, True), (True, False, False),
+    (False, True, False)],
+)  # fmt: skip
+def test_a_child_process_prints_no_assert_of_its_parent(
+    forked: bool, reset: bool, printed: bool, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    simulation = Simulation(DeviceState())
+    simulation.device_assert("aten::mine", "the line")
+    monkeypatch.setattr(Forks, "count", Forks.count + forked)
+    if reset:
+        simulation.reset()
+    simulation._print_pending()
+    assert capfd.readouterr().err == ("the line\n" if printed else "")
