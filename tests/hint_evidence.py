@@ -5,18 +5,21 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
 from cudalens.core._python import parse_expression
-from cudalens.core.evidence_types import CallSyntax
+from cudalens.core.evidence_types import Binding, CallSyntax
 from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN, WRITES, ProvenanceStep
+from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence, Report
 from cudalens.core.report_types import (
     Bounds,
     Frame,
     Hint,
     LineRef,
+    Observation,
     Offender,
     Offenders,
     OpName,
@@ -27,6 +30,7 @@ from cudalens.core.report_types import (
 )
 from cudalens.diagnosis.candidates import Trial, TrialResult
 from cudalens.diagnosis.diagnose import diagnose
+from cudalens.diagnosis.observations import observe
 from tests.builders import fact, spelled
 
 MAX_UNIQUE, MAX_FIRST = 32, 20
@@ -427,4 +431,49 @@ def indexed(name: str) -> Evidence:
     """Return the evidence of five positions, of which the last is the number of places."""
     return out_of_range(
         "aten::index", "indices", [1, 2, 3, 4, 5], 5, expression=name, call=f"x[{name}]"
+    )
+
+
+# --- observations ---------------------------------------------------------------------------------
+
+
+class Bound(Trial):
+    """A trial that knows where names were bound, and layers."""
+
+    def __init__(self, **bindings: Binding) -> None:
+        self.bindings = bindings
+
+    def binding(self, expression: str, *, of_shape: bool = False) -> Binding | None:
+        return self.bindings.get(expression)
+
+    def layer(self, path: str, shape: tuple[int, ...] | None = None) -> Binding | None:
+        return self.bindings.get(path)
+
+
+def observed(evidence: Evidence, kind: str, trial: Trial | None = None) -> list[str]:
+    """Return the texts of one kind; no observer may fail."""
+    return [item.text for item in observations(evidence, trial) if item.kind == kind]
+
+
+def observations(evidence: Evidence, trial: Trial | None = None) -> tuple[Observation, ...]:
+    limits = Limits()
+    seen = observe(evidence, trial or Trial(), limits)
+    assert limits.lines == []
+    return seen
+
+
+def made(value: str | None, line: int = 2, **more: Any) -> Binding:
+    text = None if value is None else spelled(value)
+    return Binding(at=SourceSpan(cell=1, line=line, text=value), value=text, **more)
+
+
+def with_offenders(evidence: Evidence, **changes: Any) -> Evidence:
+    """Return the evidence of a failure in line 9, with other facts of the bad values."""
+    violation = evidence.violation
+    assert violation is not None
+    offenders = replace(violation.offenders, **changes)
+    return replace(
+        evidence,
+        source=SourceSpan(cell=1, line=9),
+        violation=replace(violation, offenders=offenders),
     )

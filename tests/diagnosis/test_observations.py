@@ -7,49 +7,43 @@ from typing import Any
 
 import pytest
 
-from cudalens.core.evidence_types import BadSlice, BoundOrigin, DatasetColumn, Marks, NamedConstant
+from cudalens.core.evidence_types import (
+    AddedNumber,
+    BadSlice,
+    BoundOrigin,
+    DatasetColumn,
+    Marks,
+    NamedConstant,
+    NanHolder,
+)
 from cudalens.core.graph_types import FIRST_BAD, WRITES, ProvenanceStep
 from cudalens.core.limits import Limits
-from cudalens.core.report import Evidence
 from cudalens.core.report_types import (
     Bounds,
     LineRef,
-    Observation,
     Offender,
+    Offenders,
     OtherModule,
     SeenBefore,
     SourceSpan,
 )
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.observations import format_number, observe
-from tests.hint_evidence import ctc, finding, labels, lookup, out_of_range, tensor
-
-
-def observed(evidence: Evidence, kind: str) -> list[str]:
-    """Return the texts of one kind; no observer may fail."""
-    return [item.text for item in observations(evidence) if item.kind == kind]
-
-
-def observations(evidence: Evidence) -> tuple[Observation, ...]:
-    limits = Limits()
-    seen = observe(evidence, Trial(), limits)
-    assert limits.lines == []
-    return seen
+from tests.hint_evidence import (
+    ctc,
+    finding,
+    labels,
+    lookup,
+    observations,
+    observed,
+    out_of_range,
+    tensor,
+    with_offenders,
+)
 
 
 def step(op: str, text: str, line: int, **more: Any) -> ProvenanceStep:
     return ProvenanceStep(op=op, source=LineRef(cell=1, line=line, text=text), **more)
-
-
-def with_offenders(evidence: Evidence, **changes: Any) -> Evidence:
-    violation = evidence.violation
-    assert violation is not None
-    offenders = replace(violation.offenders, **changes)
-    return replace(
-        evidence,
-        source=SourceSpan(cell=1, line=9),
-        violation=replace(violation, offenders=offenders),
-    )
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -130,9 +124,78 @@ def test_values_of_a_data_set() -> None:
         name="data", count=300, low=0, high=64, kinds=65, bad_count=1, rows=(217,), others="0 … 63",
         distinct=(0, 63, 64),
     )  # fmt: skip
-    evidence = lookup([3, 64], 64, dataset_column=column)
     text = "1 of 300 ids of data is 64 (item 217), all others 0 … 63"
-    assert observed(evidence, "values") == [text]
+    assert in_column(column) == [text]
+    # Of more bad values than the rows that are known, none is named.
+    more = replace(column, bad_count=2)
+    assert in_column(more) == ["2 of 300 ids of data are 64, all others 0 … 63"]
+    many = replace(column, bad_count=9, distinct=None)
+    text = "9 of 300 ids of data are outside, such as 64, 70, 71, all others 0 … 63"
+    assert in_column(many, [3, 64, 71, 70, 72]) == [text]
+    # Where the batch alone is known, its own values are counted.
+    only_classes = replace(column, count=0, classes=64)
+    assert in_column(only_classes) == ["1 of 2 ids is 64, all others 3"]
+
+
+def in_column(column: DatasetColumn, ids: list[int] | None = None) -> list[str]:
+    return observed(lookup(ids or [3, 64], 64, dataset_column=column), "values")
+
+
+def outside(numbers: list[float], **changes: Any) -> list[str]:
+    """Return what is said of numbers above 1."""
+    bounds = Bounds(min=0.0, max=1.0, text="0 … 1")
+    found = finding("aten::x", tensor("target", "t", numbers), numbers, lambda it: it > 1, bounds)
+    return observed(with_offenders(found, **changes) if changes else found, "values")
+
+
+def test_a_few_different_numbers_are_listed_and_of_many_the_ends() -> None:
+    assert outside([0.0, 2.5, 3.5, 4.0]) == ["3 of 4 values are 2.5, 3.5, 4, all others 0"]
+    four = [0.0, 2.5, 3.5, 4.0, 6.5]
+    assert outside(four) == ["4 of 5 values are outside, such as 2.5 and 6.5, all others 0"]
+    assert outside([0.0, 2.5, 3.5], count=9, total=20) == [
+        "9 of 20 values are outside, such as 2.5 and 3.5, all others 0"
+    ]
+    assert outside([0.0, 2.5, 2.5], others="low … high") == [
+        "2 of 3 values are 2.5, all others low … high"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        ([0, 7, 8, 9, 10, 11], "5 of 6 ids are 7 … 11, all others 0"),
+        ([0, 7, 8], "2 of 3 ids are 7, 8, all others 0"),
+        ([0, -3, -2, -1, 7, 8, 9], "6 of 7 ids are -3 … -1, 7 … 9, all others 0"),
+        ([0, -1, 7, 8, 9], "4 of 5 ids are -1, 7, 8, 9, all others 0"),
+        ([0, 7, 9, 11, 13, 15], "5 of 6 ids are 7, 9, 11, 13 and 1 more, all others 0"),
+    ],
+)
+def test_integers_in_a_row_are_said_as_an_interval(ids: list[int], text: str) -> None:
+    assert observed(lookup(ids, 5), "values") == [text]
+
+
+def test_a_number_that_was_expanded_to_all_values() -> None:
+    """The op is given one value, the report shows the tensor that has it everywhere."""
+    shown = tensor("indices", "ids", [7], (2, 3))
+    one = Offenders(count=1, total=1, first=(Offender(position=(0,), value=7),))
+    evidence = lookup([7], 5)
+    violation = evidence.violation
+    assert violation is not None
+    known = replace(evidence, violation=replace(violation, offenders=one), tensors=(shown,))
+    assert observed(known, "values") == ["all 6 values are 7"]
+    several = replace(known, tensors=(tensor("indices", "ids", [7, 1], (2, 3)),))
+    assert observed(several, "values") == []
+    twice = Marks(value=7, copies=2)
+    assert observed(lookup([7, 7], 5, marks=twice), "values") == [
+        "the one value is 7 (expand shows each 2 times)"
+    ]
+
+
+def test_flags_and_numbers_that_are_nan_have_no_range() -> None:
+    assert outside([0.0, 2.0, 2.0]) != []
+    assert outside([0.0, 2.0, float("nan")]) == []
+    flags = replace(lookup([7, 1], 5), tensors=(tensor("indices", "m", [1, 0], None, "bool"),))
+    assert observed(flags, "values") == []
 
 
 # --- earlier calls --------------------------------------------------------------------------------
@@ -149,6 +212,30 @@ def test_earlier_calls_and_the_module_that_differs() -> None:
     assert observed(lookup([3], 3, seen_before=one), "earlier") == [
         "an earlier call of the line had 2"
     ]
+    nothing = SeenBefore(calls=7, min=0, max=None, other_modules=(other,))
+    assert observed(lookup([3], 3, seen_before=nothing), "earlier") == []
+
+
+def test_three_other_modules_by_the_users_names_and_without_a_size() -> None:
+    others = tuple(OtherModule(module=str(at), calls=1, min=0, max=3) for at in range(4))
+    seen = SeenBefore(calls=2, min=1, max=1, other_modules=others)
+    names = (("0", "net.0"),)
+    assert observed(lookup([3], 3, seen_before=seen, module_names=names), "earlier")[1:] == [
+        "net.0 took 0 … 3 in 1 call",
+        "1 took 0 … 3 in 1 call",
+        "2 took 0 … 3 in 1 call",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("phase", "path", "is_said"),
+    [("backward", "net.0", True), ("backward", None, False), ("forward", "net.0", False)],
+)
+def test_a_forward_that_backward_runs_again(phase: Any, path: str | None, is_said: bool) -> None:
+    seen = SeenBefore(calls=1, min=2, max=2)
+    evidence = lookup([3], 3, path=path, seen_before=seen, phase=phase)
+    texts = [it for it in observed(evidence, "earlier") if "checkpointed" in it]
+    assert len(texts) == is_said
 
 
 # --- where the values came from -------------------------------------------------------------------
@@ -242,6 +329,71 @@ def test_nan_is_made_only_where_no_input_had_it() -> None:
         assert marks == [f"nan {mark} here"]
 
 
+def test_of_a_line_that_wrote_several_values_each_is_said() -> None:
+    steps = (
+        step("aten::fill_", "y[0] = k", 4, note=f"{WRITES} 9", count=1),
+        step("aten::fill_", "y[0] = k", 4, note=f"{WRITES} 8"),
+    )
+    evidence = with_offenders(labels([1, 9, 8], 7, provenance=steps))
+    (item,) = [it for it in observations(evidence) if it.kind == "came_from"]
+    # Of one write the number is not known: neither is that of both.
+    assert (item.text, item.facts["count"]) == ("line 4: y[0] = k (writes 9, 8)", None)
+    assert [it.mark for it in item.sources] == ["bad values are made here"]
+
+
+def test_three_lines_that_wrote_are_enough() -> None:
+    steps = tuple(step("aten::fill_", "y[0] = 9", at, note=f"{WRITES} 9") for at in (2, 3, 4, 5))
+    evidence = with_offenders(labels([1, 9], 7, provenance=steps))
+    assert len(observed(evidence, "came_from")) == 3
+
+
+def test_a_parameter_that_was_nan_before() -> None:
+    lines = [LineRef(cell=1, line=at, text="w.data[0] = nan") for at in (4, 9)]
+    holder = NanHolder(name="net.w", nan=Offenders(), is_read=False, written=(lines[0],))
+
+    def said(holder: NanHolder, *steps: ProvenanceStep) -> list[tuple[str, str]]:
+        evidence = with_offenders(labels([1, 9], 7, provenance=steps, nan_holder=holder))
+        seen = [it for it in observations(evidence) if it.kind == "came_from"]
+        return [(it.text, it.sources[0].mark or "") for it in seen]
+
+    written = ("line 4: w.data[0] = nan", "nan is written to net.w here")
+    assert said(holder) == [written]
+    changed = replace(holder, written=(), changed=lines[0])
+    assert said(changed) == [(written[0], "net.w is last changed here")]
+    assert said(replace(changed, changed=lines[1])) == []  # the failing line
+    # A call that is not known to have made it may have handed the parameter on.
+    called = step("torch.nn.functional.linear", "p = net(x)", 5)
+    assert said(holder, called) == [written]
+    assert len(said(holder, replace(called, note=FIRST_BAD))) == 2
+    assert len(said(replace(holder, is_read=True), called)) == 2
+    own = step("aten::fill_", "w.data[0] = nan", 4, note=f"{WRITES} nan")
+    assert [text for text, _ in said(holder, own)] == [written[0]]
+
+
+def test_lines_of_python_that_computed_the_values() -> None:
+    lines = tuple(LineRef(cell=1, line=at, text="a = b + 1") for at in (3, 9))
+    seen = observations(with_offenders(labels([1, 9], 7, marks=Marks(computed=lines))))
+    found = [it for it in seen if it.kind == "came_from"]
+    assert [it.text for it in found] == ["line 3: a = b + 1"]
+    assert [it.mark for item in found for it in item.sources] == ["9 comes from here"]
+    two = observations(with_offenders(labels([8, 9], 7, marks=Marks(computed=lines))))
+    marks = [it.mark for item in two if item.kind == "came_from" for it in item.sources]
+    assert marks == ["bad values come from here"]
+
+
+def test_the_line_that_chose_how_long_the_ids_are() -> None:
+    origin = BoundOrigin(at=SourceSpan(cell=1, line=3), expression="n = 8")
+
+    def said(origin: BoundOrigin, most: Any = 7) -> list[str]:
+        evidence = with_offenders(lookup([7, 1], 5, marks=Marks(length=origin)), max=most)
+        return observed(evidence, "came_from")
+
+    assert said(origin) == ["length 8, set in line 3: n = 8"]
+    assert said(replace(origin, is_set=False)) == []
+    assert said(replace(origin, at=SourceSpan(cell=1, line=9))) == []
+    assert said(origin, None) == []
+
+
 def test_the_failing_line_is_no_origin() -> None:
     steps = (step("aten::add.Tensor", "F.cross_entropy(z, y + 1)", 9, note=FIRST_BAD),)
     evidence = with_offenders(labels([1, 9], 7, provenance=steps))
@@ -260,48 +412,6 @@ def test_an_item_only_where_the_way_ends_at_a_batch() -> None:
     assert observed(replace(evidence, provenance=steps[:1]), "item") == []
 
 
-# --- the bound ------------------------------------------------------------------------------------
-
-
-def test_the_line_that_chose_the_number_and_the_one_that_made_the_table() -> None:
-    origin = BoundOrigin(
-        at=SourceSpan(cell=1, line=11, text="model = Recommender(100, 64)"),
-        expression="Recommender(100, 64)",
-        holder="model.items",
-        made=LineRef(cell=1, line=5, text="self.items = nn.Embedding(items, 8)"),
-        made_by="nn.Embedding(items, 8)",
-    )
-    evidence = with_offenders(lookup([64, 1], 64, bound=origin))
-    (item,) = [it for it in observations(evidence) if it.kind == "bound"]
-    assert item.text == (
-        "64 rows, set in line 11: Recommender(100, 64) "
-        "(model.items is made in line 5: nn.Embedding(items, 8))"
-    )
-    assert [(it.line, it.mark) for it in item.sources] == [
-        (11, "64 rows are set here"),
-        (5, "model.items is made here"),
-    ]
-
-
-def test_a_line_that_made_the_table_of_a_number_from_elsewhere_has_not_set_it() -> None:
-    origin = BoundOrigin(
-        at=SourceSpan(cell=1, line=5, text="self.items = nn.Embedding(cfg.n, 8)"),
-        expression="nn.Embedding(cfg.n, 8)",
-        holder="model.items",
-        is_set=False,
-    )
-    evidence = with_offenders(lookup([64, 1], 64, bound=origin))
-    (item,) = [it for it in observations(evidence) if it.kind == "bound"]
-    assert [it.mark for it in item.sources] == ["model.items is made here (64 rows)"]
-    assert "set" not in item.text
-    assert observed(replace(evidence, bound=replace(origin, holder=None)), "bound") == []
-
-
-def test_a_bound_of_the_failing_line_is_not_repeated() -> None:
-    origin = BoundOrigin(at=SourceSpan(cell=1, line=9), expression="torch.zeros(3)")
-    assert observed(with_offenders(lookup([7, 1], 3, bound=origin)), "bound") == []
-
-
 # --- marks ----------------------------------------------------------------------------------------
 
 
@@ -310,6 +420,12 @@ def test_a_bound_of_the_failing_line_is_not_repeated() -> None:
     [
         (Marks(value=-7, constants=(NamedConstant(name="HOLE", value=-7),)), "-7 is HOLE"),
         (Marks(zero_at="weight"), "weight is 0 at the bad values, and nowhere else"),
+        (Marks(aliases=("x", "y")), "x and y of the batch are one tensor"),
+        (Marks(vanished=("1e-8 is 0",)), "1e-8 is 0 in this dtype"),
+        (
+            Marks(constants=(NamedConstant(name="HOLE", value=-7, line=LineRef(cell=1, line=3)),)),
+            "-7 is HOLE, set in line 3",
+        ),
         (
             Marks(in_slice=BadSlice(None, 1, 4, 16, is_full=False)),
             "all 16 bad values of ids are in [:, 4]",
@@ -344,6 +460,37 @@ def test_what_fits_before_a_shift_begins_at_the_lower_bound(low: int, fits: str)
         "aten::index", "indices[0]", [11, 2], 10, low=low, expression="i - 1", call="x[i - 1]"
     )
     assert observed(evidence, "pattern") == [f"i is 3 … 12, {fits} fits"]
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("i + 1", "i is 1 … 10, -1 … 8 fits"),
+        ("i - 1", "i is 3 … 12, 1 … 10 fits"),
+        ("i * 1", None),
+        ("i + k", None),
+        ("i + 0.5", None),
+        ("i", None),
+    ],
+)
+def test_what_is_added_on_the_line_tells_what_fits(code: str, text: str | None) -> None:
+    evidence = out_of_range("aten::index", "indices[0]", [11, 2], 10, expression=code)
+    assert observed(evidence, "pattern") == ([] if text is None else [text])
+
+
+def test_what_another_line_added() -> None:
+    line = LineRef(cell=1, line=3, text="y = x + k")
+    sums = AddedNumber("x", 1, 10, 0, 5, 3, line)
+    said = "line 3 adds 10 to x[:, 1], which is 0 … 5: at most 3 fits"
+
+    def texts(sums: AddedNumber) -> list[str]:
+        found = out_of_range("aten::index", "indices[0]", [11, 2], 10, expression="i - 1")
+        return observed(with_offenders(replace(found, marks=Marks(added=sums))), "pattern")
+
+    assert texts(sums) == [said]
+    assert texts(sums._replace(column=None)) == [said.replace("x[:, 1]", "x")]
+    own = sums._replace(line=replace(line, line=9))
+    assert texts(own) == ["i is 3 … 12, 1 … 10 fits"]
 
 
 @pytest.mark.parametrize(
