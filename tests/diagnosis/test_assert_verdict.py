@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from cudalens.core.evidence_types import DeviceFault, Synchronization
+from cudalens.core.evidence_types import DeviceFault, FittingCall, Synchronization
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import Environment, OpName, TensorFact
 from cudalens.diagnosis.assert_verdict import joined
 from cudalens.diagnosis.diagnose import diagnose
+from tests.builders import entries
 
 ERROR = ErrorFacts(
     type_name="AcceleratorError",
@@ -29,6 +30,9 @@ BASE = Evidence(error=ERROR, context_usable=False, environment=Environment(torch
 UNWAITED = Synchronization(is_op_unwaited=True)
 WAITING, UNWAITING = Synchronization(waits=True), Synchronization(waits=False)
 WAIT = "under a full check"
+FITTING = FittingCall(
+    op="aten::embedding", api="torch.nn.functional.embedding", line=3, text="F.embedding(i, w)"
+)
 
 
 def evidence(**known: object) -> Evidence:
@@ -93,6 +97,15 @@ CASES = {
     "not waited for, but the text agrees": (
         evidence(op=EMBEDDING, device_text=ROWS, synchronization=UNWAITED), "likely",
         "aten::embedding asserted on the device: indices: an index is outside 0 … size - 1"),
+    "the one call that fits the text": (
+        evidence(fitting_call=FITTING, device_text=ROWS), "likely",
+        "F.embedding(i, w) in line 3 is the only call of this cell that fits the assert: indices: "
+        "an index is outside"),
+    "the one call that fits, whose op has no such argument": (
+        evidence(fitting_call=replace(FITTING, op="aten::relu"), device_text=ROWS), "likely",
+        "F.embedding(i, w) in line 3 is the only call of this cell that fits the assert: an index"),
+    "a fitting call without a text": (evidence(fitting_call=FITTING), "unknown",
+        "CUDA reported a device-side assert, and no recorded op can be blamed for it"),
     "compiled code": (evidence(op=OpName(name="aten::relu"), device_text=COMPILED), "likely",
         "compiled code asserted on the device: an index in code that torch.compile generated is "
         "outside 0 … 9"),
@@ -158,11 +171,69 @@ def test_what_is_explained(known: dict[str, object], text: str, is_said: bool) -
 
 
 @pytest.mark.parametrize(
+    ("ops", "listed"),
+    [
+        (["mine::a"], "mine::a"),
+        (["mine::a", "mine::a.out", "aten::relu", "torch.relu", "c10d::send"], "mine::a"),
+        (["mine::a", "mine::b", "its::c", "its::d"], "mine::a, mine::b, its::c"),
+        (["aten::relu", "quantized::add"], None),
+        ([], None),
+    ],
+)
+def test_ops_before_that_are_not_torchs_are_named_where_none_was_waited_for(
+    ops: list[str], listed: str | None
+) -> None:
+    history = entries(1, [(op, "", None, None) for op in ops])
+    known = {"op": OpName(name="aten::add"), "device_text": OWN, "history": history}
+    text = diagnose(evidence(**known, synchronization=UNWAITED)).explanation
+    others = f"No known torch kernel prints it. Ops called before that are not torch's: {listed}."
+    past = "No known torch kernel prints it. A kernel that is launched past torch's ops"
+    assert (past if listed is None else others) in text
+    assert past in diagnose(evidence(**known)).explanation
+
+
+@pytest.mark.parametrize(
+    ("message", "is_set"),
+    [
+        ("CUDA error: device-side assert triggered\nFor debugging", True),
+        ("CUDA error: device-side assert triggered\nmight be asynchronously reported", False),
+        ("device-side assert triggered", False),
+    ],
+)
+def test_without_a_check_the_line_is_the_launch_s_only_where_launches_block(
+    message: str, is_set: bool
+) -> None:
+    error = replace(ERROR, message=message)
+    text = diagnose(evidence(error=error, is_checked=False)).explanation
+    assert ("CUDA_LAUNCH_BLOCKING=1 is set" in text) is is_set
+    assert ("CUDA reports asserts late" in text) is not is_set
+    assert "Next step: restart the kernel, run `%load_ext cudalens`" in text
+    checked = diagnose(evidence(error=error)).explanation
+    assert "CUDA reports asserts late" not in checked and "LAUNCH_BLOCKING" not in checked
+
+
+def test_who_raised_it_where_each_op_was_waited_for() -> None:
+    """A fault from before this cell, or an error that the code handled, is said to be one."""
+    elsewhere = "Each op that the cell called in its own thread was waited for"
+    before, handled = DeviceFault(was_before=True), DeviceFault(was_handled_inside=True)
+    assert elsewhere in diagnose(evidence(synchronization=WAITING)).explanation
+    text = diagnose(evidence(synchronization=WAITING, device_fault=before)).explanation
+    assert elsewhere not in text and "It happened before this cell ran." in text
+    assert "It happened before" not in diagnose(evidence()).explanation
+    text = diagnose(evidence(device_fault=handled)).explanation
+    assert "The op's own error did not leave the block" in text
+    unwaited = "Ops were not waited for, so an earlier one can be at fault."
+    assert unwaited in diagnose(evidence(op=EMBEDDING, synchronization=UNWAITED)).explanation
+    assert unwaited not in diagnose(evidence(op=EMBEDDING)).explanation
+
+
+@pytest.mark.parametrize(
     ("names", "text"),
     [
         (["F.cross_entropy", "nn.CrossEntropyLoss", "F.nll_loss"], "F.cross_entropy or F.nll_loss"),
         (["nn.Embedding", "F.embedding"], "nn.Embedding"),
         (["x[i]", "x.put_", "torch.take", "y"], "x[i], x.put_, torch.take or another"),
+        (["x[i]", "x.put_", "torch.take"], "x[i], x.put_ or torch.take"),
         ([], "a kernel"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint, OpName, SourceSpan
+from cudalens.core.report import ErrorFacts, Evidence
+from cudalens.core.report_types import Frame, Hint, OpName, SourceSpan
 from cudalens.diagnosis import candidates
 from cudalens.diagnosis.candidates import Trial, TrialResult, search, verify_fixes
 from cudalens.diagnosis.moves import Called
 from cudalens.diagnosis.user_code import Change, Fix
-from tests.builders import fact
+from tests.builders import fact, spelled
 from tests.hint_evidence import syntax_of
 
 
@@ -97,7 +98,13 @@ def test_an_outer_product_is_no_fix() -> None:
     assert (holds(32, 10), holds(32, 1), holds(32, 10, given=MM)) == (False, True, True)
     assert candidates._is_broadcast(add, step(rows))
     assert not candidates._is_broadcast(MM, step(rows))
-    assert not candidates._is_broadcast(add, step(fact(None, "bool[32]", "mask")))
+    mask = fact(None, "bool[32]", "mask")
+    assert not candidates._is_broadcast(add, step(mask))
+    both = candidates._Step(
+        rule="missing_dimension", words="", cost=1,
+        changes=((mask, "{x}.unsqueeze(1)"), (rows, "{x}[:, None]")),
+    )  # fmt: skip
+    assert candidates._is_broadcast(add, both)
 
 
 def test_a_whole_division() -> None:
@@ -105,7 +112,49 @@ def test_a_whole_division() -> None:
     (hint,) = search(given, Taking("torch.zeros(n // 2)"))
     assert (hint.rule, hint.fix) == ("true_division", "torch.zeros(n // 2)")
     two = evidence("torch.zeros(n / 2, m / 2)", "torch.zeros")
-    assert fixes(Taking("torch.zeros(n // 2, m / 2)"), two) == []
+    assert fixes(Taking("torch.zeros(n // 2, m / 2)", "torch.zeros(n / 2, m // 2)"), two) == []
+    assert fixes(Taking(), given) == []
+
+
+def test_a_view_that_torch_refuses_gets_no_other_order() -> None:
+    """It says itself to use reshape; below a library's line the user has no such line."""
+    words = "view size is not compatible with input tensor's size and stride"
+    error = ErrorFacts(type_name="RuntimeError", message=words)
+    x = fact(None, "float32[2,3,4]", "x")
+    wanted = "x.transpose(1, 2).view(6, 4)"
+    here = Frame(file="a.py", line=1, function="f", is_user=True)
+    below = Frame(file="/site-packages/b.py", line=1, function="g")
+    for message, frames, shown in (
+        (error, (here,), []),
+        (error, (here, below), [wanted]),
+        (error, (), [wanted]),
+        (replace(error, message="shape is invalid"), (here,), [wanted]),
+    ):
+        given = evidence("x.view(6, 4)", "torch.Tensor.view", error=message, frames=frames)
+        assert fixes(Taking(wanted, operands=(x,)), given) == shown
+
+
+def test_a_mask_of_scores_lines_up_on_purpose() -> None:
+    """A cast beside three dimensions is no outer product; one of the shape may be."""
+    add = evidence("x + y", "torch.Tensor.__add__")
+    cast = candidates._Step(rule="cast_needed", words="", cost=1, changes=((X, "{x}.float()"),))
+    wide, row = fact(None, "float32[2,1,3]", "x"), fact(None, "float32[4,1]", "y")
+    outcome = TrialResult(succeeds=True, shape=(2, 4, 3))
+    assert candidates._holds(add, cast, outcome, (wide, row))
+    flat = fact(None, "float32[1,3]", "x")
+    assert not candidates._holds(add, cast, TrialResult(succeeds=True, shape=(4, 3)), (flat, row))
+    assert candidates._holds(add, cast, TrialResult(succeeds=True, shape=()), (flat, row))
+    assert candidates._holds(add, cast, TrialResult(succeeds=True), (flat, row))
+    assert not candidates._holds(add, cast, TrialResult(succeeds=None), (flat, row))
+
+
+def test_a_tensor_is_made_of_a_list_on_the_device_of_the_module() -> None:
+    given = evidence("net(a)", "torch.nn.functional.linear")
+    both = ("net(torch.tensor(a))", 'net(torch.tensor(a).to("cuda:0"))')
+    listed = {"others": ((spelled("a"), "list"),), "called": Called(device="cuda:0")}
+    (hint,) = search(given, Taking(*both, **listed))
+    assert (hint.rule, hint.fix) == ("made_tensor", both[0])  # the shorter one goes first
+    assert fixes(Taking(both[1], **listed), given) == [both[1]]
 
 
 def test_a_model_moves_to_where_its_input_is() -> None:
@@ -124,6 +173,12 @@ def test_a_model_moves_to_where_its_input_is() -> None:
         one = Taking(f'{head}.to("cuda:0")(x)', operands=(x,), called=here)
         (hint,) = search(evidence(text, "torch.nn.functional.linear"), one)
         assert (hint.fix, words in hint.text) == (None, True)
+    listed = Taking(moved, operands=(x,), called=here, unregistered=("self.parts", "list"))
+    (hint,) = search(given, listed)
+    assert "self.parts is a plain list" in hint.text and "nn.ModuleList" in hint.text
+    on_host = fact(None, "float32[2,3]", "x", device="cpu")
+    assert fixes(Taking(moved, operands=(on_host,), called=here), given) == []
+    assert fixes(Taking(moved, operands=(x,), called=Called()), given) == []
     on_device = Called(device="cuda:0")
     assert fixes(Taking(moved, operands=(x,), called=on_device), given) == []
 
