@@ -197,6 +197,54 @@ def test_a_parameter_becomes_a_parameter(requires_grad: bool, kind: str, words: 
     assert placed("move_tensor", "{x}.cuda()", trial, tensors=known).text.endswith(words)
 
 
+def test_pixels_of_an_argument_are_divided_where_the_caller_made_them() -> None:
+    """The function may need the bytes as well, as a model does that learns to repeat them."""
+    given = made("load()", name="images")
+    hint = placed("image_not_divided", "{x} / 255", Said(bindings={"y": given}))
+    assert hint.text == "words. It is images, made in line 2: divide it there"
+    assert (hint.fix, hint.tried) == (None, None)
+    view = placed("image_not_divided", "{x} / 255", Said(bindings={"y": given}), "y[0].flatten()")
+    assert view.text.endswith("divide it there")
+    own = placed("image_not_divided", "{x} / 255", Said(bindings={"y": made("load()")}))
+    assert own.fix == "f(y / 255)"
+    other = placed("relabel", "{x} - 1", Said(bindings={"y": given}))
+    assert other.fix == "f(y - 1)"
+
+
+def test_a_change_of_the_whole_call_or_of_several_names_is_left() -> None:
+    both = Fix("f(a - 1, n[0])", [Change("", "{x}"), Change("n[0]", "{x} - 1")])
+    hint = Hint(rule="relabel", text="words", fix=both, tried=True)
+    trial = Said(loop_names=frozenset({"n"}), held={"y": ("Net", "module")}, readers=([12], [12]))
+    assert at_origin([hint], Evidence(source=HERE), trial) == (hint,)
+    moved = replace(hint, rule="move_tensor")
+    assert at_origin([moved], Evidence(source=HERE), trial) == (moved,)
+    wordless, reading = replace(hint, text=""), Hint(rule="relabel", text="a", fix=None)
+    assert at_origin([wordless, reading], Evidence(source=HERE), trial) == (reading,)
+
+
+def test_an_item_of_what_a_module_holds_is_registered_with_it() -> None:
+    trial = Said(held={"y": ("y", "attribute")})
+    assert "It is y, a plain attr" in placed("move_tensor", "{x}.cuda()", trial, "y[0][1]").text
+    assert placed("move_tensor", "{x}.cuda()", trial, "y()").fix == "f(y().cuda())"
+    trial = Said(
+        held={"y": ("self.parts", "list")}, bindings={"self.parts": made("[a, b]", line=3)}
+    )
+    text = placed("move_tensor", "{x}.cuda()", trial).text
+    assert "in self.parts, a plain list made in line 3: [a, b]. The module's" in text
+
+
+def test_a_result_that_was_thrown_away_but_is_not_enough() -> None:
+    dropped = ("y.float()", SourceSpan(cell=1, line=5))
+    trial = Said(
+        bindings={"y": made("load()", dropped=dropped)}, refused=("y = y.float()", "y = y.cuda()")
+    )
+    assert placed("move_tensor", "{x}.cuda()", trial).fix == "f(y.cuda())"
+    trial.refused = ("y = y.float()",)
+    assert placed("move_tensor", "{x}.cuda()", trial).fix == "y = y.cuda()"
+    # What the values have to be is no matter of what was thrown away.
+    assert placed("relabel", "{x} - 1", trial).fix == "f(y - 1)"
+
+
 def test_a_result_that_was_thrown_away_is_kept() -> None:
     dropped = ("y.cuda()", SourceSpan(cell=1, line=5))
     trial = Said(bindings={"y": made("load()", dropped=dropped)})
@@ -237,6 +285,9 @@ def test_the_number_that_sized_it_was_set_before() -> None:
 def test_the_classes_of_a_one_hot_code() -> None:
     more = {"op": OpName(api="torch.nn.functional.one_hot"), "call": syntax_of("F.one_hot(y, n)")}
     assert bound_of(Said(bindings={"n": made("5")}), **more) == ("n", None)
+    more["call"] = syntax_of("F.one_hot(y, num_classes=n)")
+    assert bound_of(Said(bindings={"n": made("5")}), **more) == ("n", None)
+    assert bound_of(Said(), **more) == (None, None)
     more["call"] = syntax_of("F.one_hot(y, 5)")
     assert bound_of(Said(bindings={"n": made("5")}), **more) == (None, None)
 
@@ -248,6 +299,39 @@ def test_the_indexed_tensor_by_its_name() -> None:
     result = (fact("self", "float32[5]", "x", grad_fn="MulBackward0"),)
     assert bound_of(trial, op=op, tensors=result) == (None, None)
     assert bound_of(trial, op=op, tensors=known, size=None) == (None, None)
+    part = Said(bindings={"x.y": made("load()"), "x[0]": made("load()")})
+    assert bound_of(part, op=op, tensors=(fact("self", "float32[5]", "x.y"),)) == ("x.y", None)
+    assert bound_of(part, op=op, tensors=(fact("self", "float32[5]", "x[0]"),)) == (None, None)
+    assert bounding(Evidence(source=HERE), trial) == (None, None)
+
+
+def test_a_size_that_two_numbers_may_have_set_is_nobodys() -> None:
+    bindings = {"x": made("torch.zeros(n, m)", 4), "n": made("5", 3), "m": made("2", 3)}
+    op, known = OpName(name="aten::index"), (fact("self", "float32[5]", "x"),)
+    assert bound_of(Said(bindings=bindings), op=op, tensors=known) == ("x", None)
+    del bindings["m"]
+    assert bound_of(Said(bindings=bindings), op=op, tensors=known) == ("x", "n")
+
+
+@pytest.mark.parametrize(
+    ("code", "called", "is_it"),
+    [
+        ("nn.Embedding(6, 2)", "torch.nn.Embedding", False),
+        ("nn.Embedding(5, 6)", "torch.nn.Embedding", True),
+        ("nn.EmbeddingBag(6, 2)", "torch.nn.EmbeddingBag", False),
+        ("nn.Linear(6, 5)", "torch.nn.Linear", True),
+        ("nn.Linear(5, 6)", "torch.nn.Linear", False),
+        ("nn.Linear(6)", "torch.nn.Linear", True),
+        ("nn.Embedding(n, 2)", "torch.nn.Embedding", True),
+        ("make", None, True),
+    ],
+)
+def test_a_layer_whose_line_shows_another_size_is_not_the_one(
+    code: str, called: str | None, is_it: bool
+) -> None:
+    layer = made(code, called=called, name="net.emb")
+    found = bound_of(Said(layers={"emb": layer}), **LOOKUP, module_path="emb")
+    assert found == (("net.emb" if is_it else None), None)
 
 
 def test_the_layer_that_made_the_scores() -> None:
@@ -289,6 +373,12 @@ def test_a_division_that_made_a_float_of_a_size() -> None:
     assert texts() == [f"m is made in line 3: a / 2. {rule}"]
     assert texts(ErrorFacts(type_name="TypeError", message="bad shape")) == []
     assert texts(m=made("a // 2", 3)) == []
+    assert texts(m=made("int(a / 2)", 3)) == []
+    assert texts(m=made("(a / 2).floor()", 3)) == [f"m is made in line 3: (a / 2).floor(). {rule}"]
+    chain = {name: made(following) for name, following in zip("mpqr", "pqrs", strict=True)}
+    assert texts(**chain, s=made("a / 2")) == []  # five names are too many
+    chain["q"] = made("a / 2", 3)
+    assert texts(**chain) == [f"q is made in line 3: a / 2. {rule}"]
 
 
 def test_a_layer_that_takes_dimension_1_for_the_batch() -> None:
@@ -307,6 +397,36 @@ def test_a_layer_that_takes_dimension_1_for_the_batch() -> None:
     assert said(is_model=True) is None
     assert said((facts[0], fact(None, "float32[1,7,8]", "h"))) is None
     assert said((fact(None, "float32[4,4,3]", "x"), facts[1])) is None
+    assert said((facts[1], facts[0])) is None  # the input comes first
+    assert said((fact(None, "float32[7,3]", "x"), facts[1])) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "fits"),
+    [
+        ("GRU", "float32[1,4,8]", True),
+        ("GRU", "float32[4,1,8]", False),
+        ("GRU", "bool[4,7]", False),
+        ("TransformerEncoder", "bool[4,7]", True),
+        ("TransformerEncoder", "bool[7,7]", False),
+        ("MultiheadAttention", "float32[4,9,3]", True),
+        ("MultiheadAttention", "float32[1,4,3]", False),
+        ("MultiheadAttention", "float32[4,7,3]", False),
+    ],
+)
+def test_what_lies_beside_a_sequence_tells_its_batch(kind: str, other: str, fits: bool) -> None:
+    """A state has the batch second, a mask and the memory have it first."""
+    facts = (fact(None, "float32[4,7,3]", "x"), fact(None, other, "h"))
+    trial = Said(
+        operands=facts,
+        called=Called(is_batch_second=True),
+        bindings={"rnn": made("nn.GRU(3, 8)", line=3)},
+    )
+    evidence = Evidence(call=syntax_of("rnn(x, h)"), source=HERE, module_type=kind)
+    hint = batch_second(evidence, trial)
+    assert (hint is not None) is fits
+    made_in = "rnn has batch_first=False, made in line 3: nn.GRU(3, 8). It takes dimension 1"
+    assert hint is None or hint.text.startswith(made_in)
 
 
 def test_a_squeeze_that_took_the_batch_away() -> None:
