@@ -116,6 +116,45 @@ def test_a_dimension_that_is_missing_lines_up() -> None:
     assert not [it for it in templates("torch.add", X, Y) if "unsqueeze" in it]
 
 
+def test_flags_that_fit_in_two_places_are_not_lined_up() -> None:
+    """Scores of as many queries as keys: both can be flagged."""
+    square, wide = of("float32[4,4]", "s"), of("float32[4,5]", "s")
+    flags = of("bool[4]", "m")
+    added = {"{x}.unsqueeze(0)", "{x}.unsqueeze(1)"}
+    assert not added & {*templates("torch.Tensor.masked_fill", square, flags, at=1)}
+    assert added & {*templates("torch.Tensor.masked_fill", wide, flags, at=1)}
+    assert added & {*templates("torch.add", square, of("float32[4]", "y"), at=1)}
+
+
+def test_an_image_with_channels_lacks_its_batch() -> None:
+    def added(kind: str, api: str = "torch.Tensor.permute") -> list[str]:
+        found = templates(api, of(kind, "x"))
+        return sorted(it for it in found if "unsqueeze" in it)
+
+    assert added("float32[8,8,3]") == ["{x}.unsqueeze(0)"]
+    assert added("float32[8,8,4]") == ["{x}.unsqueeze(0)"]
+    every = ["{x}.unsqueeze(0)", "{x}.unsqueeze(1)", "{x}.unsqueeze(3)"]
+    assert added("float32[8,8,2]") == every
+    assert added("float32[8,8,3]", "torch.Tensor.expand") == every
+    assert added("float32[8,8,3]", "torch.f") == []
+
+
+def test_where_a_layer_takes_a_dimension_more() -> None:
+    layer = Called(device="cpu")
+
+    def added(kind: str, **more: Any) -> list[str]:
+        api = "torch.nn.functional.conv2d"
+        found = templates(api, of(kind, "x"), called=layer, **more)
+        return sorted(it for it in found if "unsqueeze" in it or "None" in it)
+
+    assert added("float32[3,8,8]") == ["{x}.unsqueeze(0)", "{x}.unsqueeze(1)"]
+    assert added("float32[8,8]") == ["{x}.unsqueeze(0)", "{x}.unsqueeze(1)", "{x}[None, None]"]
+    assert "{x}[None, None]" not in added("float32[8,8]", module_type="Linear")
+    assert added("float32[1,3,8,8]") == []
+    # A loss has no parameters to line up with.
+    assert added("float32[8,8]", module_type="CrossEntropyLoss") == []
+
+
 def test_channels_and_flags_of_keys_are_lined_up() -> None:
     image = of("float32[8,3,5,5]", "x")
     found = templates("torch.add", of("float32[3]", "mean"), image)

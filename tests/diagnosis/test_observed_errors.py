@@ -10,6 +10,7 @@ import pytest
 from cudalens.core.evidence_types import (
     Binding,
     BoundOrigin,
+    EarlierShape,
     FreedGraph,
     InPlaceChange,
     OddArgument,
@@ -109,6 +110,18 @@ def test_those_operands_whose_sizes_the_message_has() -> None:
     assert len(texts(message, Known((X, Y), **BOUND))) == 1
     no_size = "sizes must match, 0 or 1"
     assert len(texts(no_size, Known((X, Y), **BOUND))) == 2
+
+
+def test_the_other_shape_that_a_variable_had_before() -> None:
+    earlier = tuple(
+        EarlierShape(name, (3, 2), (4, 2), calls) for calls, name in enumerate("xyz", 1)
+    )
+    said = texts("sizes must match", earlier_shapes=earlier)
+    assert said == [
+        "x is [3, 2], and was [4, 2] in 1 earlier call",
+        "y is [3, 2], and was [4, 2] in 2 earlier calls",
+    ]
+    assert texts("it is not implemented", earlier_shapes=earlier) == []
 
 
 def test_one_name_is_said_once() -> None:

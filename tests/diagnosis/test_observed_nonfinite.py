@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from cudalens.core.evidence_types import Marks, ShortInput
+from cudalens.core.report import Evidence
+from cudalens.diagnosis.candidates import Trial
+from cudalens.diagnosis.observed_nonfinite import short_input
 from tests.nan_programs import checked
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -55,3 +59,17 @@ def test_a_value_that_is_taken_elsewhere_is_not_discarded() -> None:
     code += "g = torch.tensor([0.0, 0.0, 0.0], device='cuda')\n"
     code += "(torch.where(taken, z.sqrt(), 1.0) * g).sum().backward()"
     assert not any(text.startswith("where()") for text in said(code))
+
+
+def test_an_item_with_too_few_steps_for_its_labels() -> None:
+    short = ShortInput(item=1, steps=5, labels=4, repeats=2, items=1, total=3)
+
+    def told(short: ShortInput | None) -> list[str]:
+        return [it.text for it in short_input(Evidence(marks=Marks(short_input=short)), Trial())]
+
+    text = "too few steps for 1 of 3 items: item 1 has 4 labels, 2 of them equal to the one before"
+    assert told(short) == [f"{text}, which takes 6 steps, and its input length is 5"]
+    one = short._replace(labels=1, repeats=0, steps=0)
+    text = "too few steps for 1 of 3 items: item 1 has 1 label, which takes 1 steps"
+    assert told(one) == [f"{text}, and its input length is 0"]
+    assert told(None) == []

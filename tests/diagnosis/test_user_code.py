@@ -13,14 +13,20 @@ from cudalens.diagnosis.user_code import (
     Change,
     Fix,
     called_name,
+    chooses,
     in_library,
     is_failing_line,
     is_name,
     list_items,
     list_of,
+    parsed,
     place,
     renamed,
     rewritten,
+    shortened,
+    spliced,
+    statement_of,
+    statements_of,
     with_changes,
     with_keyword,
     written,
@@ -197,3 +203,39 @@ def test_a_call_that_is_not_as_typed_is_written_anew() -> None:
     flat = evidence("f(x+y, z)")
     assert written(flat, flat.call.node.args[0]) == "x+y"
     assert written(evidence("="), over.call.node.args[1]) == "z"
+
+
+@pytest.mark.parametrize(
+    ("code", "is_chosen"),
+    [
+        ("x[n]", True), ("x[n + 1]", True), ("x[0][n]", True), ("f(n)", True), ("f(k=n)", True),
+        ("f(x)[n]", True), ("n[0]", False), ("n", False), ("n(x)", False), ("n.f(x)", False),
+        ("x[m]", False), ("n + 1", False),
+    ],
+)  # fmt: skip
+def test_what_an_index_or_an_argument_chooses(code: str, is_chosen: bool) -> None:
+    tree = parsed(code)
+    assert tree is not None
+    assert chooses(tree, {"n"}) is is_chosen
+
+
+def test_a_line_that_is_not_whole_is_no_statement() -> None:
+    assert [len(statements_of(it)) for it in ("x = 1", "x = 1; y", "f(x,", "", None)] == [
+        1, 2, 0, 0, 0,
+    ]  # fmt: skip
+    kinds = [type(statement_of(it)).__name__ for it in ("x = 1", "x = 1; y", "f(x,", None)]
+    assert kinds == ["Assign", "Pass", "Pass", "Pass"]
+
+
+def test_a_change_that_is_no_expression_is_none() -> None:
+    call = evidence("f(x)")
+    node = user_code.call_node(call)
+    assert spliced(call, {node.args[0]: "x +"}) is None  # type: ignore[union-attr]
+    assert spliced(call, {node.args[0]: "x + 1"}) == "f(x + 1)"  # type: ignore[union-attr]
+    assert spliced(Evidence(), {}) is None
+
+
+def test_long_code_is_cut_and_a_place_without_a_failing_line_is_a_number() -> None:
+    assert (shortened("x" * 80), shortened("x" * 81)) == ("x" * 80, f"{'x' * 80}…")
+    assert shortened("x" * 79 + " y") == "x" * 79 + "…"
+    assert place(LineRef(line=2, cell=3), Evidence()) == "line 2"
