@@ -268,3 +268,158 @@ def test_another_size_everywhere() -> None:
 )
 def test_what_is_torchs_own(value: object, is_it: bool) -> None:
     assert bool(is_torchs(value)) is is_it
+
+
+@pytest.mark.parametrize(
+    ("template", "dtype"),
+    [
+        ("{x}.to(torch.float64)", torch.float64),
+        ("{x}.to(dtype=torch.float64)", torch.float64),
+        ("{x}.to(y)", torch.float64),
+        ("{x}.to('cpu', torch.int64)", torch.int64),
+        ("{x}.to(device='cpu', non_blocking=True, copy=True)", torch.float32),
+    ],
+)
+def test_a_move_may_cast_as_well(
+    template: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"torch": torch, "y": Y.double()}
+    read = lambda evaluator, node, default: known.get(node.id, default)
+    monkeypatch.setattr(module, "value_or", read)
+    made = attempt(x=X).run(ApiCall(func=torch.clone, args=(X,)), change(template))
+    assert (made.dtype, made.device.type) == (dtype, "cpu")
+
+
+@pytest.mark.usefixtures("sim")
+def test_a_template_takes_the_device_of_another_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = torch.ones(3), torch.ones(3, device="cuda")
+    monkeypatch.setattr(module, "value_or", lambda _, node, default: {"y": there}[node.id])
+    for template in ("{x}.to(y)", "{x}.to(y.device)"):
+        run(torch.add, here, there, fix=change(template))
+    with pytest.raises(RefusedError):
+        run(torch.add, here, there, fix=change("{x} + 1"))
+
+
+def test_a_template_reads_torch_and_tensors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"torch": torch, "n": 2, "f": lambda value: value}
+    read = lambda evaluator, node, default: known.get(node.id, default)
+    monkeypatch.setattr(module, "value_or", read)
+    call = ApiCall(func=torch.clone, args=(X,))
+    assert attempt(x=X).run(call, change("{x} * n")).tolist() == (X * 2).tolist()
+    assert attempt(x=X).run(call, change("{x} * max(n, 3)")).tolist() == (X * 3).tolist()
+    for template in ("f({x})", "{x} * unknown", "open({x})"):
+        with pytest.raises(CannotTryError):
+            attempt(x=X).run(call, change(template))
+
+
+def test_a_method_that_was_not_called_is_called_on_a_copy() -> None:
+    method = X.t
+    call = ApiCall(func=torch.clone, args=(method,))
+    made = attempt(x=method).run(call, change("{x}()"))
+    assert torch.equal(made, X.T)
+    with pytest.raises(CannotTryError):
+        attempt(x=len).run(ApiCall(func=torch.clone, args=(len,)), change("{x}()"))
+
+
+def test_an_operand_may_take_the_place_of_another_one_or_of_the_call() -> None:
+    two = attempt(x=X, y=Y)
+    assert torch.equal(two.run(ApiCall(func=torch.clone, args=(X,)), change("y")), Y)
+    given = operands(x=X)
+    whole = Attempt(given, None, given[0].node, on_meta=False)
+    made = whole.run(ApiCall(func=torch.clone, args=(X,)), change("{x} + 1"))
+    assert torch.equal(made, X + 1)
+
+
+def test_of_two_alike_the_one_of_the_span_is_changed() -> None:
+    tree = ast.parse("torch.mm(x, x)", mode="eval").body
+    assert isinstance(tree, ast.Call)
+    given = [Operand(text="x", node=node, value=X) for node in tree.args]
+    api = ApiCall(func=torch.mm, args=(X, X), nodes=tuple(tree.args))
+
+    def tried(span: tuple[int, int, int] | None) -> Any:
+        one = Attempt(given, None, None, on_meta=False)
+        return one.run(api, Fix("…", [Change("x", "{x}.T", span)]))
+
+    assert tried((1, 12, 13)).shape == (2, 2)
+    assert tried((1, 9, 10)).shape == (3, 3)
+    with pytest.raises(RuntimeError):
+        tried(None)
+
+
+def test_on_meta_a_cast_that_may_lose_values_is_not_tried() -> None:
+    whole, codes = torch.tensor([1.0, 2.5]), torch.tensor([[1, 1], [1, 0]])
+
+    def tried(value: Tensor, template: str, resize: Resize | None = None) -> Any:
+        one = attempt(on_meta=True, resize=resize, x=value)
+        return one.run(ApiCall(func=torch.clone, args=(value,)), change(template))
+
+    for value, template in ((whole, "{x}.long()"), (codes, "{x}.argmax(1)")):
+        with pytest.raises(CannotTryError):
+            tried(value, template)
+        # Of other sizes there are no values: the shapes decide.
+        assert tried(value, template, Resize(0, 2, lambda _: True)).shape == (6,)
+    assert tried(whole, "{x}.double()").dtype == torch.float64
+    assert tried(codes, "{x}.bool()", Resize(0, 9, lambda _: True)).dtype == torch.bool
+
+
+def test_codes_of_classes_have_one_in_each_row_of_a_dimension() -> None:
+    call = ApiCall(func=torch.clone, args=(codes := torch.tensor([[0, 2], [1, 0]]),))
+    for template in ("{x}.argmax(1)", "{x}.argmax()"):
+        with pytest.raises(RefusedError):
+            attempt(x=codes).run(call, change(template))
+    code = torch.tensor([[0, 1], [1, 0]])
+    with pytest.raises(RefusedError):
+        attempt(x=code).run(ApiCall(func=torch.clone, args=(code,)), change("{x}.argmax()"))
+
+
+def test_a_copy_has_the_memory_and_the_graph_of_its_kind() -> None:
+    turned = attempt()._copy(X.T)
+    assert turned.stride() == X.T.stride()
+    wide = attempt()._copy(torch.ones(1).expand(3))
+    wide[0] = 5
+    assert wide.tolist() == [5, 1, 1]
+    leaf = torch.ones(2, requires_grad=True)
+    copies = [attempt()._copy(it) for it in (leaf, leaf * 2, X)]
+    assert [(it.requires_grad, it.is_leaf) for it in copies] == [
+        (True, True), (True, False), (False, True),
+    ]  # fmt: skip
+    with torch.no_grad():
+        assert not attempt()._copy(leaf).requires_grad
+    array = X.numpy()
+    assert attempt()._copy(array) is not array
+
+
+def test_another_function_is_found_where_torch_has_it() -> None:
+    named = module._named
+    assert named("reshape", Tensor.view) is Tensor.reshape
+    assert named("relu", F.linear) is F.relu
+    assert named("stack", torch.cat) is torch.stack
+    with pytest.raises(CannotTryError):
+        named("no_such", torch.cat)
+
+
+def test_numpy_takes_no_tensor_of_a_device() -> None:
+    tried = attempt(x=X)
+    made = tried._copy(X)
+    tried._called(Tensor.numpy, [made], {})
+    tried._label(made, torch.device("cuda"))
+    assert tried._device_of(made) == torch.device("cuda", 0)
+    with pytest.raises(RefusedError):
+        tried._called(Tensor.numpy, [made], {})
+
+
+def packed(lengths: Tensor, there: bool) -> Any:
+    """Call ``_pack_padded_sequence`` with its input on a device, and its lengths there or not."""
+    tried = attempt()
+    parts = [tried._copy(it) for it in (torch.ones(2, 3, 1), lengths)]
+    tried._label(parts[0], torch.device("cuda"))
+    if there:
+        tried._label(parts[1], torch.device("cuda"))
+    return tried._called(torch._C._VariableFunctions._pack_padded_sequence, [*parts, True], {})
+
+
+def test_lengths_stay_on_the_host() -> None:
+    lengths = torch.tensor([3, 2])
+    packed(lengths, there=False)
+    with pytest.raises(RefusedError):
+        packed(lengths, there=True)

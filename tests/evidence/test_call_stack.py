@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from cudalens import DeviceAssertError
 from cudalens.core._python import entries_from_traceback
 from cudalens.evidence.call_stack import (
     buffer_names,
+    calling_frames,
     entries_of,
     held_name,
     parameter_names,
@@ -25,6 +27,7 @@ from cudalens.evidence.call_stack import (
     tensors_and_modules,
     trim,
     visible_parameters,
+    with_callers,
     without_detours,
     worker_line,
 )
@@ -268,3 +271,50 @@ def test_the_users_deepest_line_in_what_a_worker_sent(tmp_path: Path, *, is_sent
     found = worker_line((SENT if is_sent else "") + lines)
     assert found == (f"{path}:2: return rows[at]" if is_sent else "")
     assert worker_line(SENT) == ""
+
+
+def test_a_traceback_begins_in_the_users_outermost_frame() -> None:
+    """Of an exception that is still inside the user's call."""
+
+    def raised() -> Any:
+        try:
+            raise ValueError
+        except ValueError as error:
+            return with_callers(error.__traceback__)
+
+    def frames(trace: Any) -> list[str]:
+        names = []
+        while trace is not None:
+            names.append(trace.tb_frame.f_code.co_name)
+            trace = trace.tb_next
+        return names
+
+    with cell("def outer():\n    found.append(raised())\nouter()") as code:
+        found: list[Any] = []
+        exec(code, {"found": found, "raised": raised})
+    assert frames(found[0])[-3:] == ["<module>", "outer", "raised"]
+    # What runs the user's program is none of it: tests count as the user's.
+    assert frames(found[0])[0] != "main"
+
+
+def test_in_a_thread_of_autograds_the_caller_of_backward_stands_in() -> None:
+    seen: list[list[str]] = []
+
+    def look(gradient: torch.Tensor) -> None:
+        def ask() -> None:
+            for in_backward in (True, False):
+                frames = calling_frames(in_backward=in_backward)
+                seen.append([it.f_code.co_name for it in frames])
+
+        # A thread whose own code is none of the user's: the stack of this one is asked for.
+        thread = threading.Thread(
+            target=exec, args=(compile("ask()", torch.overrides.__file__, "exec"), {"ask": ask})
+        )
+        thread.start()
+        thread.join()
+
+    leaf = torch.ones(2, requires_grad=True)
+    leaf.register_hook(look)
+    leaf.sum().backward()
+    assert len(seen) == 2
+    assert seen[1][-1] == "ask"

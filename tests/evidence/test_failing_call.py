@@ -232,3 +232,87 @@ def test_the_call_that_a_recorder_sees_is_read_while_it_runs() -> None:
     assert call is not None
     assert (call.func, call.args[1:], call.kwargs) == (torch.add, (2,), {"alpha": 3})
     assert running_api_call() is None
+
+
+def test_more_expressions_of_a_line_that_need_no_kernel() -> None:
+    """A view, a size and what is on the host already; nothing that a line computes."""
+    view = Recorded()
+    assert view("x[0]").tolist() == [0.0, 1.0, 2.0]
+    assert view("x.view(3, 2)").shape == (3, 2)
+    assert view("x.cpu()") is X
+    assert view("x.t().cpu()").shape == (3, 2)
+    for text in ("x.cpu(1)", "x.view(7)", "x[x > 1]", "x.exp()", "n.cpu()", "x[9]", "x.view(k=1)"):
+        assert view(text) is ABSENT, text
+    assert view("x[n:]").shape == (1, 3)
+    assert view("x[missing:]") is ABSENT
+
+
+class Recorded:
+    """Reads an expression of a cell in which ``x`` and ``n`` are known."""
+
+    def __call__(self, text: str) -> Any:
+        def ask(frames: Any) -> Any:
+            line = line_of(frames)
+            assert line is not None
+            function: Any = line.running.node
+            return value_of(line.call, function.args[0].body)
+
+        (found,) = asked(f"here(lambda: {text})", ask, x=X, n=1)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("text", "texts"),
+    [
+        ("f(**batch)", ["batch", "f(**batch)", 'batch["a"]']),
+        ("f(x, k=row, **batch)", ["x", "row", "batch", "f(x, k=row, **batch)", 'batch["a"]']),
+        ("F.linear([x, row])", ["F", "[x, row]", "x", "row", "F.linear([x, row])"]),
+        ("x[0, 9]", ["x", "0", "9"]),
+        ("x[9]", ["x", "9"]),
+        ("x @ row", ["x", "row"]),
+        ("row.missing", ["row"]),
+    ],
+)
+def test_what_a_line_spells_as_operands(text: str, texts: list[str]) -> None:
+    """Of ``**batch`` the tensors under names; of a function what it is an attribute of."""
+    batch = {"a": X, "b": 1, 2: X}
+    with failed(text, batch=batch, f=len) as entries:
+        line = line_of(entries)
+        assert line is not None
+        found = [item.text for item in failing_call._operands(line.call)]
+    assert found == texts
+
+
+def test_of_many_entries_of_a_batch_the_first_eight_are_operands() -> None:
+    batch = {f"k{at}": X for at in range(9)}
+    with failed("len(**batch)", batch=batch) as entries:
+        line = line_of(entries)
+        assert line is not None
+        found = [item.text for item in failing_call._operands(line.call)]
+    assert found[2:] == [f'batch["k{at}"]' for at in range(8)]
+
+
+@pytest.mark.parametrize("text", ["x[0] += row", "del x[0]", "len(x, **n)", "torch.mm(*[x, x])"])
+def test_a_call_of_which_a_part_is_unknown_is_not_read(text: str) -> None:
+    with failed(text, n=3) as entries:
+        line = line_of(entries)
+        found = None if line is None else failing_call._of_running(line.call)
+    assert found is None or found.func not in (len, torch.mm, operator.setitem)
+
+
+def test_the_op_of_a_guard_stands_in_for_a_call_that_is_not_known_whole() -> None:
+    op: Any = SimpleNamespace(op=torch.ops.aten.mm.default, args=(X, ROW), kwargs={"k": 1})
+    with failed("torch.mm(*pair)", pair=(X, ROW)) as entries:
+        line = line_of(entries)
+        assert line is not None
+        found = call_of(entries, line, None, op)
+        assert found.api is not None
+        assert (found.api.func, found.api.args) == (op.op, op.args)
+        assert found.api.kwargs == {"k": 1}
+        without = call_of(entries, line, None, SimpleNamespace(op=None))
+    assert without.api is None or without.api.func is not op.op
+    known = ApiCall(func=torch.mm, args=(X, ROW))
+    with failed("torch.mm(*pair)", pair=(X, ROW)) as entries:
+        line = line_of(entries)
+        assert line is not None
+        assert call_of(entries, line, known, op).api is known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import sys
 import warnings
 from itertools import count
@@ -15,8 +16,10 @@ from cudalens import DeviceIndexError, DeviceValueError, NonFiniteError, SilentF
 from cudalens.core.call import ApiCall, Call, OpCall
 from cudalens.core.report_types import Offender, Offenders, Violation
 from cudalens.evidence import collect, finding
+from cudalens.evidence.call_stack import entries_of
 from cudalens.evidence.failure import FailureContext
 from cudalens.guards.past_calls import PastCall
+from tests.probes import cell
 
 OWN = sys._getframe().f_code
 LIBRARY = torch.overrides.wrap_torch_function.__code__
@@ -192,3 +195,75 @@ def test_a_nan_is_raised_also_where_its_report_cannot_be_made(
     assert str(error) == ("index[1] is bad" if is_broken else "text")
     assert error.report is (None if is_broken else report)
     assert told == (["report unavailable: OSError: no source"] if is_broken else [])
+
+
+@pytest.mark.parametrize(
+    ("line", "op", "function"),
+    [
+        ("F.one_hot(y)", "aten::scatter_", "torch.nn.functional.one_hot"),
+        ("torch.nn.functional.one_hot(y)", "aten::scatter_", "torch.nn.functional.one_hot"),
+        ("F.relu(y)", "aten::scatter_", None),
+        ("x.scatter_(1, y, 1)", "aten::scatter_", None),
+        ("F.one_hot(y)", "aten::embedding", None),
+        ("y + 1", "aten::scatter_", None),
+    ],
+)
+def test_a_function_without_code_of_pythons_that_a_line_called(
+    line: str, op: str, function: str | None
+) -> None:
+    with cell(line) as code:
+        at = next(
+            item for item in dis.get_instructions(code) if item.opname in ("CALL", "BINARY_OP")
+        )
+        lines = entries_of([(code, at.offset)])
+        assert finding._compiled_function(op, lines) == function
+    assert finding._compiled_function(op, []) is None
+
+
+def test_running_statistics_that_were_written_since_are_named() -> None:
+    norm = torch.nn.BatchNorm1d(2)
+    lines = ((fresh(), 2),)
+    past = PastCall(lines=lines, in_backward=False, calls_ago=1, buffers=(norm.running_mean,))
+    said = "Written since then, from its result or others: norm.running_mean."
+    assert finding._written_buffers(past) == said
+    none = PastCall(lines=lines, in_backward=False, calls_ago=1)
+    assert finding._written_buffers(none) == ""
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_the_report_of_a_call_that_is_over(in_backward: bool, is_silent: bool) -> None:
+    past = PastCall(lines=((OWN, 0),), in_backward=in_backward, calls_ago=1)
+    report = finding._report_of_past(violation(is_silent=is_silent), past, 0.0)
+    assert report.phase == ("backward" if in_backward else "forward")
+    assert (report.deferred, report.prevented) == (True, not is_silent)
+    assert (report.context_usable, report.op.name) == (True, "aten::embedding")
+    assert report.limits == ()
+
+
+def test_where_its_report_cannot_be_made_the_sentence_arrives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What failed is a line of the report's limits, or is told to the session where it is not."""
+    told: list[str] = []
+    added: list[Any] = []
+    process = SimpleNamespace(internal_error=told.append, add_finding=added.append)
+    monkeypatch.setattr(finding, "PROCESS", process)
+
+    def full(started: float) -> Any:
+        raise OSError("no source")
+
+    text, report = finding._reported(violation(), full, is_deferred=True)
+    assert text.startswith("index[1] is bad")
+    assert (report.limits, report.deferred) == (
+        ("diagnosis unavailable: OSError: no source",),
+        True,
+    )
+    assert (added, told) == ([report], [])
+
+    def broken(report: object) -> None:
+        raise OSError("no session")
+
+    monkeypatch.setattr(process, "add_finding", broken)
+    finding._reported(violation(), full)
+    assert told == ["session unavailable: OSError: no session"]

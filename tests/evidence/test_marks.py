@@ -11,7 +11,8 @@ import torch
 
 from cudalens.core.evidence_types import BadSlice, Marks
 from cudalens.core.graph_types import FIRST_BAD, ProvenanceStep
-from cudalens.core.report_types import Violation
+from cudalens.core.report_types import LineRef, Violation
+from cudalens.evidence import marks as marks_module
 from cudalens.evidence import value_facts
 from cudalens.evidence.marks import marks_of, nan_slice, slice_of, vanished
 from tests.hostcells import SETUP, run_cell
@@ -170,3 +171,52 @@ def test_nan_in_a_column_of_another_tensor() -> None:
     held = BadSlice("x", 1, 4, 16, is_full=True, is_nan=True)
     assert nan_slice(out, [("out", out), ("x", x)]) == held
     assert nan_slice(x, []) == held._replace(name=None)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"), [("ids = [END]", ["END"]), ("ids = [BEND]", []), (None, [])]
+)
+def test_a_name_of_one_past_the_last_only_where_it_stands(
+    text: str | None, names: list[str]
+) -> None:
+    """Such a number may be equal to any of the program's; another bad number is named anyway."""
+    source = None if text is None else LineRef(line=1, text=text)
+    steps = [ProvenanceStep(op="torch.tensor", source=source), ProvenanceStep(op="x")]
+
+    def named(bad: int) -> list[str]:
+        cell = f"END = {bad}\nhere()"
+        (found,) = asked(cell, lambda frames: marks([1, bad, bad], steps=steps, frames=frames))
+        return [it.name for it in found.constants]
+
+    assert named(5) == names
+    assert named(7) == ["END"]
+
+
+def test_more_than_four_kinds_have_no_names() -> None:
+    cell = "END = 7\nhere()"
+
+    def named(values: list[int]) -> int:
+        (found,) = asked(cell, lambda frames: marks(values, frames=frames))
+        return len(found.constants)
+
+    assert [named([*range(5, 5 + count), 7]) for count in (4, 5)] == [1, 0]
+
+
+def test_constants_of_a_class_and_a_name_with_two_values() -> None:
+    cell = "class Net:\n    HOLE = 9\n    def run(self):\n        here()\nNet().run()"
+    (found,) = asked(cell, lambda frames: marks([1, 9, 9], frames=frames))
+    assert [(it.name, it.value) for it in found.constants] == [("HOLE", 9)]
+
+
+def test_a_sparse_tensor_shows_no_copies() -> None:
+    sparse = torch.tensor([[0, 7]]).to_sparse()
+    assert marks_module._copies(sparse) == 1
+    assert marks_module._copies(torch.ones(1, 1).expand(1, 3)) == 3
+    assert marks_module._copies(torch.ones(1).expand(1)) == 1
+
+
+def test_a_tensor_of_another_shape_is_no_mask_of_the_bad_places() -> None:
+    bad = torch.tensor([1, 7, 7])
+    assert marks([1, 7, 7], others=[("w", torch.tensor([[1, 0, 0]]))]).zero_at is None
+    assert marks([7, 7], others=[("y", torch.zeros(2)), ("z", torch.zeros(2))]).zero_at == "y"
+    assert marks([0, -1], tensor=bad * 0, others=[("y", bad * 0)]).zero_at is None

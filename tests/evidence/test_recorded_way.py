@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from cudalens.evidence import recorded_way
 from cudalens.recorder import Recorder
 from tests.hostcells import SETUP, run_cell
+from tests.probes import cell
 
 pytestmark = pytest.mark.usefixtures("sim")
 LOSS = """
@@ -314,3 +319,57 @@ def test_the_view_that_made_other_rows_of_so_many() -> None:
         assert recorded_way.regrouped(made, 3, snapshot) is None
         assert recorded_way.regrouped(same, 2, snapshot) is None
         assert recorded_way.regrouped(whole, 2, snapshot) is None
+
+
+def test_the_call_before_that_flattened_images() -> None:
+    def found(make: Callable[[Tensor], object], *sizes: int) -> tuple[Any, Any] | None:
+        with Recorder() as recorder:
+            kept = make(torch.ones(sizes))
+            item = recorded_way.flattened(recorder.snapshot())
+        assert kept is not None
+        return None if item is None else (item.before, item.after)
+
+    image = (2, 3, 4, 4)
+    assert found(lambda x: x.flatten(1), *image) == (image, (2, 48))
+    assert found(lambda x: x.view(2, -1), *image) == (image, (2, 48))
+    assert found(lambda x: x.reshape(2, 48), *image) == (image, (2, 48))
+    assert found(lambda x: x.reshape(4, 24), *image) is None
+    assert found(lambda x: x.flatten(2), *image) is None
+    assert found(lambda x: x.flatten(1), 2, 3, 4) is None
+    assert found(lambda x: (x.flatten(1), x * 2), *image) is None
+    with Recorder() as recorder:
+        assert recorded_way.flattened(recorder.snapshot()) is None
+
+
+def test_what_has_led_to_a_tensor_nearest_first() -> None:
+    with Recorder() as recorder:
+        first, other = torch.ones(2), torch.ones(2)
+        second = first + other
+        third = (second * 2).exp()
+        snapshot = recorder.snapshot()
+        sources = recorded_way.sources_of(third, snapshot)
+        assert [any(it is one for it in sources) for one in (third, second, first, other)] == [
+            True, True, True, True,
+        ]  # fmt: skip
+        assert sources[0] is third
+        assert len(sources) == 4  # the product is gone
+        assert len(recorded_way.refs_of(third, snapshot)) == 5
+        assert [it is first for it in recorded_way.sources_of(first, snapshot)] == [True]
+
+
+def test_the_last_line_that_made_a_number_of_a_variable() -> None:
+    names = {"torch": torch, "x": torch.ones(2, requires_grad=True)}
+
+    def cut(code: str) -> str | None:
+        with Recorder() as recorder, cell(code) as compiled:
+            exec(compiled, dict(names))
+            found = recorded_way.number_cut("loss", recorder.snapshot())
+            return None if found is None else found.line.text
+
+    one, two = "loss = x.sum().item()", "loss = (x * 2).sum().item()"
+    assert cut(one) == one
+    assert cut(f"{one}\n{two}") == two
+    assert cut(f"{two}\nother = x.sum().item()\nprint(x.sum().item())") == two
+    assert cut("loss = 0\nloss += x.sum().item()") == "loss += x.sum().item()"
+    assert cut("loss = x.detach().sum().item()") is None
+    assert cut(f"{one}\nloss = x.detach().sum().item()") is None
