@@ -124,7 +124,10 @@ OTHERS: Final[dict[str, str]] = {
     "evidence/context.py": "diagnosis/host_errors/test_host_errors.py",
     "evidence/dataset_column.py": "evidence/test_finding.py",
     "evidence/error_causes.py": "evidence/test_modified_tensor.py evidence/test_recorded_way.py",
-    "evidence/exception.py": "evidence/test_user_objects.py diagnosis/test_misread_cells.py",
+    "evidence/exception.py": (
+        "evidence/test_user_objects.py evidence/test_lost_context.py "
+        "diagnosis/test_misread_cells.py"
+    ),
     "evidence/failing_call.py": "diagnosis/host_errors/test_host_errors.py",
     "evidence/failure.py": "evidence/test_collect.py evidence/test_finding.py",
     "evidence/finding.py": (
@@ -132,8 +135,10 @@ OTHERS: Final[dict[str, str]] = {
         "diagnosis/test_misread_cells.py"
     ),
     "evidence/finite_trial.py": "recorder/test_nan_unseen.py",
+    "evidence/freed_graph.py": "evidence/test_modified_tensor.py",
     "evidence/host_value.py": (
-        "diagnosis/host_errors/test_values.py diagnosis/test_misread_cells.py"
+        "evidence/test_counted_labels.py diagnosis/host_errors/test_values.py "
+        "diagnosis/test_misread_cells.py"
     ),
     "evidence/marks.py": "recorder/test_nonfinite.py",
     "evidence/module_names.py": "evidence/test_bound.py",
