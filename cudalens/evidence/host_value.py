@@ -99,10 +99,7 @@ def _empty_sequence(
     if len(lengths) != 1 or names.get("lengths") is not lengths[0]:
         return None
     with _torch.plain_torch(), _torch.no_dispatch_modes():
-        own = _as_given(lengths[0], names.get("sorted_indices"))
-        listed = (it.value for it in operands if is_tensor(it.value))
-        alike = {id(it): it for it in listed if it.dtype == own.dtype and torch.equal(it, own)}
-        own = next(iter(alike.values())) if len(alike) == 1 else own
+        own = _operand_of_equal_values(_as_given(lengths[0], names.get("sorted_indices")), operands)
         bad = own <= 0
         if not bool(bad.any()):
             return None
@@ -116,6 +113,13 @@ def _empty_sequence(
             is_index=False,
         )
     return ObservedValue(violation=violation, values={"lengths": own})
+
+
+def _operand_of_equal_values(values: Tensor, operands: Sequence[Operand]) -> Tensor:
+    """Return the one operand with these values; if there is none, or several, the values."""
+    listed = (it.value for it in operands if is_tensor(it.value))
+    alike = {id(it): it for it in listed if it.dtype == values.dtype and torch.equal(it, values)}
+    return next(iter(alike.values())) if len(alike) == 1 else values
 
 
 def _as_given(lengths: Tensor, order: Tensor | None) -> Tensor:

@@ -51,26 +51,37 @@ def nan_holder(failure: FailureContext, origin: Tensor | None) -> NanHolder | No
     name = None if origin is None else held_name(origin, frames)
     if origin is not None and name is not None:
         return _holding(name, origin)
-    first, room = violation.offenders.first[:1], _MAX_READ
+    first = violation.offenders.first[:1]
     if violation.is_nonfinite or not first or first[0].value != "nan":
         return None
     on_the_way = _ids_on_the_way(failure)
     with _torch.no_dispatch_modes(), _torch.plain_torch():
-        for name, parameter in visible_parameters(frames):
-            if on_the_way is not None and id(parameter) not in on_the_way:
-                continue  # a model of an earlier cell may contain NaN too
-            room -= parameter.numel()
-            if room < 0:
-                return None
-            if (held := _holding(name, parameter)) is not None:
-                written = _writers_of_nan(failure, parameter, held)
-                return replace(
-                    held,
-                    name=held_name(parameter, frames) or name,
-                    is_read=False,
-                    written=written,
-                    changed=None if written else _last_change(failure, parameter),
-                )
+        return _parameter_with_nan(failure, on_the_way)
+
+
+def _parameter_with_nan(failure: FailureContext, on_the_way: set[int] | None) -> NanHolder | None:
+    """Return the first of the user's parameters that contains a NaN.
+
+    Args:
+        on_the_way: ids of those that were read on the way to the failing call, ``None`` if that
+            is not known.
+    """
+    room = _MAX_READ
+    for name, parameter in visible_parameters(failure.frames):
+        if on_the_way is not None and id(parameter) not in on_the_way:
+            continue  # a model of an earlier cell may contain NaN too
+        room -= parameter.numel()
+        if room < 0:
+            return None
+        if (held := _holding(name, parameter)) is not None:
+            written = _writers_of_nan(failure, parameter, held)
+            return replace(
+                held,
+                name=held_name(parameter, failure.frames) or name,
+                is_read=False,
+                written=written,
+                changed=None if written else _last_change(failure, parameter),
+            )
     return None
 
 
@@ -171,12 +182,10 @@ def bound_of(failure: FailureContext) -> BoundOrigin | None:
         frames=failure.frames,
         line=running,
     )
+    dims = [violation.dim if own is not None and it.shape == own.shape else None for it in fitting]
+    found = (find(it, dim=dim) for it, dim in [*zip(fitting, dims, strict=True), (None, None)])
     with _torch.no_dispatch_modes(), _torch.plain_torch():
-        for tensor in (*fitting, None):
-            is_alike = tensor is not None and own is not None and tensor.shape == own.shape
-            if (found := find(tensor, dim=violation.dim if is_alike else None)) is not None:
-                return found
-    return None
+        return next((it for it in found if it is not None), None)
 
 
 def marks_of_finding(failure: FailureContext) -> Marks:
