@@ -46,7 +46,9 @@ def change(template: str, text: str = "w") -> Fix:
 def test_the_unchanged_call_fails_for_its_reason_without_numbers() -> None:
     result = tried(torch.mm, lambda it: it(None))
     assert result.succeeds is False
-    assert result.error == ("RuntimeError: mat# and mat# shapes cannot be multiplied (#x# and #x#)")
+    assert result.error is not None
+    said = result.error.replace("mm: ", "")  # from torch 2.15 on
+    assert said == "RuntimeError: mat# and mat# shapes cannot be multiplied (#x# and #x#)"
 
 
 def test_a_change_succeeds_with_its_shape_or_fails() -> None:
