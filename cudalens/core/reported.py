@@ -11,7 +11,8 @@ from cudalens.core.report import Report
 
 _MOST = 100
 _by_note: dict[int, tuple[str, Report]] = {}
-"""The last reports, each with the note that its exception has; by the number of that object."""
+"""The last reports, by the ``id`` of the note of their exception, which is kept: no other note has
+that number."""
 
 
 def attach(error: BaseException, report: Report, line: str) -> None:
@@ -26,15 +27,13 @@ def attach(error: BaseException, report: Report, line: str) -> None:
 def replace_report(error: BaseException, report: Report) -> None:
     """Let an exception that has a report have another."""
     for note in notes_of(error):
-        entry = _by_note.get(id(note))
-        if entry is not None and entry[0] is note:
-            _by_note[id(note)] = entry[0], report
+        if id(note) in _by_note:
+            _by_note[id(note)] = note, report
 
 
 def report_beside(error: BaseException | None) -> Report | None:
     """Return the report of an exception, ``None`` where it has none or where that is long ago."""
     for note in () if error is None else notes_of(error):
-        entry = _by_note.get(id(note))
-        if entry is not None and entry[0] is note:
-            return entry[1]
+        if id(note) in _by_note:
+            return _by_note[id(note)][1]
     return None

@@ -87,10 +87,14 @@ def test_a_report_belongs_to_one_exception() -> None:
 
 def test_a_report_is_replaced_where_there_was_one() -> None:
     error, report, other = RuntimeError(), make_report(), make_report()
+    error.add_note("a note of the user's")
     replace_report(error, other)
     assert report_beside(error) is None
-    attach(error, report, "cudalens: a note")
+    bystander = RuntimeError()
+    for each in (error, bystander):
+        attach(each, report, "cudalens: a note")
     replace_report(error, other)
+    assert (report_beside(error), report_beside(bystander)) == (other, report)
     assert report_beside(error) is other
 
 
