@@ -476,13 +476,11 @@ _PLAIN: dict[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (int, fl
 def _plain(hints: Sequence[Any], value: Any) -> Any:
     """Return a text, a number, or one of given values, which has to be one of these types."""
     for hint in hints:
-        kinds = _PLAIN.get(hint)
         if get_origin(hint) is Literal:
             is_one = isinstance(value, (str, int)) and value in get_args(hint)
-        elif kinds is None:
-            is_one = True  # of a type that JSON does not know
         else:
-            is_one = isinstance(value, kinds) and (hint is bool or not isinstance(value, bool))
+            is_one = isinstance(value, _PLAIN[hint])
+            is_one = is_one and (hint is bool or not isinstance(value, bool))
             is_one = is_one or (hint is float and value in _NOT_FINITE)
         if is_one:
             return value
