@@ -101,7 +101,7 @@ def find_offenders(tensor: Tensor, bad: Tensor, marked: Sequence[int] = ()) -> O
     """Count the bad elements of ``tensor`` and give the first ones in row-major order.
 
     Args:
-        tensor: the tensor that the op was given, any shape.
+        tensor: the tensor that the op was given, any shape; of complex numbers their size.
         bad: bool[shape of tensor], true where the value breaks the bound.
         marked: good values with a meaning of their own, which ``others`` leaves out.
     """
@@ -115,7 +115,7 @@ def find_offenders(tensor: Tensor, bad: Tensor, marked: Sequence[int] = ()) -> O
     first = tuple(
         Offender(position=position, value=number(tensor[position].item())) for position in positions
     )
-    has_map = tensor.dim() and tensor.numel() and not tensor.is_complex()
+    has_map = tensor.dim() and tensor.numel()
     grid = _offender_map(tensor, bad, listed) if has_map else None
     low, high = _ends(grid, first)
     good, allowed = ~bad, 0
@@ -182,8 +182,6 @@ def _cell(number: float, bad: float, marked: float, good: float, level: float) -
 def _extremes_where(tensor: Tensor, mask: Tensor) -> tuple[Number, Number]:
     """Return the smallest and the largest element that a mask selects, NaN left out."""
     ends: list[Any] = []
-    if tensor.is_complex() or tensor.shape != mask.shape:
-        return None, None
     for piece, marks in zip(_pieces(tensor.reshape(-1)), _pieces(mask.reshape(-1)), strict=True):
         values = piece[marks]
         if values.is_floating_point():
@@ -198,7 +196,7 @@ def _ends(grid: OffenderMap | None, first: tuple[Offender, ...]) -> tuple[Number
     """Return the smallest and the largest value of a tensor, by its grid or its one element."""
     alone: tuple[Any, ...] = tuple(item.value for item in first[:1])
     low, high = (alone, alone) if grid is None else (grid.low, grid.high)
-    if not low or None in low:
+    if not low:
         return None, None
     return ("nan", "nan") if "nan" in low else (min(low, key=float), max(high, key=float))
 

@@ -258,3 +258,139 @@ def test_only_planes_that_hold_a_bad_value_are_drawn() -> None:
     assert [plane.index for plane in alone.planes] == [()]
     row = tensor[0, 1, 0, 1]
     assert find_offenders(row, row == 9).planes == ()
+
+
+def test_no_more_than_so_many_planes_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ones, of planes that are not too large."""
+    tensor = torch.zeros(12, 2, 3)
+    tensor[1:, 1, 2] = 9
+    bad = tensor == 9
+    assert [item.index for item in find_offenders(tensor, bad).planes] == [
+        (n,) for n in range(1, 9)
+    ]
+    monkeypatch.setattr(tensor_values, "_PLANE_NUMEL", 6)
+    assert len(find_offenders(tensor, bad).planes) == 8
+    monkeypatch.setattr(tensor_values, "_PLANE_NUMEL", 5)
+    assert find_offenders(tensor, bad).planes == ()
+
+
+@pytest.mark.parametrize(
+    ("values", "bad", "marked", "rows"),
+    [
+        ([[0, 9], [3, 99]], 99, (), ("09", "3x")),
+        ([[0, 1], [4, 99]], 99, (), ("02", "9x")),
+        ([[5, 5], [5, 99]], 99, (), ("00", "0x")),
+        ([[-1, 9], [0, 99]], 99, (-1,), ("-9", "0x")),
+        ([[-1.0, NAN], [2.0, 99.0]], 99, (-1,), ("--", "0x")),
+        ([[99, 99], [99, 99]], 99, (), ("xx", "xx")),
+    ],
+)
+def test_a_plane_in_characters(
+    values: list[list[float]], bad: float, marked: tuple[int, ...], rows: tuple[str, ...]
+) -> None:
+    tensor = torch.tensor(values)
+    (plane,) = find_offenders(tensor, tensor == bad, marked).planes
+    assert (plane.rows, plane.size) == (rows, (2, 2))
+
+
+def test_a_large_plane_has_a_character_for_a_rectangle() -> None:
+    tensor = torch.zeros(65, 130)
+    tensor[0, 0], tensor[0, 3:6], tensor[1, 3:6], tensor[64, 129] = 9, 9, 9, 9
+    (plane,) = find_offenders(tensor, tensor == 9).planes
+    assert (len(plane.rows), {len(row) for row in plane.rows}) == (33, {44})
+    assert plane.rows[0] == "/x" + "0" * 42
+    assert plane.rows[-1] == "0" * 43 + "x"  # what is beyond the edge does not count
+    assert {*plane.rows[1:-1]} == {"0" * 44}
+
+
+def test_without_values_there_is_no_map_and_no_end() -> None:
+    good = find_offenders(torch.tensor(7), torch.tensor(False))
+    assert (good.count, good.map, good.min, good.max, good.others) == (0, *[None] * 3, "7")
+    empty = find_offenders(torch.empty(0, 3), torch.empty(0, 3, dtype=torch.bool))
+    assert (empty.count, empty.total, empty.map, empty.min, empty.others) == (0, 0, *[None] * 3)
+
+
+@pytest.mark.parametrize("listed", [0, 1 << 20])
+@pytest.mark.parametrize("host", [4, 1 << 20])
+def test_a_large_tensor_is_told_of_as_a_small_one(
+    listed: int, host: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_values, "HOST_NUMEL", host)
+    monkeypatch.setattr(tensor_values, "_LISTED", listed)
+    values = torch.tensor([[1, 2, 9], [9, -1, 3]])
+    found = find_offenders(values, values == 9, (-1,))
+    assert [item.position for item in found.first] == [(0, 2), (1, 0)]
+    assert (found.min, found.max, found.others, found.allowed) == (-1, 9, "1 … 3", 1)
+    assert found.map.bad == (0, 0, 1, 1, 0, 0)
+    whole = summarise(values)
+    assert (whole.min, whole.max, whole.unique) == (-1, 9, (-1, 1, 2, 3, 9) if host > 6 else None)
+    assert summarise(values / 2).max == 4.5
+
+
+@pytest.mark.parametrize("limit", [3, 4])
+def test_a_histogram_of_so_many_values_at_most(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_values, "_HISTOGRAM_NUMEL", limit)
+    found = summarise(torch.tensor([0.0, 1.0, 2.0, 3.0])).histogram
+    assert sum(found.counts) == (4 if limit == 4 else 0)
+    assert len(found.edges) == (25 if limit == 4 else 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "edges", "counts"),
+    [
+        ([2.5, 2.5], (2.5, 2.5), (2,)),
+        ([7, 7, 7], (7.0, 7.0), (3,)),
+        ([0, 1, 1, 2], (0.0, 0.666667, 1.33333, 2.0), (1, 2, 1)),
+        ([-1.5e308, 1.5e308], (), ()),
+    ],
+)
+def test_the_bins_of_few_values(
+    values: list[float], edges: tuple[float, ...], counts: tuple[int, ...]
+) -> None:
+    dtype = torch.float64 if isinstance(values[0], float) else torch.int64
+    found = summarise(torch.tensor(values, dtype=dtype)).histogram
+    assert (found.edges, found.counts) == (edges, counts)
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (True, 1),
+        (3, 3),
+        (math.inf, "inf"),
+        (-math.inf, "-inf"),
+        (math.nan, "nan"),
+        (0.1 + 0.2, 0.3),
+        (1.00000012, 1.00000012),
+        (12345.00000012, 12345.0),
+        (1 / 3, 0.3333333),
+    ],
+)
+def test_a_number_that_json_can_hold(value: float, kept: object) -> None:
+    assert number(value) == kept
+    assert type(number(value)) is type(kept)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.empty(0),
+        torch.tensor([1 + 2j]),
+        torch.eye(2).to_sparse(),
+    ],
+    ids=["empty", "complex", "sparse"],
+)
+def test_values_that_are_not_summarised(tensor: Tensor) -> None:
+    assert summarise(tensor) == TensorSummary()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32])
+def test_unsigned_integers_are_summarised(dtype: torch.dtype) -> None:
+    found = summarise(torch.tensor([3, 0, 3], dtype=dtype))
+    assert (found.min, found.max, found.mean, found.unique) == (0, 3, 2.0, (0, 3))
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_quantised_values_are_not_summarised() -> None:
+    values = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    assert summarise(values) == TensorSummary()
