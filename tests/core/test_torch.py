@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import SimpleNamespace
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import pytest
@@ -391,6 +392,11 @@ def test_the_row_of_a_tensor(part: Any, whole: Any, row: int | None) -> None:
     assert _torch.row_of(part, whole) == row
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_a_tensor_without_strides_is_no_row() -> None:
+    assert _torch.row_of(torch.eye(2).to_sparse_csr(), torch.ones(3, 2, 2)) is None
+
+
 def test_views_share_a_storage() -> None:
     assert _torch.shares_storage(X, X[1:])
     assert not _torch.shares_storage(X, X.clone())
@@ -473,3 +479,58 @@ def test_zeros_on_a_device_are_waited_for_by_the_current_stream(
     assert makers != [threading.get_ident()]
     assert _torch.zeros(2, 3, torch.int32, CPU) == "zeros of (2, 3)"  # type: ignore[comparison-overlap]
     assert len(waits) == 1
+
+
+def test_zeros_are_made_here_where_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the interpreter ends."""
+
+    class NoThreads(ThreadPoolExecutor):
+        def submit(self, *args: Any, **options: Any) -> Any:
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(_torch, "ThreadPoolExecutor", NoThreads)
+    with torch.inference_mode():
+        made = _torch.zeros(2, 3, torch.int32, CPU)
+    assert (made.shape, made.dtype, made.is_inference()) == ((2, 3), torch.int32, False)
+
+
+def test_a_tensor_that_is_being_printed_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def printed(*_: Any, **__: Any) -> str:
+        running = TracebackType(None, sys._getframe(1), 0, 1)
+        _torch.restore_functorch(RuntimeError().with_traceback(running))
+        return "printed"
+
+    monkeypatch.setattr(torch._tensor_str, "_str_intern", printed)
+    assert repr(X) == "printed"
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("no such setting"), ValueError("no")])
+def test_the_tensors_of_a_lost_device_are_kept_once(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    settings: list[str] = []
+
+    def change(setting: str) -> None:
+        settings.append(setting)
+        if error is not None:
+            raise error
+
+    kept: list[Any] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", change, raising=False)
+    monkeypatch.setattr(_torch, "_KEPT", kept)
+    monkeypatch.setattr(_torch, "live_instances", lambda kind: [kind])
+    before = sys.getrefcount(kept)
+    _torch.outlive_lost_device("an argument")
+    assert kept == [Tensor, "an argument"]
+    assert sys.getrefcount(kept) == before + 1
+    _torch.outlive_lost_device("another")
+    assert kept == [Tensor, "an argument"]
+    assert settings == ["pinned_free_catch_all:True"] * 2
+    monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")
+    _torch.outlive_lost_device()
+
+
+def test_the_device_that_ops_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert _torch.current_device() == torch.device("cuda", 1)
+    assert _torch.is_host(CPU) and not _torch.is_host(META)

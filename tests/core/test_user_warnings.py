@@ -145,3 +145,34 @@ def test_a_warning_in_a_forward_is_shown_once_with_and_without_the_check() -> No
         with cudalens.check():
             module(torch.ones(1))
     assert len(shown) == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: nn.functional.softmax(torch.ones(2)),  # type: ignore[call-arg]
+        lambda: nn.functional.tanh(torch.ones(2)),
+        lambda: nn.functional.upsample(torch.ones(1, 1, 2), scale_factor=2),
+        lambda: nn.Softmax()(torch.ones(2)),
+    ],
+)
+def test_a_warning_of_a_function_of_torchs_in_python_is_shown_where_it_is(call: Any) -> None:
+    """It asks the modes first, and is then called by ours."""
+    places = []
+    for options in (None, {}, {"nan": True}):
+        with cudalens.check(**options) if options is not None else nullcontext():
+            with warnings.catch_warnings(record=True) as shown:
+                warnings.simplefilter("always")
+                call()
+            places.append([(item.filename, item.lineno) for item in shown])
+    assert places[1:] == places[:1] * 2
+
+
+def test_installing_and_removing_twice_is_as_once() -> None:
+    before = sys.modules["warnings"]._showwarnmsg
+    user_warnings.install()
+    user_warnings.install()
+    user_warnings.remove()
+    assert sys.modules["warnings"]._showwarnmsg is before
+    user_warnings.remove()
+    assert sys.modules["warnings"]._showwarnmsg is before
