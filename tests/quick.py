@@ -17,7 +17,6 @@ OTHERS: Final[dict[str, str]] = {
     "core/_compiler.py": "guards/test_compiled.py",
     "core/_torch.py": "session/test_sync_debug.py guards/test_captured.py",
     "core/call.py": "diagnosis/host_errors/test_host_errors.py",
-    "core/error_pages.py": "test_docs.py",
     "core/evidence_types.py": "diagnosis/test_observations.py evidence/test_marks.py",
     "core/graph_types.py": "evidence/test_autograd_graph.py diagnosis/test_observations.py",
     "core/report.py": "render/test_plot.py",

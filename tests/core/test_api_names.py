@@ -7,7 +7,7 @@ from operator import attrgetter
 import pytest
 import torch
 
-from cudalens.core.api_names import BACKWARD, api_names, api_names_of_all
+from cudalens.core.api_names import BACKWARD, api_names, api_names_of_all, stem_of
 from cudalens.core.device_asserts import assert_table
 from cudalens.core.text_files import packaged
 from cudalens.guards import catalogue_rows
@@ -36,6 +36,31 @@ def test_each_function_is_one_of_torchs(name: str) -> None:
         pytest.skip("torch.ops.symm_mem has no all_to_all_vdev_2d before torch 2.8")
     found = attrgetter(".".join(filter(None, (HOMES[home], rest))))(torch)
     assert callable(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("torch.Tensor.add_", "add_"),
+        ("torch.Tensor.__setitem__", "setitem"),
+        ("torch.Tensor.__iadd__", "iadd"),
+        ("aten::index.Tensor", "index"),
+        ("aten::index_put_", "index_put_"),
+        ("aten::_softmax", "_softmax"),
+        ("aten::__and__.Tensor", "and"),
+        ("relu", "relu"),
+        ("", ""),
+    ],
+)
+def test_the_last_part_of_a_name(name: str, stem: str) -> None:
+    assert stem_of(name) == stem
+
+
+def test_the_functions_of_an_op_with_and_without_namespace_and_overload() -> None:
+    assert api_names("aten::embedding")[0] == "nn.Embedding"
+    for name in ("index_put", "aten::index_put_", "aten::index_put.hacked_twin", "index_put_"):
+        assert "x[i] = y" in api_names(name)
+    assert api_names("mylib::lookup") == ()
 
 
 def test_names_of_several_ops_begin_with_the_best_known() -> None:

@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from cudalens.core.call import public_name
+from cudalens.core.call import THREAD, ApiCall, NodeMark, function_name, public_name
+
+
+class Own:
+    """An object of the user's whose name is not to be asked for."""
+
+    __name__ = "odd"
+
+    def __call__(self) -> None:
+        raise AssertionError
+
+
+def test_an_object_of_the_users_has_the_name_of_its_class() -> None:
+    assert public_name(Own()) == f"{__name__}.Own"
+    assert function_name(Own()) == "Own"
+    assert function_name(torch.add) == "add"
+    assert function_name(partial(torch.add)) == "partial"
+
+
+def test_a_call_is_known_by_its_name_and_lets_go_of_its_tensors() -> None:
+    call = ApiCall(func=torch.add, args=(1,), kwargs={"alpha": 2})
+    assert call.name == "torch.add"
+    call.release()
+    assert (call.args, call.kwargs) == ((), {})
+
+
+def test_a_node_is_marked_without_keeping_it() -> None:
+    node = (torch.ones(1, requires_grad=True) * 2).grad_fn
+    assert NodeMark.of(node) == NodeMark(node.name(), node._sequence_nr())  # type: ignore[union-attr]
+    assert NodeMark.of(None) is None
+
+
+def test_each_thread_has_a_call_of_its_own() -> None:
+    with ThreadPoolExecutor(1) as thread:
+        theirs = thread.submit(lambda: THREAD.running).result()
+    assert theirs is not THREAD.running
+    assert (theirs.call, theirs.extremes) == (None, ())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from cudalens.core import text_files
+from cudalens.core import device_asserts, text_files
 from cudalens.core.device_asserts import (
     MAX_LINES,
     READ_RELEASE,
@@ -50,6 +50,25 @@ def test_equal_lines_are_counted_with_blocks_and_threads() -> None:
     assert (found.file, found.line, found.function) == ("K.cu", 7, "f")
     assert (found.count, len(found.blocks), len(found.threads)) == (12, 3, 12)
     assert found.text() == text.split("\n", maxsplit=1)[0] + " (12 times, 3 blocks, 12 threads)"
+
+
+def test_an_assertion_that_was_printed_once_is_told_as_it_was() -> None:
+    text = "K.cu:7: f: block: [0,0,0], thread: [0,0,0] Assertion `x` failed."
+    assert [item.text() for item in fold(f"{text}\n")] == [text]
+    assert [item.text() for item in fold([text, text])] == [f"{text} (2 times, 1 block, 1 thread)"]
+
+
+@pytest.mark.parametrize(("extra", "words"), [(-1, "4 threads"), (0, "at least 5 threads")])
+def test_so_many_threads_are_told_apart(
+    extra: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_asserts, "MAX_THREADS", 5)
+    for count in (5 + extra, 7 + 3 * extra):
+        text = [
+            f"K.cu:7: f: block: [{at},0,0], thread: [0,0,0] Assertion `x` failed."
+            for at in range(count)
+        ]
+        assert fold(text)[0].text().endswith(f", {words})")
 
 
 @pytest.mark.parametrize("count", [MAX_LINES, MAX_LINES + 1])

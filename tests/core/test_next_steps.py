@@ -47,3 +47,14 @@ def test_a_line_of_a_script_gets_a_fix_for_scripts(sim: Simulation) -> None:
     advice = "python -m cudalens --nan, or cudalens.check(nan=True), stops at the first one"
     assert any(item.text.endswith(advice) for item in session.report.hints)
     assert "%%cudacheck" not in session.report.to_json()
+
+
+def test_a_sentence_takes_the_words_of_its_place() -> None:
+    text = "{check_anew}, the {code} or {block}"
+    assert NOTEBOOK.fill(text) == (
+        "restart the kernel and run the cell under %%cudacheck, the cell or cell"
+    )
+    assert SCRIPT.fill(text) == "run the script with python -m cudalens, the script or block"
+    assert SCRIPT.fill("as it is") == "as it is"
+    with pytest.raises(KeyError):
+        SCRIPT.fill("{unheard_of}")

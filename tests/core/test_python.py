@@ -325,6 +325,10 @@ def test_an_expression_is_parsed_also_where_another_thread_disturbs(
 
     monkeypatch.setattr(_python, "compile", disturbed, raising=False)
     assert isinstance(parse("a").body[0], ast.Expr)
+    failures = iter([SystemError() for _ in range(40)])
+    with pytest.raises(SystemError):
+        parse("a")
+    assert len([*failures]) == 19
     with pytest.raises(SyntaxError):
         parse_expression("a = b")
 

@@ -49,6 +49,13 @@ def test_an_error_names_its_file(tmp_path: Path) -> None:
     assert caught.value.filename == str(tmp_path / "none")
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="a file that cannot be read")
+def test_an_error_while_a_file_is_read_names_it_too() -> None:
+    with pytest.raises(OSError) as caught:
+        list(lines_of("/proc/self/mem"))
+    assert caught.value.filename == "/proc/self/mem"
+
+
 def test_a_home_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert expanded("~/a") == Path("/home/me/a")
