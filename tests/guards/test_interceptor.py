@@ -28,6 +28,7 @@ from cudalens.guards.interceptor import Interceptor
 from cudalens.guards.pending import PENDING
 from cudalens.guards.plans import guarded_ops
 from cudalens.recorder import Recorder
+from tests.probes import SeenFunctions, SeenOps
 
 
 @pytest.mark.parametrize("capturing", [False, True])
@@ -213,10 +214,18 @@ def test_a_finding_at_once_is_noted_at_those_before_it(has_past: bool, has_now: 
 class OnHost:
     """Guards that act on the CPU, and kernels of them above functions of the test."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(
+        self,
+        report: Callable[..., Any] = lambda call, found: ArithmeticError("found"),
+        complain: Callable[[str], object] | None = None,
+        check: Callable[..., object] | None = None,
+        **options: Any,
+    ) -> None:
+        self.check = check
+        """In place of those of the guards, which are asked where a value is bad."""
         self.guards = Interceptor(
-            lambda call, found: ArithmeticError("found"),
-            Mock(side_effect=AssertionError),
+            report,
+            complain or Mock(side_effect=AssertionError),
             devices=["cpu"],
             on_past_violation=lambda found, past: ArithmeticError("found"),
             **options,
@@ -226,6 +235,9 @@ class OnHost:
         """Call an op whose dispatch keys are those of the CPU."""
         one = next(item for item in guarded_ops() if item.name == name)
         routes: Any = {_torch.BACKEND_SELECT: (go_on, _torch.redispatcher(one.op)[1])}
+        if self.check is not None:
+            plans = (replace(plan, check=self.check) for plan in one.plans)
+            one = replace(one, plans=tuple(plans))
         kernel = self.guards._kernel(replace(one, routes=routes), _torch.BACKEND_SELECT)
         return kernel(torch._C._dispatch_keys(HERE), *args)
 
@@ -292,3 +304,139 @@ def test_an_error_keeps_no_argument_of_the_call() -> None:
         OnHost().call("aten::index_select", refuse, HERE, 0, GOOD)
     kernels = [frame for frame, _ in walk_tb(caught.tb) if frame.f_code.co_name == "guarded"]
     assert [(it.f_locals["args"], it.f_locals["kwargs"]) for it in kernels] == [((), {})]
+
+
+SILENT = "aten::embedding_dense_backward", (HERE[:2], THERE, 3, -1, False)
+
+
+def fail(*_: object) -> None:
+    raise LookupError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "error"),
+    [
+        ("aten::embedding", (HERE, THERE), cudalens.DeviceIndexError),
+        ("aten::multinomial", (HERE[0], 1, False), cudalens.DeviceValueError),
+        (*SILENT, None),
+    ],
+    ids=["index", "value", "silent"],
+)
+@pytest.mark.parametrize(
+    ("report", "line"),
+    [
+        (fail, "report unavailable: LookupError: no such thing"),
+        (lambda *_: "a text", "report unavailable: TypeError: it gave str"),
+        (lambda *_: None, "report unavailable: TypeError: it gave NoneType"),
+    ],
+)
+def test_a_bad_call_is_not_made_though_no_report_can_be(
+    name: str, args: tuple[object, ...], error: Any, report: Callable[..., object], line: str
+) -> None:
+    """One that asserts nothing goes on, and needs none."""
+    told: list[str] = []
+    host = OnHost(report, told.append)
+    with nullcontext() if error is None else pytest.raises(error, match=r"is outside|sums to 0"):
+        assert host.call(name, lambda *_: "done", *args) == "done"
+    assert told == ([line] if error is not None or "None" not in line else [])
+
+
+def test_a_finding_has_the_names_of_its_guard_and_its_op() -> None:
+    seen: list[Any] = []
+    host = OnHost(lambda call, found: seen.extend((call, found)) or ArithmeticError())
+    with pytest.raises(ArithmeticError):
+        host.call("aten::index.Tensor", refuse, HERE, [THERE])
+    call, found = seen
+    assert (found.guard, found.op, found.overload) == ("index_in_range", "aten::index", "Tensor")
+    assert call.arguments["self"] is HERE and call.arguments["indices"][0] is THERE
+    assert (call.op, len(call.args), call.kwargs) == (torch.ops.aten.index.Tensor, 2, {})
+
+
+@pytest.mark.parametrize(
+    ("answers", "error", "line"),
+    [
+        (["text"], None, "guard embedding_indices_in_range failed: TypeError: it gave str"),
+        # One that fails is asked again, with more room: what it says then counts.
+        ([LookupError("once"), None], None, None),
+        ([LookupError(), "text"], None, "guard embedding_indices_in_range failed: TypeError: it"),
+        (
+            [LookupError("a"), LookupError("b")],
+            None,
+            "guard embedding_indices_in_range failed: LookupError: b",
+        ),
+        ([RecursionError("a"), RecursionError("b")], RecursionError, None),
+    ],
+)
+def test_a_guard_that_fails_stops_no_call(answers: list[Any], error: Any, line: str | None) -> None:
+    """But where there is no room to look at all."""
+    told: list[str] = []
+    check = Mock(side_effect=list(answers))
+    host = OnHost(complain=told.append, check=check)
+    with nullcontext() if error is None else pytest.raises(error):
+        assert host.call("aten::embedding", lambda *_: "done", HERE, THERE) == "done"
+    assert [it[: len(line or "")] for it in told] == ([] if line is None else [line])
+    assert check.call_count == len(answers)
+
+
+def test_what_is_asked_again_gets_tensors_of_torchs_own_class() -> None:
+    """A property of a user's subclass may have raised."""
+    kinds: list[Any] = []
+
+    def check(table: Any, indices: Any) -> None:
+        kinds.append((type(table), [type(item) for item in indices]))
+        if type(table) is Own:
+            raise LookupError
+
+    host = OnHost(check=check)
+    index = THERE.as_subclass(Own)
+    host.call("aten::index.Tensor", lambda *_: None, HERE.as_subclass(Own), [index, index])
+    assert kinds[-1] == (Tensor, [Tensor, Tensor])
+
+
+def test_guards_are_put_in_once_and_taken_out() -> None:
+    host = OnHost()
+    try:
+        host.guards.install()
+        libraries = [*host.guards._libraries]
+        host.guards.install()
+        assert host.guards._libraries == libraries != []
+        with pytest.raises(ArithmeticError):
+            F.embedding(THERE, HERE)
+    finally:
+        host.guards.uninstall()
+    assert host.guards._libraries == []
+    with pytest.raises(IndexError):
+        F.embedding(THERE, HERE)
+
+
+def test_findings_wait_where_a_mode_of_the_users_is_open() -> None:
+    """The mode sees nothing of the look."""
+    host = OnHost(is_deferred=True)
+    try:
+        host.call("aten::index_select", lambda *_: None, HERE, 0, THERE)
+        with SeenOps() as seen, SeenFunctions() as functions:
+            assert isinstance(host.guards.settle(), ArithmeticError)
+            assert host.guards.settle() is None
+        assert (seen.ops, functions.names) == ([], [])
+    finally:
+        PENDING.clear()
+
+
+@pytest.mark.parametrize(
+    ("past", "now", "raised", "notes"),
+    [
+        ([], None, None, []),
+        ([], "now", "now", []),
+        (["a", "b"], None, "a", ["Also found: b"]),
+        (["a"], "now", "a", ["Also found: now"]),
+        (["a", "b"], "now", "a", ["Also found: b", "Also found: now"]),
+    ],
+)
+def test_the_first_finding_is_raised_with_the_others_as_notes(
+    past: list[str], now: str | None, raised: str | None, notes: list[str]
+) -> None:
+    guards = OnHost().guards
+    errors = [ValueError(f"{text}\nmore") for text in past]
+    error = guards._raised(errors, now and ValueError(f"{now}\nmore"))  # type: ignore[arg-type]
+    assert (error and str(error).splitlines()[0]) == raised
+    assert getattr(error, "__notes__", []) == notes

@@ -220,3 +220,44 @@ def test_the_framework_names_guard_op_and_overload(op: Any, wide: dict[str, bool
         assert found is not None
         made = (found.guard, found.op, found.overload)
         assert made == (check.__name__, "guardtest::lookup", overload)
+
+
+def row_of(guard: str) -> Any:
+    (row,) = (row for row in catalogue.catalogue_rows() if row["guard"] == guard)
+    return row
+
+
+def test_a_row_of_the_catalogue_says_all_of_a_guard() -> None:
+    row = row_of("gather_index_in_range")
+    assert row["op"] == ["aten::gather", "aten::gather.out"]
+    assert row["api"] == ["torch.gather", "Tensor.gather"]
+    assert row["precondition"].startswith("Every index is in [0, size - 1] of the dimension")
+    assert row["source"].startswith("ScatterGatherKernel.cu:") and "torch" in row["source"]
+    assert row["cost"].endswith("one copy of two numbers")
+    assert (row["frequency"], row["silent"], row["waits"]) == ("very common", False, False)
+    assert row["records"] == ["gather_scatter", "gather_rows_fast"]
+    assert row_of("embedding_bag_offsets_rise")["waits"] is True
+    assert row_of("embedding_bag_backward_indices_in_range")["silent"] is True
+
+
+def test_a_row_has_the_functions_of_all_its_ops(op: Any) -> None:
+    assert {"torch.scatter", "Tensor.scatter_"} <= {*row_of("scatter_index_in_range")["api"]}
+    register("guardtest::lookup", rows_in_table)
+    row = row_of("rows_in_table")
+    assert row["op"] == ["guardtest::lookup", "guardtest::lookup.wide"]
+    assert (row["precondition"], row["frequency"]) == ("Every row is in the table.", "user")
+
+
+def test_where_one_overload_decomposes_the_others_are_guarded() -> None:
+    """What it is made of is looked at by the guards of its parts."""
+    library = torch.library.Library("guardtest", "DEF")
+    library.define("parts(Tensor table, Tensor rows) -> Tensor")
+    library.define("parts.wide(Tensor table, Tensor rows, *, bool wide) -> Tensor")
+    library.impl("parts", lambda table, rows: table + 0, "CompositeImplicitAutograd")
+    library.impl("parts.wide", lambda table, rows, *, wide: table + 1, "CPU")
+    try:
+        parts = torch.ops.guardtest.parts
+        assert register(parts, rows_in_table) == (parts.wide,)
+        assert register("guardtest::parts.default", rows_in_table) == (parts.default,)
+    finally:
+        library._destroy()
