@@ -152,6 +152,15 @@ CASES: dict[str, tuple[Callable[..., Tensor], int, int, str]] = {
 }
 
 
+def test_a_number_without_dimensions_is_a_row_of_one(findings: Findings) -> None:
+    guarded = findings.compile(lambda x, i: x.index_select(0, i))
+    assert guarded(torch.tensor(3.0), torch.tensor([0])).tolist() == 3
+    assert findings.look() == []
+    guarded(torch.tensor(3.0), torch.tensor([1]))
+    says = "indices[0] contained 1, which is outside dimension 0 (size 1) of self"
+    assert findings.look() == [says]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_every_op_and_its_good_neighbour(findings: Findings, case: str) -> None:
     """One step beyond the bound is told and replaced; at the bound the result is the same bits."""
@@ -334,6 +343,11 @@ def test_what_outlives_the_guards_is_as_without_them(findings: Findings) -> None
     assert len(findings.look()) == 1
     assert torch.ops.cudalens.in_bounds(index[:0], 4, text).tolist() == []
     assert PENDING.count == 0
+    # Of 32 bits that cannot leave the bounds nothing is replaced; what is given back is a copy.
+    wide, small = json.dumps({**check, "wraps": True}), index.int()
+    same = torch.ops.cudalens.in_bounds(small, (1 << 31) + 1, wide)
+    assert (same.tolist(), same.data_ptr() == small.data_ptr()) == ([0, 4], False)
+    assert findings.look() == []
     with mock.patch("cudalens.guards.compiled._installed", []):
         assert torch.ops.cudalens.in_bounds(index, 4, text).tolist() == [0, 4]
     assert findings.look() == []

@@ -21,9 +21,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from cudalens.core import _torch
 from cudalens.core.report_types import Violation
 from cudalens.guards import Guard, pending
-from cudalens.guards.deferred import CheckedTensors
+from cudalens.guards.deferred import CheckedTensors, _violation_of, remembering_draws
+from cudalens.guards.engine import UNIT_INTERVAL, Between, Within
 from cudalens.guards.pending import PENDING
 from cudalens.guards.plans import is_deferred
 from cudalens.source.stack import line_of
@@ -312,7 +314,125 @@ def test_what_was_drawn_is_in_bounds(guards: Collector) -> None:
     assert found is not None and found.offenders.max == 2
 
 
+@pytest.mark.parametrize(
+    ("result", "later", "captures", "is_kept"),
+    [
+        (tensor([0, 2]), True, False, True),
+        (tensor([0, 2]), False, False, False),
+        (tensor([0, 2]), True, True, False),
+        (tensor([0, 2]).as_subclass(Plain), True, False, False),
+        (None, True, False, False),
+    ],
+)
+def test_which_draws_are_remembered(
+    result: Any, later: bool, captures: bool, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay of a captured graph draws anew, and a subclass may give something else."""
+    monkeypatch.setattr(_torch, "is_capturing", lambda: captures)
+    known = CheckedTensors()
+    draw = remembering_draws(lambda *call: result, known, lambda: later)
+    assert draw(None, torch.ones(2, 3), 1) is result
+    check = (known.of(result) or {}).get(None) if isinstance(result, Tensor) else None
+    assert (check is not None) is is_kept
+    if check is not None:
+        assert (check.low, check.high, check.is_pending) == (0, 2, False)
+        assert (check.smallest, check.largest, check.report(0, 2)) == (0, 2, None)
+
+
 WIDE = torch.zeros(3, 5)
+
+
+def test_an_exception_is_no_value_of_a_tensor(guards: Collector) -> None:
+    """So a call with narrower bounds needs no look."""
+    ids = tensor([-100, 2])
+    assert guards.look(lambda: F.nll_loss(WIDE[:2], ids)) is None
+    assert looks(lambda: F.nll_loss(WIDE[:2, :3], ids)) == 0
+    assert looks(lambda: F.nll_loss(WIDE[:2, :2], ids)) == 1
+    assert guards.settle() is not None
+
+
+def test_an_empty_index_is_not_looked_at(guards: Collector) -> None:
+    empty = tensor([], dtype=torch.int64)
+    assert looks(lambda: (F.embedding(empty, TABLE), TABLE[empty])) == 0
+    assert PENDING.count == 0
+
+
+def test_where_a_deferred_look_fails_the_guard_looks_at_once(
+    guards: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise LookupError("no such thing")
+
+    monkeypatch.setattr(CheckedTensors, "of", broken)
+    found = guards.look(lambda: F.embedding(tensor([0, 3]), TABLE))
+    assert found is not None and found.offenders.first[0].position == (1,)
+    assert guards.trouble == [
+        "deferred embedding_indices_in_range unavailable: LookupError: no such thing"
+    ]
+    guards.trouble.clear()
+    assert guards.look(lambda: F.embedding(tensor([0, 2]), TABLE)) is None
+    guards.trouble.clear()
+
+
+def required(**more: Any) -> Within:
+    given = {"of": "self", "dim": 0, "why": "Why.", "asserts": "gather_scatter", **more}
+    return Within("index", 0, 4, **given)
+
+
+@pytest.mark.parametrize(
+    ("need", "ends", "says"),
+    [
+        (required(), (-1, 4), " contained -1, which is outside dimension 0 (size 5) of {related}"),
+        (required(), (0, 5), " contained 5, which is outside dimension 0 (size 5) of {related}"),
+        (required(), (-1, 5), " contained 5, which is outside dimension 0 (size 5) of {related}"),
+        (required(item=1), (0, 5), "[1] contained 5, which is outside dimension 0 (size 5)"),
+        (required(item=0), (0, 5), "[0] contained 5, which is outside dimension 0 (size 5)"),
+        (
+            Between("p", 0, 1, bounds=UNIT_INTERVAL, why="Why.", asserts="bce_input"),
+            (-0.5, 1.0),
+            " contained -0.5, which is outside the interval 0 … 1",
+        ),
+        (
+            Between("p", 0, 1, bounds=UNIT_INTERVAL, why="Why.", asserts="bce_input"),
+            (0.5, float("inf")),
+            " contained inf, which is outside the interval 0 … 1",
+        ),
+        (
+            Between("p", 0, 1, bounds=UNIT_INTERVAL, why="Why.", asserts="bce_input"),
+            (float("nan"), float("nan")),
+            " contained nan, which is outside the interval 0 … 1",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_past_finding_tells_the_value_beyond_the_bound(
+    need: Any, ends: tuple[Any, Any], says: str, is_silent: bool
+) -> None:
+    found = _violation_of(need, *ends, is_silent)
+    assert found.headline.startswith(f"{{argument}}{says}")
+    assert str(found.element) == "{argument}" + says.partition(",")[0]
+    told = [value if abs(value) < 99 else str(value) for value in ends]
+    assert [str(it) for it in (found.offenders.min, found.offenders.max)] == [*map(str, told)]
+    assert (found.explanation, found.is_replay_safe) == ("Why.", False)
+    assert found.device_text is not None
+    assert found.is_silent is (is_silent and isinstance(need, Within))
+
+
+@pytest.mark.parametrize(
+    ("narrows", "ends", "asserts"),
+    [
+        (True, (0, 5), True),
+        (True, (0, 1 << 31), False),
+        (True, (-(1 << 31) - 1, 0), False),
+        (True, (-(1 << 31), (1 << 31) - 1), True),
+        (False, (0, 1 << 31), True),
+    ],
+)
+def test_beyond_32_bits_it_is_not_known_what_a_narrow_kernel_compares(
+    narrows: bool, ends: tuple[int, int], asserts: bool
+) -> None:
+    found = _violation_of(required(narrows=narrows), *ends, False)
+    assert (found.device_text is not None) is asserts
 
 
 def _scattered(ids: Tensor, *, mode: bool) -> None:
