@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, tensor
@@ -199,3 +201,150 @@ def test_of_two_inputs_with_bad_elements_none_is_followed() -> None:
 
     provenance, _ = walked(run)
     assert told(provenance) == [("mul", None)]
+
+
+# --- where a walk ends ---------------------------------------------------------------------------
+
+
+def chosen(other: int) -> list[Tensor]:
+    """Return what a choice made of a bad tensor, with a number at other places."""
+    x = torch.tensor([1, 8])
+    made = x * 2
+    return [x, made, torch.where(x > 0, made, other)]
+
+
+def written_out(x: Tensor, run: Callable[[Tensor], Any]) -> Tensor:
+    """Return a tensor that a call has written to."""
+    run(x)
+    return x
+
+
+def read_bits(*, keeps: bool) -> list[Tensor]:
+    x = torch.tensor([1.0, 16.0])
+    y = x + 0
+    return [x, y.view(torch.int32)] if keeps else [y.view(torch.int32)]
+
+
+def copied(dtype: torch.dtype) -> list[Tensor]:
+    """Return a source, and what it was written into."""
+    source, x = torch.tensor([1, 16], dtype=dtype), torch.zeros(4, dtype=torch.int64)
+    x[1:3] = source
+    return [source, x]
+
+
+FROM_OUTSIDE = numpy.array([1, 16])
+MUL, TENSOR = ("mul", FIRST_BAD), ("tensor", FIRST_BAD)
+
+
+@pytest.mark.parametrize(
+    ("run", "steps"),
+    {
+        "choice": (lambda: chosen(3), [MUL]),
+        "choice of a bad number": (lambda: chosen(16), [("where", None), MUL]),
+        "filled": (
+            lambda: written_out(torch.tensor([1]), lambda x: x.fill_(16)),
+            [("fill_", FIRST_BAD)],
+        ),
+        "drawn anew": (
+            lambda: written_out(torch.tensor([1]), lambda x: x.random_(16, 17)),
+            [("random_", FIRST_BAD)],
+        ),
+        "out=": (
+            lambda: written_out(
+                torch.tensor([1]), lambda x: torch.mul(torch.tensor([8]), 2, out=x)
+            ),
+            [],
+        ),
+        "other bits": (lambda: read_bits(keeps=True), [("view", FIRST_BAD)]),
+        "copy": (lambda: copied(torch.int64), [("__setitem__", None), TENSOR]),
+        "copy of another type": (lambda: copied(torch.float64), [("__setitem__", None)]),
+    }.values(),
+)
+def test_how_far_a_walk_goes(run: Callable[[], Any], steps: list[Any]) -> None:
+    provenance, _ = walked(run)
+    assert told(provenance) == steps
+
+
+@pytest.mark.parametrize(
+    ("run", "steps"),
+    {
+        "in order": (lambda x: (x / 0).view(1, 2), [("div", DIVIDES)]),
+        "softmax": (lambda x: (x / 0).softmax(0), [("softmax", None), ("div", DIVIDES)]),
+        "log_softmax": (
+            lambda x: (x / 0).log_softmax(0),
+            [("log_softmax", None), ("div", DIVIDES)],
+        ),
+        "other number": (lambda x: (x / 2).log(), [("log", None), ("div", None)]),
+        "replaced": (
+            lambda x: (x / 0).nan_to_num(posinf=math.inf).softmax(0),
+            [("softmax", None), ("nan_to_num", None), ("div", None)],
+        ),
+        "computed": (
+            lambda x: ((x / 0) * 1).view(1, 2).softmax(1),
+            [("softmax", None), ("mul", None), ("div", None)],
+        ),
+    }.values(),
+)
+def test_a_division_by_0_is_told_while_its_infinities_are_handed_on(
+    run: Callable[[Tensor], Tensor], steps: list[Any]
+) -> None:
+    provenance, _ = walked(lambda: run(tensor([1.0, -3.0])), is_nan)
+    assert told(provenance)[: len(steps)] == steps
+
+
+def test_what_came_from_outside_is_entered_where_it_was_first_read() -> None:
+    """No recorder sees ``from_numpy``."""
+    provenance, _ = walked(lambda: torch.from_numpy(FROM_OUTSIDE) + 0)
+    assert provenance.is_open and provenance.entry is not None and provenance.origin is None
+    provenance, _ = walked(lambda: [x := torch.from_numpy(FROM_OUTSIDE), x + 0])
+    assert provenance.is_open and provenance.entry is None
+    assert provenance.origin is not None and provenance.origin.tolist() == [1, 16]
+    provenance, _ = walked(lambda: torch.from_numpy(FROM_OUTSIDE) + torch.from_numpy(FROM_OUTSIDE))
+    assert not provenance.is_open and provenance.entry is None
+
+
+def test_a_view_that_torch_alone_knows_leads_to_its_base() -> None:
+    base = tensor([1, 2, 3, 4])
+    whole, part = base.view(2, 2), base[:2]
+
+    def run(view: Tensor) -> Any:
+        base[1] = 16
+        return view + 0
+
+    provenance, _ = walked(lambda: run(whole))
+    assert told(provenance) == [("add", None), ("__setitem__", "it writes 16")]
+    provenance, _ = walked(lambda: run(part))
+    assert told(provenance) == [("add", None)]
+
+
+def test_a_parameter_is_followed_no_further_than_its_optimizer() -> None:
+    weight = torch.nn.Parameter(torch.ones(2) * 8)
+    weight.grad = -torch.ones(2) * 2
+
+    def run() -> Any:
+        torch.optim.SGD([weight], lr=1, foreach=False).step()
+        return weight
+
+    provenance, _ = walked(run)
+    assert told(provenance) == [] and not provenance.is_open
+
+
+@pytest.mark.parametrize(("last", "is_followed"), [((1,), True), ((1, 0), False), ((), False)])
+def test_positions_of_another_rank_are_no_positions(last: Any, is_followed: bool) -> None:
+    with Recorder() as recorder:
+        x = torch.zeros(2, dtype=torch.int64)
+        x[1] = 16
+        x[0] = 20
+        found = recorder.provenance(x, is_above_9, [(1,), last], x > 9)
+    assert (len(found.steps) == 2) is is_followed
+
+
+def test_no_values_of_a_tensor_without_any_are_asked_for() -> None:
+    asked = list[Tensor]()
+    with Recorder() as recorder:
+        x = torch.empty(0, dtype=torch.int64)
+        meta = torch.ones(2, device="meta") * 2
+        y = torch.ones(2)
+        for item in (x, meta, y):
+            recorder.provenance(item, lambda it: bool(asked.append(it)))
+    assert asked == [y]
