@@ -229,14 +229,18 @@ OTHERS: Final[dict[str, str]] = {
     "recorder/mode.py": (
         "recorder/test_recorder.py recorder/test_hostile_objects.py recorder/test_nan_unseen.py"
     ),
-    "recorder/nonfinite.py": "recorder/test_nan_arrivals.py recorder/test_nan_unseen.py",
+    "recorder/nonfinite.py": "recorder/test_nan_watch.py recorder/test_nan_arrivals.py",
     "recorder/nonfinite_inputs.py": "recorder/test_nonfinite.py recorder/test_nan_unseen.py",
-    "recorder/nonfinite_marks.py": "recorder/test_nan_arrivals.py recorder/test_nonfinite.py",
+    "recorder/nonfinite_marks.py": (
+        "recorder/test_nan_watch.py recorder/test_nan_arrivals.py recorder/test_nonfinite.py"
+    ),
     "recorder/nonfinite_passes.py": (
-        "recorder/test_gradient_leaves.py recorder/test_nan_unseen.py "
+        "recorder/test_gradient_leaves.py recorder/test_nan_watch.py recorder/test_nan_unseen.py "
         "diagnosis/test_nonfinite_edits.py"
     ),
-    "recorder/nonfinite_steps.py": "recorder/test_nan_arrivals.py recorder/test_nan_unseen.py",
+    "recorder/nonfinite_steps.py": (
+        "recorder/test_nan_watch.py recorder/test_nan_arrivals.py recorder/test_nan_unseen.py"
+    ),
     "recorder/nonfinite_values.py": (
         "recorder/test_nonfinite.py recorder/test_nan_unseen.py recorder/test_nan_arrivals.py"
     ),
