@@ -6,7 +6,6 @@ Every name was checked on the releases that the README lists.  Features are dete
 from __future__ import annotations
 
 import ctypes
-import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,12 +28,6 @@ tensors have no values.
 """
 
 BACKEND_SELECT = "BackendSelect"
-
-_IMPL = inspect.signature(torch.library.Library.impl)
-ALLOW_OVERRIDE: dict[str, Any] = (
-    {"allow_override": True} if "allow_override" in _IMPL.parameters else {}
-)
-"""Lets a kernel be registered beside one of somebody else; before 2.8 torch looks into a list."""
 
 pytree: Any = _pytree
 """Path through nested lists, tuples and dicts."""
@@ -109,13 +102,26 @@ def register_kernels(
             namespace = name.partition("::")[0]
             if namespace not in libraries:
                 libraries[namespace] = torch.library.Library(namespace, "IMPL")
-            if not ALLOW_OVERRIDE:
-                torch.library._impls.discard(f"{namespace}/{name.partition('::')[2]}/{key}")
-            libraries[namespace].impl(name, kernel, key, with_keyset=True, **ALLOW_OVERRIDE)
+            register_kernel(libraries[namespace], name, kernel, key, with_keyset=True)
     except BaseException:
         destroy(libraries.values())
         raise
     return list(libraries.values())
+
+
+def register_kernel(
+    library: Any, name: str, kernel: Callable[..., Any], key: str, **options: Any
+) -> None:
+    """Register one kernel, off torch's list of them: its end would take a user's entry along."""
+    listed, entry = torch.library._impls, name.replace("::", "/") + f"/{key}"
+    of_others = listed & {entry}
+    listed -= of_others
+    try:
+        library.impl(name, kernel, key, **options)
+    finally:
+        library._op_impls.discard(entry)
+        listed.discard(entry)
+        listed |= of_others
 
 
 def destroy(libraries: Iterable[Any]) -> None:

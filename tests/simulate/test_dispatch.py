@@ -78,6 +78,30 @@ def test_a_kernel_of_the_users_own_stays_his() -> None:
             assert [it.tolist() for it in results] == [[10.0, 10.0], [1.0, 1.0]]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_users_kernel_of_an_op_of_torchs_serves_while_he_has_it(is_first: bool) -> None:
+    """Whether it was there before the device or came while it ran."""
+
+    def served() -> bool:
+        return bool((torch.ops.aten.mish(torch.ones(2, device="cuda")) == 3).all())
+
+    def register() -> None:
+        library.impl("mish", lambda x: x * 3, "CUDA")
+
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        if is_first:
+            register()
+        with simulate.start(announce=False):
+            assert served() is is_first
+            if not is_first:
+                register()
+            assert served()
+        with simulate.start(announce=False):
+            assert served()
+    with simulate.start(announce=False):
+        assert not served()
+
+
 def test_memory_that_is_not_there_raises_as_on_cuda_with_one_error(
     sim: simulate.Simulation,
 ) -> None:
