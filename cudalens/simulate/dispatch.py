@@ -76,6 +76,12 @@ def _pairs(keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     return tuple((name, key) for name in names for key in keys if has_kernel(name, key))
 
 
+def _of_layouts() -> set[tuple[str, str]]:
+    """Return op and key of what else than the fallback would serve sparse and nested tensors."""
+    layouts = _LAYOUTS.items()
+    return {(name, key) for key, (_, host) in layouts for name, _ in _pairs((key, host))}
+
+
 def _serve(runtime: Runtime, keys: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Serve one call of an op that reaches the CUDA dispatch key, or another layout's there.
 
@@ -153,11 +159,10 @@ class Registrations:
                 self._fall_back(partial(_refuse, key), key)
             for name in names:
                 self._put(name, partial(_serve_named, runtime, CPU_KEYS, name), "CUDA")
-            # Sparse and nested tensors, also where a compiled or composite kernel would serve.
-            for key, (keys, host_key) in _LAYOUTS.items():
+            for key, (keys, _) in _LAYOUTS.items():
                 self._fall_back(partial(_serve, runtime, keys), key)
-                for name in {name for name, _ in _pairs((key, host_key))}:
-                    self._put(name, partial(_serve_named, runtime, keys, name), key)
+            for name, key in _of_layouts():
+                self._put(name, partial(_serve_named, runtime, _LAYOUTS[key][0], name), key)
             for name, key in _pairs(_REFUSED_KEYS):
                 self._put(name, partial(_refuse, key, op_of(name)), key)
 
@@ -169,6 +174,8 @@ class Registrations:
                 self._fall_back(_refuse_off, key)
             for name in _aten_names():
                 self._put(name, _refuse_off, "CUDA")
+            for name, key in _of_layouts():
+                self._put(name, _refuse_off, key)
         # Attributes of the storages themselves hide the methods; of torch nothing is replaced.
         for storage in METER.storages():
             vars(storage).update(dict.fromkeys(_STORAGE_METHODS, _refuse_off))

@@ -33,6 +33,8 @@ USES: list[tuple[str, Callable[[Any], object]]] = [
     ("plain", lambda x: x.untyped_storage().new()),
     ("sparse", lambda x: x + x),
     ("sparse", lambda x: x.to_dense()),
+    ("sparse", lambda x: x.coalesce()),
+    ("sparse", lambda x: x.values()),
     ("nested", lambda x: x + x),
     ("nested", lambda x: x.clone()),
 ]
