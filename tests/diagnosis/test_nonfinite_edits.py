@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from cudalens.core.evidence_types import Binding
 from cudalens.core.report import Evidence, Report
-from cudalens.core.report_types import Violation
-from cudalens.diagnosis.nonfinite_edits import _is_count, _log_softmax
+from cudalens.core.report_types import CodeLine, SourceSpan, TensorFact, Violation
+from cudalens.diagnosis.candidates import Trial
+from cudalens.diagnosis.nonfinite_edits import _is_count, _log_softmax, finite_edit
+from cudalens.diagnosis.user_code import Fix
+from tests.builders import spelled
 from tests.hint_evidence import syntax_of, tensor
 from tests.nan_programs import checked
 
@@ -291,3 +297,245 @@ def test_no_condition_is_kept_alive() -> None:
 )
 def test_a_tensor_that_counts(code: str, values: list[float], dtype: str, is_it: bool) -> None:
     assert _is_count(tensor("other", code, values, dtype=dtype)) is is_it
+
+
+# --- what is written, by evidence alone -----------------------------------------------------------
+
+
+class Finite(Trial):
+    """A trial in which the edits with these texts, or all, are finite."""
+
+    def __init__(self, *fixes: str, **bindings: Binding) -> None:
+        self.fixes, self.bindings, self.tried = fixes, bindings, list[str]()
+
+    def makes_finite(self, fix: Fix) -> bool:
+        self.tried.append(str(fix))
+        return not self.fixes or fix in self.fixes
+
+    def binding(self, expression: str, *, of_shape: bool = False) -> Binding | None:
+        return self.bindings.get(expression)
+
+
+def forward(call: str, op: str, *facts: TensorFact, **facts_of_finding: Any) -> Evidence:
+    """The evidence of a call that made the first NaN or infinity."""
+    found = {"headline": "", "op": f"torch.{op}", "is_nonfinite": True, **facts_of_finding}
+    return Evidence(violation=Violation(**found), tensors=facts, call=syntax_of(call))
+
+
+def edited(evidence: Evidence, trial: Finite | None = None) -> str | None:
+    hint = finite_edit(evidence, trial or Finite())
+    assert hint is None or hint.tried
+    return None if hint is None else hint.fix
+
+
+def test_only_a_first_nan_whose_inputs_are_still_there_is_edited() -> None:
+    x = tensor("self", "x", [0.0, 4.0])
+    log = forward("torch.log(x)", "log", x)
+    assert edited(log) == "torch.log(x.clamp_min(1e-8))"
+    violation = log.violation
+    assert violation is not None
+    assert edited(replace(log, violation=replace(violation, overwritten=("self",)))) is None
+    assert edited(replace(log, violation=replace(violation, is_nonfinite=False))) is None
+    assert edited(replace(log, violation=None)) is None
+    assert edited(log, Finite("other")) is None
+    # A module around the call is no place for it.
+    assert edited(replace(log, call=syntax_of("net(x)"))) is None
+
+
+@pytest.mark.parametrize(
+    ("function", "values", "dtype", "fixes"),
+    [
+        ("log", [0.0, 1.0], "float32", ["x.clamp_min(1e-8)"]),
+        ("log2", [0.0, 1.0], "float16", ["x.clamp_min(1e-7)"]),
+        ("log", [-1e-9, 1.0], "float32", []),
+        ("log", [0.5, 1.0], "float32", []),
+        ("acos", [-1.0, 1.0000001], "float32", ["x.clamp(-1, 1)", "x.clamp(-0.999999, 0.999999)"]),
+        ("asin", [-1.000005, 0.0], "float16", ["x.clamp(-1, 1)", "x.clamp(-0.999, 0.999)"]),
+        ("acos", [0.0, 1.000005], "bfloat16", ["x.clamp(-1, 1)", "x.clamp(-0.999, 0.999)"]),
+        ("acos", [0.0, 1.5], "float32", []),
+        ("acos", [-1.5, 0.0], "float32", []),
+        ("sqrt", [-1e-8, 1.0], "float32", ["x.clamp_min(0)", "x.clamp_min(1e-8)"]),
+        ("sqrt", [-1e-8, 1.0], "float16", ["x.clamp_min(0)", "x.clamp_min(1e-7)"]),
+        ("sqrt", [-1e-8, 0.0], "float32", []),
+        ("sqrt", [-0.5, 1.0], "float32", []),
+        ("sqrt", [0.0, 1.0], "float32", []),
+        ("exp", [0.0, 1.0], "float32", []),
+    ],
+)
+def test_numbers_that_rounding_took_out_of_a_domain(
+    function: str, values: list[float], dtype: str, fixes: list[str]
+) -> None:
+    fact = tensor("self", "x", values, dtype=dtype)
+    trial = Finite("none")
+    assert edited(forward(f"torch.{function}(x)", function, fact), trial) is None
+    assert trial.tried == [f"torch.{function}({it})" for it in fixes]
+
+
+@pytest.mark.parametrize(
+    ("call", "values", "inputs", "fix"),
+    [
+        ("s / n", [0, 3], (("self", "0"),), "s / n.clamp(min=1)"),
+        ("s / n", [0, 3], (("self", "2"),), None),
+        ("s / n", [0, 3], (), None),
+        ("s / n", [-1, 3], (("self", "0"),), None),
+        ("s / n", [0.0, 3.0], (("self", "0"),), None),
+        ("s / len(y)", None, (("self", "0"),), "s / max(len(y), 1)"),
+        ("s / y.numel()", None, (("self", "0"),), "s / max(y.numel(), 1)"),
+        ("s / y.shape[0]", None, (("self", "0"),), "s / max(y.shape[0], 1)"),
+        ("s / k", None, (("self", "0"),), None),
+        ("s / y.size(0)", None, (("self", "0"),), None),
+        ("s // len(y)", None, (("self", "0"),), None),
+    ],
+)
+def test_a_count_of_none_is_at_least_1(
+    call: str, values: list[float] | None, inputs: Any, fix: str | None
+) -> None:
+    facts = [] if values is None else [tensor("other", "n", values)]
+    assert edited(forward(call, "div", *facts, inputs=inputs)) == fix
+
+
+def test_what_a_count_of_none_does_to_the_call() -> None:
+    hint = finite_edit(forward("s / len(y)", "div", inputs=(("self", "0"),)), Finite())
+    assert hint is not None and isinstance(hint.fix, Fix) and hint.fix.rearrange is not None
+    assert hint.fix.rearrange("f", [0.0, 0], {}) == ("f", [0.0, 1], {})
+    assert hint.fix.rearrange("f", [0.0, 3, "x"], {"k": 1}) == ("f", [0.0, 3, "x"], {"k": 1})
+
+
+def test_a_constant_that_vanishes_is_taken_larger_step_by_step() -> None:
+    x = tensor("self", "s + 1e-8", [0.0, 1.0], dtype="float16")
+    log = forward("torch.log(s + 1e-8)", "log", x)
+    trial = Finite("torch.log(s + 1e-5)")
+    assert edited(log, trial) == "torch.log(s + 1e-5)"
+    assert trial.tried == [f"torch.log(s + {it})" for it in ("1e-7", "1e-6", "1e-5")]
+    wide = replace(log, tensors=(replace(x, dtype="bfloat16"),))
+    trial = Finite("none")
+    edited(wide, trial)
+    assert not any("1e-7" in it for it in trial.tried)
+
+
+@pytest.mark.parametrize(
+    ("value", "is_edited"),
+    [
+        ("float('-inf')", True), ("float(' -Infinity')", True), ("-float('inf')", True),
+        ("-torch.inf", True), ("-inf", True), ("-math.inf", True), ("float('inf')", False),
+        ("-float('-inf')", False), ("-1e9", False), ("inf", False), ("-torch.pi", False),
+    ],
+)  # fmt: skip
+def test_a_masked_row_gets_the_lowest_number(value: str, is_edited: bool) -> None:
+    code = f"s.masked_fill(m, {value})"
+    fact = tensor("self", code, [0.0, 1.0])
+    evidence = forward(f"torch.softmax({code}, -1)", "softmax", fact, is_masked_row=True)
+    fix = "torch.softmax(s.masked_fill(m, torch.finfo(s.dtype).min), -1)"
+    assert edited(evidence) == (fix if is_edited else None)
+
+
+def test_a_mask_is_used_again_only_where_its_names_hold_what_they_held() -> None:
+    fact = tensor("input", "s", [0.0, 1.0])
+    evidence = forward("F.softmax(s, -1)", "softmax", fact, is_masked_row=True)
+
+    def bound(code: str, line: int) -> Binding:
+        return Binding(at=SourceSpan(cell=1, line=line), value=spelled(code))
+
+    def fix(mask: str = "~m", lines: tuple[int, int] = (2, 3), call: str = "z") -> str | None:
+        s = bound(f"{call}.masked_fill({mask}, -torch.inf)", lines[1])
+        return edited(evidence, Finite(s=s, m=bound("y > 0", lines[0])))
+
+    assert fix() == "s = z.masked_fill(~m, torch.finfo(z.dtype).min)"
+    assert fix(call="(z + 1)") == "s = (z + 1).masked_fill(~m, torch.finfo(torch.float32).min)"
+    assert fix("m == 0") is not None
+    assert fix("m.bool()") is None  # what a call gives now may be another mask
+    assert fix("other") is None
+    assert fix(lines=(3, 3)) is None
+    assert fix(lines=(4, 3)) is None
+    assert edited(evidence, Finite(s=bound("z + 1", 3))) is None
+    assert edited(evidence, Finite()) is None
+    violation = evidence.violation
+    assert violation is not None
+    unmasked = replace(evidence, violation=replace(violation, is_masked_row=False))
+    mask = bound("s.masked_fill(m, -torch.inf)", 3)
+    assert edited(unmasked, Finite(s=mask, m=bound("y > 0", 2))) is None
+
+
+def backward(line: str, node: str, **facts: Any) -> Evidence:
+    """The evidence of the node of a forward line that made an infinite gradient."""
+    at = SourceSpan(
+        cell=1, line=3, end_line=3, text=line, context=(CodeLine(line=3, text=f"    {line}"),)
+    )
+    found = {"headline": "", "op": f"{node}Backward0", "is_nonfinite": True, **facts}
+    return Evidence(violation=Violation(**found), phase="backward", forward_source=at)
+
+
+@pytest.mark.parametrize(
+    ("line", "node", "fix"),
+    [
+        ("y = torch.where(m > 0, x.sqrt(), 0)", "Sqrt",
+         "torch.where(m > 0, torch.where(m > 0, x, 1).sqrt(), 0)"),
+        ("y = torch.where(m, 0, torch.log(x))", "Log",
+         "torch.where(m, 0, torch.log(torch.where(m, 1, x)))"),
+        ("y = torch.where(m, x.exp(), 0)", "Exp",
+         "torch.where(m, torch.where(m, x, 0).exp(), 0)"),
+        ("y = torch.where(m, x.acosh(), 0)", "Acosh",
+         "torch.where(m, torch.where(m, x, 2).acosh(), 0)"),
+        ("y = torch.where(m, a / x, 0)", "Div", "torch.where(m, a / torch.where(m, x, 1), 0)"),
+        ("y = torch.where(m, 1 / x, 0)", "Reciprocal",
+         "torch.where(m, 1 / torch.where(m, x, 1), 0)"),
+        ("y = torch.where(m, x ** 0.5, 0)", "Pow",
+         "torch.where(m, torch.where(m, x, 1) ** 0.5, 0)"),
+        ("y = torch.where(m, x.pow(0.5), 0)", "Pow",
+         "torch.where(m, torch.where(m, x, 1).pow(0.5), 0)"),
+        # Both branches, another function, two wheres, no number of three arguments, other calls.
+        ("y = torch.where(m, x.sqrt(), y.sqrt())", "Sqrt", None),
+        ("y = torch.where(m, x.sqrt(), 0)", "Log", None),
+        ("y = torch.where(m, torch.where(k, x.sqrt(), 0), 0)", "Sqrt", None),
+        ("y = torch.where(m, x.sqrt(), other=0)", "Sqrt", None),
+        ("y = torch.where(torch.rand(2) > 0, x.sqrt(), 0)", "Sqrt", None),
+        ("y = torch.where(m, x.sqrt(", "Sqrt", None),
+        ("y = 1; z = torch.where(m, x.sqrt(), 0)", "Sqrt", None),
+    ],
+)  # fmt: skip
+def test_a_branch_that_where_discards_is_made_safe(line: str, node: str, fix: str | None) -> None:
+    hint = finite_edit(backward(line, node), Finite())
+    assert (hint and hint.fix) == fix
+    if hint is not None and hint.at is not None:
+        where = hint.at.column or 0
+        assert (hint.at.line, where) == (3, len("    y = "))
+        assert hint.at.end_column == 4 + len(line)
+
+
+def test_a_place_that_stands_twice_in_its_line_is_not_edited() -> None:
+    line = "y = torch.where(m, x.sqrt(), 0)"
+    evidence = backward(line, "Sqrt")
+    at = evidence.forward_source
+    assert at is not None
+    twice = (CodeLine(line=3, text=f"{line}; {line}"),)
+    assert edited(replace(evidence, forward_source=replace(at, context=twice))) is None
+    assert edited(replace(evidence, forward_source=replace(at, context=()))) is None
+    assert edited(replace(evidence, forward_source=None)) is None
+    assert edited(replace(evidence, forward_source=replace(at, text=f"{line}\n"))) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "node", "facts", "fix"),
+    [
+        ("y = x.sqrt()", "Sqrt", {"result": 0}, "(x + 1e-12).sqrt()"),
+        ("y = torch.sqrt(x)", "Sqrt", {"result": 0}, "torch.sqrt(x + 1e-12)"),
+        ("y = x.sqrt()", "Sqrt", {"result": 1}, None),
+        ("y = x.sqrt()", "Sqrt", {}, None),
+        ("y = x ** 0.5", "Pow", {"self": 0, "exponent": 0.5}, "(x + 1e-12) ** 0.5"),
+        ("y = x.pow(0.5)", "Pow", {"self": 0, "exponent": 0.5}, "(x + 1e-12).pow(0.5)"),
+        ("y = x ** 0.5", "Pow", {"self": 1, "exponent": 0.5}, None),
+        ("y = x ** -1", "Pow", {"self": 0, "exponent": -1}, None),
+        ("y = x ** k", "Pow", {"self": 0, "exponent": 0.5}, None),
+        ("y = x.sqrt() + z.sqrt()", "Sqrt", {"result": 0}, None),
+        ("y = x.log()", "Log", {"result": 0}, None),
+    ],
+)
+def test_a_small_number_beneath_a_root(
+    line: str, node: str, facts: dict[str, float], fix: str | None
+) -> None:
+    evidence = backward(line, node, inputs=tuple((name, str(it)) for name, it in facts.items()))
+    assert edited(evidence) == fix
+    violation = evidence.violation
+    assert violation is not None
+    half = replace(evidence, violation=replace(violation, dtype="float16"))
+    assert edited(half) == (fix and fix.replace("1e-12", "1e-7"))
