@@ -99,3 +99,68 @@ def test_whether_the_device_lives_on(
     monkeypatch.setattr(exception.lost_context, "is_of_device", lambda error: of_device)
     monkeypatch.setattr(exception.lost_context, "is_unanswered", lambda: unanswered)
     assert exception._lives_on(ValueError()) is lives
+
+
+class Printed:
+    """What CUDA has printed, and whether it was waited for."""
+
+    def __init__(self) -> None:
+        self.asked = list[bool]()
+
+    def text(self, *, is_expected: bool) -> str:
+        self.asked.append(is_expected)
+        return "Assertion failed"
+
+
+@pytest.mark.parametrize(
+    ("message", "was_lost", "is_expected"),
+    [
+        ("CUDA error: device-side assert triggered", False, True),
+        ("CUDA error: device-side assert triggered", True, False),
+        ("CUDA error: misaligned address", False, False),
+    ],
+)
+def test_the_text_of_an_assert_is_waited_for_where_it_is_to_come(
+    message: str, was_lost: bool, is_expected: bool
+) -> None:
+    text = Printed()
+    evidence, _ = exception.evidence_of_error(
+        RuntimeError(message), None, text, started=0.0, was_lost=was_lost
+    )
+    assert text.asked == [is_expected]
+    assert evidence.device_text == "Assertion failed"
+
+
+@pytest.mark.parametrize(
+    ("is_checked", "was_lost", "waits"),
+    [(True, False, False), (True, True, None), (False, False, None)],
+)
+def test_whether_the_check_waited(is_checked: bool, was_lost: bool, waits: bool | None) -> None:
+    evidence, trial = exception.evidence_of_error(
+        RuntimeError("CUDA error: x"), None, None, started=0.0, is_checked=is_checked,
+        was_lost=was_lost,
+    )  # fmt: skip
+    assert evidence.synchronization.waits is waits
+    assert evidence.is_checked is is_checked
+    assert not evidence.device_fault.was_before  # the device lives
+    assert (evidence.device_text, trial) == (None, None)
+
+
+def test_an_exception_of_another_process_is_said_to_be_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error = RuntimeError("CUDA error: it ended\nmore")
+    report = exception.report_of_another(error)
+    assert report.headline == (
+        "no device of this process has failed, but the exception reads: CUDA error: it ended"
+    )
+    assert (report.kind, report.certainty, report.prevented) == ("cuda_error", "unknown", False)
+    assert "look for the failure there." in report.explanation
+    for lives, words in (
+        (True, "The CUDA devices of this process still work after this exception."),
+        (None, "torch has not used CUDA in this process."),
+    ):
+        monkeypatch.setattr(exception, "_lives_on", lambda error, lives=lives: lives)
+        report = exception.report_of_another(error)
+        assert report.explanation.startswith(words)
+        assert report.context_usable is lives

@@ -98,3 +98,52 @@ def test_large_tensors_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finite_trial, "MAX_VALUES", 1)
     with pytest.raises(MemoryError):
         finite_trial._copy(ZERO)
+
+
+@pytest.mark.parametrize(
+    ("make", "template", "is_finite"),
+    [
+        # 0 / 0 is nan, 1 / 0 is an infinity: what is above counts.
+        (lambda x: (torch.zeros(2, requires_grad=True)) / x, "{x}.clamp(min=1e-3)", True),
+        (lambda x: torch.full((2,), 3e38, requires_grad=True) / x, "{x}.clamp(min=1e-3)", False),
+        (lambda x: torch.full((2,), 3e38) / x, "{x}.clamp(min=1.0)", True),
+        (lambda x: x ** torch.tensor([0.5, 2.0]), "{x}.clamp(min=1e-3)", True),
+        (lambda x: x ** torch.tensor([0.5, 2.0]), "{x} * 1", False),
+        (torch.rsqrt, "{x}.clamp(min=1e-3)", True),
+        (torch.log1p, "{x}.clamp(min=1e-3)", False),  # finite as it is
+        (lambda x: torch.log1p(x - 1), "{x}.clamp(min=-0.9)", True),
+        (lambda x: torch.exp(x * 1e3), "{x}.clamp(max=8.0)", True),
+        (lambda x: torch.acos(x * 1.5), "{x}.clamp(-0.9, 0.9)", True),
+    ],
+)
+def test_the_node_has_what_else_its_function_was_given(
+    make: Any, template: str, is_finite: bool
+) -> None:
+    leaf = torch.tensor([0.0, 1.0], requires_grad=True)
+    running = RunningNode(make(leaf).grad_fn, torch.ones(2), None)
+    assert makes_finite(torch.sin, template, leaf, running) is is_finite
+
+
+def test_a_gradient_of_one_number_is_that_of_all() -> None:
+    leaf = torch.tensor([0.0, 1.0], requires_grad=True)
+    running = RunningNode(torch.sqrt(leaf).grad_fn, torch.ones(()), None)
+    assert makes_finite(torch.sin, "{x}.clamp(min=1e-3)", leaf, running) is True
+
+
+def test_values_that_were_bad_before_are_mended_by_no_edit() -> None:
+    fix = Fix("…", [Change("x", "{x} + 1")])
+
+    def ask(frames: Any) -> list[bool]:
+        line = line_of(frames)
+        assert line is not None
+        operands = call_of(frames, line).operands
+        call = Call(api=ApiCall(func=torch.log, args=(ZERO,)), operands=operands)
+        answers = []
+        for is_bad_before in (False, True):
+            trial = FiniteTrial(call, line)
+            trial.is_bad_before = is_bad_before
+            answers.append(trial.makes_finite(fix))
+        unknown = FiniteTrial(Call(api=None, operands=operands), line)
+        return [*answers, unknown.makes_finite(fix)]
+
+    assert asked("here(x)", ask, x=ZERO) == [[True, False, False]]

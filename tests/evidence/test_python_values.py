@@ -175,6 +175,47 @@ LINES: dict[str, tuple[str, str | None]] = {
         "a = x + 1\nwith f() as a:\n    torch.tensor(a)",
         None,
     ),
+    "in a with statement before": (
+        "with open(f) as k:\n    a = x + 1\ntorch.tensor(a)",
+        "a = x + 1",
+    ),
+    "before a with statement that leaves it": (
+        "a = x + 1\nwith open(f) as k:\n    b = 9\ntorch.tensor(a)",
+        "a = x + 1",
+    ),
+    "in a with statement that changes it in a branch": (
+        "a = x + 1\nwith open(f) as k:\n    if k:\n        a = [9]\ntorch.tensor(a)",
+        None,
+    ),
+    "with a type": ("a: list = x + 1\ntorch.tensor(a)", "a: list = x + 1"),
+    "a name that only has a type": ("a: list\ntorch.tensor(a)", None),
+    "a shuffled list": ("a = x + 1\nrandom.shuffle(a)\ntorch.tensor(a)", None),
+    "another list shuffled": ("a = x + 1\nrandom.shuffle(b)\ntorch.tensor(a)", "a = x + 1"),
+    "what is written by out=": ("a = x + 1\nnp.add(b, b, out=a)\ntorch.tensor(a)", None),
+    "a negative number": ("a = -1\ntorch.tensor(a)", None),
+    "a number that is negated": ("a = -b\ntorch.tensor(a)", "a = -b"),
+    "an item of the only item": ("a = [x + 1]\ntorch.tensor([a[0]])", "a = [x + 1]"),
+    "one of two items": ("a = x + 1\ntorch.tensor([a, b])", None),
+    "a function of the user's with the name of a copy": (
+        "def copy(v):\n    return v + 1\na = copy(x)\ntorch.tensor(a)",
+        None,
+    ),
+    "a lambda around it": ("a = x + 1\nf = lambda: torch.tensor(a)", None),
+    "a function in an async function": (
+        "a = x + 1\nasync def f():\n    return torch.tensor(a)",
+        None,
+    ),
+    "the argument of a decorated function": (
+        "a = b * 2\n@wrap\ndef f(v):\n    return torch.tensor(v)\nf(a)",
+        None,
+    ),
+    "a local variable of a function that the cell has too": (
+        "a = x + 1\ndef f():\n    torch.tensor(a)\n    a = 3",
+        None,
+    ),
+    "a second value of the cell's": ("a = x + 1\na = x + 2\ndef f():\n    torch.tensor(a)", None),
+    "a value of the cell's": ("a = x + 1\ndef f():\n    torch.tensor(a)", "a = x + 1"),
+    "without an argument": ("a = x + 1\ntorch.tensor()", None),
     "after a with statement that binds it": (
         "a = x + 1\nwith f() as a:\n    pass\ntorch.tensor(a)",
         None,

@@ -22,8 +22,8 @@ from cudalens.evidence.tensors import (
     with_own_planes,
 )
 from cudalens.guards.process import PROCESS
-from cudalens.source.locate import CallSite
-from tests.probes import site_of
+from cudalens.source.locate import CallSite, locate
+from tests.probes import asked, same, site_of
 
 X, IDS = torch.ones(2, 3), torch.tensor([[0, 7, 1]])
 
@@ -155,3 +155,16 @@ def test_the_tensors_of_a_models_output() -> None:
     Output.__module__ = "transformers.modeling_outputs"
     assert tensors_of_output(Output()) == {"logits": X}
     assert ast.literal_eval("{}") == tensors_of_output({"logits": X})
+
+
+def test_a_target_with_a_name_needs_no_other_shape() -> None:
+    """That of the function would be the same tensor twice."""
+    flat = IDS.view(3)
+
+    def ask(frames: Any) -> list[tuple[int, ...]]:
+        site = locate(frames, {"target": flat}, same)
+        facts = facts_of(violation(), {"target": flat}, site, [("target", IDS.view(3, 1))])
+        return [item.shape for item in facts]
+
+    assert asked("here(y)", ask, y=flat) == [[(3,)]]
+    assert asked("here(z)", ask, z=1) == [[(3,), (3, 1)]]

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from cudalens.core.call import ApiCall, Call
+from cudalens.core.call import ApiCall, Call, OpCall
 from cudalens.diagnosis.candidates import TrialResult
 from cudalens.diagnosis.user_code import Change, Fix
+from cudalens.evidence import attempt
 from cudalens.evidence import trial as module
 from cudalens.evidence.failing_call import call_of
-from cudalens.evidence.trial import ApiTrial, quiet_torch, trial_of_error
+from cudalens.evidence.trial import ApiTrial, call_of_finding, quiet_torch, trial_of_error
 from cudalens.evidence.variables import line_of
 from tests.probes import asked
 
@@ -165,3 +166,72 @@ def test_a_time_out_of_the_users_ends_a_trial(way: str) -> None:
     assert answer(refused) in (False, TrialResult(succeeds=False, error="RuntimeError: sizes"))
     with pytest.raises(TimeoutError, match="mine"):
         answer(lambda *_: handler(14, sys._getframe()))
+
+
+class Held(nn.Module):
+    """A module with a tensor in its parts, and a list of them that no module registers."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.BatchNorm1d(3))
+        self.inner.table = table  # type: ignore[assignment]
+
+
+def test_what_parts_of_a_module_hold_is_no_data() -> None:
+    table, free = torch.ones(2), torch.ones(2)
+    net = Held(table)
+
+    def of(trial: ApiTrial) -> list[bool]:
+        mean = net.inner[0].running_mean
+        return [trial._is_data(item) for item in (table, table[:1], mean, free)]  # type: ignore[arg-type]
+
+    assert tried(torch.add, of, net=net) == [False, False, False, True]
+    leaf, inner = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True) * 2
+    assert tried(torch.add, lambda it: [it._is_data(leaf), it._is_data(inner)]) == [False, True]
+
+
+def test_a_change_survives_where_its_other_dimension_may_be_the_batch() -> None:
+    """Of three dimensions the second may be that of the batch, too."""
+    x, y = torch.ones(5, 4, 3), torch.ones(20, 3)
+    fix = change("{x}.reshape(5, 4, 3)", "w")
+    assert not survives(torch.add, fix, 1, x=x, w=y)
+    fixed = change("{x}.view(-1, 4, 3)", "w")
+    assert survives(torch.add, fixed, 1, x=x, w=y)
+    assert not survives(torch.add, fixed, 2, x=x, w=y)
+
+
+def test_shapes_that_need_values_are_taken_as_they_are() -> None:
+    """A mask has as many places as it has values: this batch counts."""
+    mask = torch.tensor([1, 0])
+    fix = change("{x}.bool()", "w")
+    assert survives(torch.masked_select, fix, x=torch.ones(2), w=mask)
+
+
+def test_the_call_of_a_finding_is_read_from_its_line() -> None:
+    op = OpCall(op=torch.ops.aten.mm.default, arguments={}, args=(X, W))
+
+    def ask(frames: Any) -> Any:
+        found = call_of_finding(frames, op)
+        assert found is not None
+        call, line = found
+        return call.op is op, getattr(line.running.node, "lineno", None), line.frame is frames[-1]
+
+    assert asked("here(x, w)", ask, x=X, w=W) == [(True, 1, True)]
+    assert call_of_finding([], op) is None
+
+
+def test_what_is_too_large_to_copy_is_tried_by_its_shapes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attempt, "MAX_VALUES", 1)
+    assert tried(torch.mm, lambda it: it(change("{x}.T"))) == TrialResult(
+        succeeds=True, shape=(2, 2)
+    )
+    assert tried(torch.mm, lambda it: it(change("{x}.long()"))) == TrialResult()
+
+
+def test_a_value_that_a_guard_refuses_fails_without_a_reason() -> None:
+    outside = torch.tensor([9])
+    result = tried(F.embedding, lambda it: it(None), x=outside, w=W)
+    assert result == TrialResult(succeeds=False)
+    assert tried(F.embedding, lambda it: it(change("{x} - 9", "x")), x=outside, w=W).succeeds
