@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from cudalens.diagnosis.hints.indexes import is_length, one_based_ids
 from tests.hint_evidence import (
     Cause,
     cast,
@@ -65,3 +66,26 @@ def test_the_cause_and_no_other_is_said(cause: Cause) -> None:
 def test_row_0_that_is_for_padding_is_not_missed(padding: int, is_said: bool) -> None:
     evidence = lookup([1, 2, 3, 4, 5], 5, name="movie", path="movies", padding=padding)
     assert ("one_based_ids" in [hint.rule for hint in hints_of(evidence)]) is is_said
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("batch['Seq_Len']", True),
+        ("lengths", True),
+        ("x.lens", True),
+        ("length - 1", True),
+        ("silent", False),
+        ("lent", False),
+        ("le\nn", False),
+        (None, False),
+    ],
+)
+def test_what_the_user_calls_a_length(name: str | None, is_one: bool) -> None:
+    assert is_length(tensor("index", name, [1, 2])) is is_one
+    assert not is_length(None)
+
+
+@pytest.mark.parametrize(("name", "is_said"), [("at", True), ("lengths", False)])
+def test_a_length_is_one_more_than_the_last_place(name: str, is_said: bool) -> None:
+    assert (one_based_ids(indexed(name)) is not None) is is_said

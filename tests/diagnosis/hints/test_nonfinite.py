@@ -322,3 +322,34 @@ def test_the_name_of_what_made_it() -> None:
     assert nonfinite.input_of(finding, "self") != nonfinite.input_of(finding, "self")
     complex_number = made_by("torch.log", inputs={"self": "(1+2j)"})
     assert nonfinite.input_of(complex_number, "self") != nonfinite.input_of(complex_number, "self")
+
+
+@pytest.mark.parametrize(
+    ("constant", "dtype", "cure"),
+    [
+        (
+            "3e-8",
+            "float16",
+            "3e-8 is 0 in float16, whose smallest number is 6e-08: use at least 1e-7,",
+        ),
+        ("3.1e-8", "float16", None),
+        ("4e-41", "bfloat16", "use at least 9.2e-41, or"),
+        ("7e-46", "float32", "use at least 1.4e-45, or"),
+        ("1e-45", "float32", None),
+        ("0.0", "float16", None),
+        ("0", "float16", None),
+        ("1e-300", "float64", None),
+    ],
+)
+def test_half_of_the_smallest_number_is_none(constant: str, dtype: str, cure: str | None) -> None:
+    divisor = fact("other", f"{dtype}[2]", f"x + {constant}")
+    said = divided(0.0, 0.0, fact("self", f"{dtype}[2]", "x"), divisor) or ""
+    assert (cure in said) if cure else said.startswith("both are 0 there")
+
+
+def test_a_divisor_of_which_no_value_is_known() -> None:
+    evidence = made_by("torch.Tensor.div", inputs={"self": 0.0})
+    assert text_of(nonfinite.outside_domain(evidence)) == (
+        "the divisor is 0 there: dividing by 0 gives inf"
+    )
+    assert nonfinite.outside_domain(made_by("torch.div", inputs={"self": 1.0})) is None

@@ -7,14 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from cudalens.core.evidence_types import NanHolder
+from cudalens.core.evidence_types import Marks, NanHolder
 from cudalens.core.graph_types import FIRST_NAN
-from cudalens.core.report_types import Offender, Offenders
+from cudalens.core.report_types import LineRef, Offender, Offenders
 from cudalens.diagnosis.hints.probabilities import (
     bad_weights,
     image_not_divided,
+    labels_as_binary_target,
     nan_before,
     not_probabilities,
+    rounded_out_of_interval,
     scores_as_probabilities,
 )
 from tests.hint_evidence import (
@@ -29,6 +31,8 @@ from tests.hint_evidence import (
     empty_rows,
     numbers,
     step,
+    tensor,
+    with_offenders,
 )
 
 CAUSES: dict[str, Cause] = {
@@ -241,3 +245,82 @@ def test_an_infinity_among_the_numbers_is_no_score(last: float, is_told: bool) -
 def test_an_infinity_among_the_numbers_is_no_byte(last: float, is_told: bool) -> None:
     hint = image_not_divided(bce([0.0, 255.0, last], "target"))
     assert (hint is not None) is is_told
+
+
+@pytest.mark.parametrize(("high", "is_said"), [(2.0, False), (2.5, True), (100.5, False)])
+def test_percentages_go_to_100(high: float, is_said: bool) -> None:
+    hint = not_probabilities(bce([0.5, high]))
+    assert hint is not None
+    assert hint.text.endswith(". Divide percentages by 100") is is_said
+
+
+@pytest.mark.parametrize(
+    ("high", "end"),
+    [
+        (100.0, "runs from 0 to 100. If these are percentages, divide by 100"),
+        (101.0, "runs from 0 to 101, like the bytes of an image: divide by 255"),
+        (255.0, "runs from 0 to 255, like the bytes of an image: divide by 255"),
+        (99.0, None),
+        (256.0, None),
+        (200.5, None),
+    ],
+)
+def test_whole_numbers_that_are_to_be_divided(high: float, end: str | None) -> None:
+    hint = image_not_divided(bce([0.0, high], "target"))
+    assert (hint.text.removeprefix("t ") if hint else None) == end
+    assert (hint.fix if hint else None) == (
+        "F.binary_cross_entropy(p, t / 255)" if end and "image" in end else None
+    )
+
+
+def holder(*written: int, is_read: bool = False, total: int = 4) -> NanHolder:
+    bad = Offenders(count=1, total=total, first=(Offender(position=(3,), value="nan"),))
+    lines = tuple(LineRef(line=at, text="w[0] = nan") for at in written)
+    return NanHolder(name="w", nan=bad, written=lines, is_read=is_read)
+
+
+@pytest.mark.parametrize(
+    ("held", "end"),
+    [
+        (holder(), ". w contains NaN (1 of 4 values, the first at [3]). {nan}"),
+        (holder(total=1), ". w contains NaN (1 of 1 values). {nan}"),
+        (holder(7), ". w contains NaN (1 of 4 values, the first at [3])"),
+        (holder(9, 7), ". Lines 7, 9 wrote NaN to w"),
+    ],
+)
+def test_a_parameter_that_holds_nan(held: NanHolder, end: str) -> None:
+    """Where a line wrote it as a number, ``--nan`` would find none."""
+    way = (step("torch.nn.functional.linear", "p = f(x)"),)
+    hint = nan_before(replace(bce([0.5, math.nan], provenance=way), nan_holder=held))
+    assert hint is not None
+    assert hint.text.endswith(end.format(nan="%%cudacheck --nan stops at the first one"))
+
+
+def test_an_error_that_rounding_made_has_a_size() -> None:
+    hint = rounded_out_of_interval(bce([0.5, 1.0000001, -0.001]))
+    assert hint is not None
+    assert "outside 0 … 1 by only 1.0e-03 (-0.001), as rounding in float32" in hint.text
+    evidence = bce([0.5, 1.0000001])
+    assert rounded_out_of_interval(with_offenders(evidence, first=())) is None
+
+
+@pytest.mark.parametrize(("dtype", "is_said"), [("float16", True), ("float32", False)])
+def test_weights_that_may_have_become_zero(dtype: str, is_said: bool) -> None:
+    evidence = empty_rows()
+    weights = replace(evidence.tensors[0], dtype=dtype)
+    hint = bad_weights(replace(evidence, tensors=(weights,)))
+    assert hint is not None
+    assert (f"The weights may be too small for {dtype}." in hint.text) is is_said
+    other = with_offenders(evidence, first=(Offender(position=(0,), value="nan"),))
+    assert bad_weights(other) is None
+
+
+def test_a_third_number_that_a_weight_leaves_out_is_no_class() -> None:
+    evidence = bce([0.0, 1.0, 2.0], "target")
+    assert labels_as_binary_target(evidence) is not None
+    for least, is_told in ((0.0, False), (0.5, True)):
+        weight = tensor("weight", "w", [least, 1.0, 1.0])
+        given = replace(evidence, tensors=(*evidence.tensors, weight))
+        assert (labels_as_binary_target(given) is not None) is is_told
+    left_out = replace(evidence, marks=Marks(zero_at="w"))
+    assert labels_as_binary_target(left_out) is None

@@ -12,6 +12,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import LineRef, SeenBefore, TensorFact
 from cudalens.diagnosis.hints._reading import (
     Ids,
+    adding_line,
     copies_of,
     filled_side,
     fills_row_ends,
@@ -86,6 +87,46 @@ def test_earlier_calls_are_said_where_their_values_were_read(
 ) -> None:
     """Nobody reads the values of a call on the CPU that was right: it is only counted."""
     assert ids(labels([1, 4, 10], 10, seen_before=earlier)).every("labels") == words
+
+
+def test_of_a_part_of_a_vector_all_values_are_known() -> None:
+    """What earlier calls had is in it too."""
+    whole = tensor(None, "y", [0, 1, 4, 10, 3])
+    earlier = SeenBefore(calls=2, min=-1, max=12)
+    facts = {"name": "y[batch]", "others": (whole,), "seen_before": earlier}
+    found = ids(labels([1, 4, 10], 10, **facts))
+    assert (found.low, found.high, found.distinct) == (0, 10, (0, 1, 3, 4, 10))
+    assert (found.count, found.is_whole, found.may_have_zero) == (5, True, False)
+    many = replace(whole, summary=replace(whole.summary, unique=None))
+    found = ids(labels([1, 4, 10], 10, **{**facts, "others": (many,)}))
+    assert (found.low, found.high, found.distinct) == (-1, 12, (-1, 1, 4, 10, 12))
+    assert (found.count, found.is_whole, found.may_have_zero) == (3, False, True)
+    matrix = replace(whole, shape=(1, 5))
+    assert not ids(labels([1, 4, 10], 10, **{**facts, "others": (matrix,)})).is_whole
+    same = tensor(None, "y", [1, 4, 10])
+    assert not ids(labels([1, 4, 10], 10, **{**facts, "others": (same,)})).is_whole
+    assert ids(labels([1, 4, 10], 10, **{**facts, "name": "y.to(d)[batch].long()"})).is_whole
+    assert not ids(labels([1, 4, 10], 10, **{**facts, "name": "y.float()[batch]"})).is_whole
+
+
+@pytest.mark.parametrize(
+    ("text", "op", "is_it"),
+    [
+        ("y = y + 1", "aten::add", True),
+        ("y = 1 + y", "aten::add", True),
+        ("y += 1", "torch.Tensor.__iadd__", True),
+        ("y = a.b[0].to(device).view(-1) + 1", "aten::add", True),
+        ("y = y + 2", "aten::add", False),
+        ("y = y - 1", "aten::add", False),
+        ("y = y % 10 + 1", "aten::add", False),
+        ("y = f(y) + 1", "aten::add", False),
+        ("y = y.round() + 1", "aten::add", False),
+        ("y = y + 1", "aten::mul", False),
+    ],
+)
+def test_the_line_that_added_just_this_number(text: str, op: str, is_it: bool) -> None:
+    found = adding_line(behind(labels([10], 10), op, text, f"{WRITES} 10"), 1)
+    assert (found is not None and found.text == text) is is_it
 
 
 def test_other_roles_are_not_read() -> None:

@@ -207,6 +207,10 @@ def test_the_tensor_of_the_line_that_holds_the_bad_values() -> None:
     assert origin(cut_from(capitals), "label") is capitals
     good = tensor(None, "batch['labels']", [1, 2, 3])
     assert origin(cut_from(good), "label") is None
+    for values, is_it in (([1, 8], True), ([2, 9], True), ([2, 8], False)):
+        ends = tensor(None, "batch['labels']", [*values, 5])
+        ends = replace(ends, summary=replace(ends.summary, unique=None))
+        assert (origin(cut_from(ends), "label") is ends) is is_it
     two = tensor(None, "mask", [9, 1])
     assert origin(cut_from(target, two), "label") is None
     floats = tensor(None, "target", [1.0, 9.0])
