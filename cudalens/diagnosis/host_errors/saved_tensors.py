@@ -267,10 +267,8 @@ def _changed(ref: LineRef | None) -> str:
     return name if len(name) <= _MAX_NAME else ""
 
 
-def _format_step(step: ProvenanceStep | None) -> str:
+def _format_step(step: ProvenanceStep) -> str:
     """Return the line of an op with its code, the op where the line is not known."""
-    if step is None:
-        return ""
     code = step.source.text if step.source else None
     where = step.source.where if step.source else ""
     return (f"`{code}` at {where}" if code else where) or step.op or ""

@@ -51,6 +51,9 @@ def test_the_message_of_a_worker_is_the_last_one_of_its_traceback() -> None:
 
 def test_the_op_before_a_message_is_left_out() -> None:
     assert own_message(f"addmm: {KNOWN}") == KNOWN
+    worker = "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback\n"
+    assert own_message(f"{worker}a.b.MyError: addmm: {KNOWN}") == KNOWN
+    assert own_message(f"{worker}not so: odd\nRuntimeError: {KNOWN}\n") == KNOWN
     assert own_message(UNKNOWN) == UNKNOWN
 
 

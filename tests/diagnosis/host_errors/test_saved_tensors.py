@@ -379,3 +379,58 @@ def test_a_state_that_is_carried_over_a_step() -> None:
         "h still has the graph of the previous step, and line 6 has changed the parameters since: "
         "add h = h.detach() after line 9. retain_graph=True does not help here"
     )
+
+
+def test_two_states_without_the_code_that_detaches_them() -> None:
+    both = replace(CARRIED, name="h, c", detached=None)
+    assert only_hint(explained(TWICE, freed=both)).text == (
+        "h and c still have the graph of the previous step: detach them before the next step, or "
+        "start anew"
+    )
+
+
+def test_a_backward_whose_number_another_cell_has_too() -> None:
+    """Without a cell a line stands where the failing one does."""
+    freed = replace(CARRIED, freed=LineRef(line=5, text="loss.backward()"))
+    assert explained(TWICE, freed=freed).headline.endswith(", which line 5 has freed")
+    alike = replace(freed, made=line(5, "h = rnn(x, h)", cell=2))
+    assert explained(TWICE, freed=alike).headline.endswith(", which In [3] line 5 has freed")
+    nowhere = explained(TWICE, freed=alike, source=None)
+    assert nowhere.headline.endswith(", which line 5 has freed")
+
+
+def test_what_a_step_has_made_stale() -> None:
+    modified = InPlaceChange(modified=step(6, "opt.step()"))
+    freed = replace(CARRIED, read=None)
+    hint = only_hint(explained(CHANGED.format("T"), modified=modified, freed=freed))
+    assert (hint.rule, hint.text) == (
+        "out_of_place",
+        "the step changes the parameters with which In [3] line 4 made h: run the forward pass "
+        "again after it",
+    )
+    once = replace(CARRIED, is_made_again=False)
+    hint = only_hint(explained(CHANGED.format("T"), modified=modified, freed=once))
+    assert hint.rule == "out_of_place"
+
+
+@pytest.mark.parametrize(
+    ("source", "start", "place"),
+    [
+        (None, "aten::add_ changed", "aten::add_"),
+        (line(6, ""), "line 6 changed", "In [3] line 6"),
+        (line(6, "", cell=2), "In [2] line 6 changed", "In [2] line 6"),
+        (
+            line(6, "with torch.no_grad(): w -= 1"),
+            "w -= 1 in line 6 changed",
+            "`with torch.no_grad(): w -= 1` at In [3] line 6",
+        ),
+    ],
+)
+def test_a_change_of_which_less_is_known(source: LineRef | None, start: str, place: str) -> None:
+    change = InPlaceChange(modified=ProvenanceStep(op="aten::add_", source=source))
+    verdict = explained(CHANGED.format("T"), modified=change)
+    assert verdict.headline == f"{start} a tensor, which loss.backward() needs"
+    assert f" now: changed in place by {place}. With" in verdict.explanation
+    several = SourceSpan(cell=3, line=9, text="(a + b).backward()")
+    verdict = explained(CHANGED.format("T"), modified=change, source=several)
+    assert verdict.headline == f"{start} a tensor, which backward needs"

@@ -167,6 +167,8 @@ def test_tensors_on_two_devices_the_cpu_first() -> None:
     assert with_user_names(text, call(y, x, z)) == "x and z are on cpu, y is on cuda:0"
     number = on("cpu", "value", "float32[]", "n")
     assert with_user_names(text, call(y, x, number)) == "x is on cpu, y is on cuda:0"
+    number = on("cuda:0", "value", "float32[]", "n")
+    assert with_user_names(text, call(x, number)) == "x is on cpu, n is on cuda:0"
     layer = {"module_type": "Linear", "module_path": "head"}
     weight = on("cpu", "weight", "float32[2,3]")
     assert with_user_names(text, call(y, weight, **layer)) == (
