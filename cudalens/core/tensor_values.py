@@ -382,11 +382,11 @@ def _histogram(values: Tensor, smallest: float, largest: float) -> Histogram:
     is_int = not values.is_floating_point()
     if is_int:
         # One bin a value while there are few, so that classes can be read off.
-        bins = max(1, min(bins, int(largest) - int(smallest) + 1))
+        bins = min(bins, int(largest) - int(smallest) + 1)
     span = float(largest) - float(smallest)
     if not math.isfinite(span):
         return Histogram()
-    if span == 0 or bins == 1:
+    if span == 0:
         return Histogram(edges=(float(smallest), float(largest)), counts=(int(values.numel()),))
     if is_int and bins == span + 1:
         parts = [
