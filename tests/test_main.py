@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from cudalens import __main__ as command_line
 from cudalens.__main__ import main
 from cudalens.core.report import Report
 from cudalens.core.report_types import Environment, SourceSpan
 from cudalens.core.version import __version__
 from cudalens.guards import catalogue_rows
 from cudalens.render.tables import guard_list
+from cudalens.render.words import page_link
+from cudalens.session.options import Options
+from tests.builders import make_report
 from tests.processes import ROOT, python
 from tests.releases import needs_rehearsal
 
@@ -535,3 +544,278 @@ def test_a_misspelt_page_is_answered_with_the_one_that_was_meant(run_here: Run) 
     assert_one_line(run_here("page", "nclasses"), 1, "did you mean n-classes? The pages are ")
     assert_one_line(run_here("page", "Backward"), 1, "did you mean backward-a-second-time? The ")
     assert_one_line(run_here("page", "xyzzy"), 1, "there is no page 'xyzzy'; the pages are ")
+
+
+# --- parts of the command line --------------------------------------------------------------------
+
+
+class Closed(io.StringIO):
+    """Standard output whose reader has left."""
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+    def fileno(self) -> int:
+        return 99
+
+
+def test_where_a_reader_has_left_python_flushes_into_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moved: list[tuple[int, int]] = []
+    monkeypatch.setattr(command_line.os, "open", lambda path, flags: 7 if path == os.devnull else 8)
+    monkeypatch.setattr(command_line.os, "dup2", lambda old, new: moved.append((old, new)))
+    assert command_line._printed(lambda: 3) == 3
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert command_line._printed(lambda: 3) == 1
+    assert moved == [(7, 99)]
+
+
+@pytest.mark.parametrize(
+    ("words", "ran"),
+    [
+        (["--json", "guards", "train.py"], ["train.py"]),
+        (["--json", "guards", "-m", "json.tool", "x"], ["json.tool", "x"]),
+        (["--fast", "train.py", "guards"], ["train.py", "guards"]),
+    ],
+)
+def test_a_command_behind_json_is_a_file_where_a_program_follows(
+    words: list[str], ran: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script(tmp_path, "")
+    seen: list[list[str]] = []
+
+    def run(options: Options, program: Callable[[], None]) -> int:
+        program()
+        assert options.json == ("guards" if "--json" in words else None)
+        return 5
+
+    monkeypatch.setattr(command_line, "_run", run)
+    for name in ("_as_script", "_as_module"):
+        monkeypatch.setattr(command_line, name, lambda it, rest: seen.append([str(it), *rest]))
+    assert main(words) == 5
+    assert seen == [ran]
+
+
+def test_json_before_a_command_is_an_option_of_the_command(run_here: Run) -> None:
+    done = run_here("--json", "guards", "embedding")
+    assert json.loads(done.stdout)[0]["op"] and done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("trian.py", "there is no script 'trian.py'; did you mean train.py?"),
+        ("x.py", "there is no script 'x.py'"),
+        ("./guards", "there is no script './guards'"),
+        (
+            "gards",
+            "there is no script and no command 'gards'; did you mean guards? The commands are "
+            "demo, explain, guards, help, page, show",
+        ),
+        (
+            "xyz",
+            "there is no script and no command 'xyz'; the commands are demo, explain, guards, "
+            "help, page, show",
+        ),
+    ],
+)
+def test_what_is_no_script_in_words(
+    word: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script(tmp_path, "")
+    assert command_line._no_script(word) == said
+
+
+@pytest.mark.parametrize("is_a_terminal", [True, False])
+@pytest.mark.parametrize(("wish", "allowed"), [(None, True), ("", True), ("1", False)])
+def test_a_terminal_has_colours_unless_they_are_not_wished(
+    is_a_terminal: bool, wish: str | None, allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if wish is not None:
+        monkeypatch.setenv("NO_COLOR", wish)
+    stream = SimpleNamespace(isatty=lambda: is_a_terminal)
+    assert command_line._has_colour(stream) is (is_a_terminal and allowed)
+
+
+@pytest.mark.parametrize(("columns", "width"), [("60", 60), ("120", 120), ("121", 120)])
+def test_lines_are_as_wide_as_the_terminal_up_to_a_limit(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert command_line._width() == width
+
+
+class Ended(SimpleNamespace):
+    """A session that has ended, with what the command line asks of it."""
+
+    def __init__(self, report: Report | None = None, **parts: Any) -> None:
+        facts = {"is_shown_early": False, "is_reminder": False, "written": (), **parts}
+        super().__init__(report=report, **facts)
+
+
+def test_the_report_its_page_and_its_files_are_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    report = make_report()
+    command_line._print_report(Ended(None, written=(Path("a.html"),)))
+    assert capsys.readouterr() == ("", "")
+    command_line._print_report(Ended(report, written=(Path("a.html"), Path("b.json"))))
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(report.to_text(width=100))
+    assert err.splitlines()[-3:] == [
+        f"cudalens: about this error: {page_link(report).address} "  # type: ignore[union-attr]
+        "(offline: cudalens page n-classes)",
+        "cudalens: the report is in a.html",
+        "cudalens: the report is in b.json",
+    ]
+    plain = make_report(device_text=None)
+    command_line._print_report(Ended(plain))
+    assert "about this error" not in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_shown_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Report, "to_text", lambda self, **options: 1 / 0)
+    monkeypatch.setattr("cudalens.render.words.page_link", lambda report: 1 / 0)
+    command_line._print_report(Ended(make_report()))
+    said = "cudalens: the report could not be shown: ZeroDivisionError('division by zero')\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+@pytest.mark.parametrize("is_rank", [True, False])
+def test_the_report_of_a_rank_is_left_for_the_others(
+    is_early: bool, is_rank: bool, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    concluded: list[Any] = []
+    rank = SimpleNamespace(conclude=lambda *given: concluded.append(given[:2]))
+    monkeypatch.setattr(command_line, "_rank", lambda: rank if is_rank else None)
+    error, report = ValueError("mine"), make_report()
+    command_line._conclude(Ended(report, is_shown_early=is_early), error)
+    err = capsys.readouterr().err
+    assert (err == "cudalens: the report is above\n") is is_early
+    assert ("y[17] = 10" in err) is not (is_early or is_rank)
+    assert concluded == ([(error, report)] if is_rank and not is_early else [])
+
+
+def test_only_where_torchrun_says_so_is_this_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert command_line._rank() is None
+    monkeypatch.setattr("cudalens.integrations.torchrun.Rank.of_environment", lambda: "the rank")
+    monkeypatch.setenv("RANK", "0")
+    assert command_line._rank() == "the rank"
+
+
+@pytest.mark.parametrize(("local", "said"), [(None, True), (0, True), (1, False)])
+def test_of_several_ranks_one_says_what_is_wrong_with_the_command_line(
+    local: int | None, said: bool, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    recorded: list[BaseException] = []
+    rank = None if local is None else SimpleNamespace(local=local, record=recorded.append)
+    monkeypatch.setattr(command_line, "_rank", lambda: rank)
+    assert main(["--bogus", "train.py"]) == 2
+    assert bool(capsys.readouterr().err) is said
+    assert len(recorded) == (local is not None)
+    assert all(error.__traceback__ is None for error in recorded)
+
+
+def test_scripts_find_modules_in_their_folder_unless_python_was_told_not_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for is_safe, first in ((0, "/scripts"), (1, "first")):
+        monkeypatch.setattr(sys, "path", ["first", "second"])
+        monkeypatch.setattr(sys, "flags", SimpleNamespace(safe_path=is_safe))
+        command_line._import_from(Path("/scripts"))
+        assert sys.path == [first, "second"]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_script_takes_the_place_of_the_main_module_while_it_runs(
+    ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", ["first"])
+    own = sys.modules["__main__"]
+    text = "import sys\nprint(sys.modules['__main__'].__file__ == __file__, __name__, sys.argv)\n"
+    path = script(tmp_path, text if ends else f"{text}1 / 0\n")
+    with nullcontext() if ends else pytest.raises(ZeroDivisionError):
+        command_line._as_script(path, ["a"])
+    assert sys.modules["__main__"] is own
+    assert capsys.readouterr().out == f"True __main__ {[str(path), 'a']}\n"
+
+
+def test_a_folder_and_an_archive_are_run_by_their_main_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", ["first"])
+    monkeypatch.setattr(sys, "argv", [])
+    folder = script(tmp_path, "print(__name__, __file__[-11:])\n", "app/__main__.py").parent
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+        archive.write(folder / "__main__.py", "__main__.py")
+    for path in (folder, tmp_path / "app.zip"):
+        command_line._as_script(path, [])
+        assert capsys.readouterr().out == "__main__ __main__.py\n"
+
+
+def test_what_explain_found_nothing_in_is_named(
+    run_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.log", "b.log"):
+        script(tmp_path, "all is well\n", name)
+    done = run_here("explain", "a.log", "b.log")
+    assert done.stderr == (
+        "cudalens: a.log and b.log (2 lines) shows no failure of CUDA or torch\n"
+    )
+    buffer = io.BufferedReader(io.BytesIO(b"all is well\n"))  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=buffer, isatty=lambda: False))
+    done = run_here("explain")
+    assert done.stderr.startswith("cudalens: standard input (1 line) shows no failure of CUDA")
+    done = run_here("explain", "gone.log")
+    assert done.stderr == "cudalens: gone.log cannot be read: No such file or directory\n"
+    assert done.returncode == 1
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    done = run_here("explain")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("cudalens: name a log, or hand it over: python train.py 2>&1 |")
+
+
+def test_what_show_cannot_read_is_a_line_and_the_rest_is_shown(
+    run_here: Run, tmp_path: Path
+) -> None:
+    script(tmp_path, make_report().to_json(), "a.json")
+    script(tmp_path, "<html>", "b.HTML")
+    done = run_here("show", "a.json", "b.HTML")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "cudalens: b.HTML is not a report that can be shown: it is a page; show takes the .json\n"
+    )
+    assert done.stdout.splitlines()[0] == "a.json"
+    done = run_here("show", "--html", "c.html", "a.json")
+    assert (done.returncode, done.stderr) == (0, "cudalens: the report is in c.html\n")
+    assert done.stdout.startswith(make_report().to_text(width=100)[:20])
+    done = run_here("show", "--html", "d.html", "a.json", "a.json")
+    assert not (tmp_path / "d.html").exists() and done.stdout.count("a.json") == 2
+
+
+def test_the_help_of_a_command_that_there_is_not(run_here: Run) -> None:
+    assert "usage: cudalens guards" in run_here("help", "guards").stdout
+    done = run_here("help", "gards")
+    assert done.returncode == 2 and "did you mean guards?" in done.stderr
+    assert run_here("help").stdout == run_here("--help").stdout == run_here().stdout
+
+
+def test_pages_are_listed_and_looked_for_in_capitals_or_not(run_here: Run) -> None:
+    assert "n-classes" in run_here("page").stdout
+    done = run_here("page", "N-CLASS")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("cudalens: there is no page 'N-CLASS'; did you mean n-classes?")
+    done = run_here("page", "qqq")
+    assert done.stderr.startswith("cudalens: there is no page 'qqq'; the pages are ")
