@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import xml.etree.ElementTree as ET
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from cudalens.integrations import pytest_plugin
 from cudalens.integrations.pytest_plugin import (
     _HEADLINE,
     _IS_LOST,
@@ -316,3 +318,115 @@ def test_a_worker_alone_ends_after_it_lost_its_context(
         run.send("done")
     assert end.value.value == "done"
     assert ended == ([1] if is_worker and is_lost else [])
+
+
+@pytest.mark.parametrize(
+    ("mode", "marker", "options"),
+    [
+        (None, None, None),
+        ("on", None, {}),
+        ("nan=strict", None, {"nan": "strict"}),
+        (None, ((), {}), {}),
+        (None, ((), {"fast": True}), {"fast": True}),
+        ("nan", ((), {"fast": True}), {"fast": True}),
+        ("nan", ((False,), {}), None),
+        (None, ((False,), {}), None),
+    ],
+)
+def test_a_marker_goes_before_the_option(
+    mode: str | None, marker: Any, options: dict[str, Any] | None
+) -> None:
+    mark = None if marker is None else SimpleNamespace(args=marker[0], kwargs=marker[1])
+    item: Any = Mock(**{"config.getoption.return_value": mode})
+    item.get_closest_marker.return_value = mark
+    assert pytest_plugin._options(item) == options
+    assert item.config.getoption.call_args.args == item.get_closest_marker.call_args.args
+
+
+def ran(item: Any, options: dict[str, Any] | None, outcome: Any) -> Any:
+    """Run a test of the plugin's, which returns or raises an outcome."""
+    running = pytest_plugin._checked(item, options)
+    next(running)
+    try:
+        if isinstance(outcome, BaseException):
+            running.throw(outcome)
+        running.send(outcome)
+    except StopIteration as end:
+        return end.value
+    return None
+
+
+@pytest.mark.parametrize(
+    ("fixtures", "reads"),
+    [((), True), (("capsys",), True), (("capfd",), False), (("a", "capfdbinary"), False)],
+)
+def test_a_test_that_captures_the_descriptor_keeps_it(
+    fixtures: tuple[str, ...], reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions: list[Any] = []
+
+    class Session(nullcontext[None]):
+        report = "the report"
+        reads_stderr = True
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__()
+            self.options = options
+            sessions.append(self)
+
+    monkeypatch.setattr("cudalens.session.session.check", Session)
+    item: Any = SimpleNamespace(fixturenames=fixtures, stash={})
+    assert ran(item, {"fast": True}, 3) == 3
+    assert ran(item, None, 4) == 4
+    (session,) = sessions
+    assert (session.options, session.reads_stderr) == ({"fast": True}, reads)
+    assert item.stash == {_REPORT: "the report"}
+    item.stash.clear()
+    with pytest.raises(ZeroDivisionError):
+        ran(item, {}, ZeroDivisionError())
+    assert item.stash == {_REPORT: "the report"}
+    monkeypatch.setattr(Session, "report", None)
+    item.stash.clear()
+    ran(item, {}, 3)
+    assert item.stash == {}
+
+
+@pytest.mark.parametrize("mode", [None, "on"])
+def test_fixtures_are_guarded_alone_and_the_test_as_it_asks(
+    mode: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def checked(item: Any, options: Any) -> Any:
+        asked.append(options)
+        return (yield)
+
+    monkeypatch.setattr(pytest_plugin, "_checked", checked)
+    item: Any = Mock(**{"config.getoption.return_value": mode and "nan"})
+    item.get_closest_marker.return_value = None
+    for hook in (
+        pytest_plugin.pytest_runtest_setup,
+        pytest_plugin.pytest_runtest_call,
+        pytest_plugin.pytest_runtest_teardown,
+    ):
+        next(hook(item))
+    fast, own = (None, None) if mode is None else ({"fast": True}, {"nan": True})
+    assert asked == [fast, own, fast]
+
+
+@pytest.mark.parametrize(
+    ("words", "read_as"),
+    [
+        (["--cudacheck", "tests"], ["--cudacheck=on", "tests"]),
+        (["--cudacheck", "fast", "tests"], ["--cudacheck", "fast", "tests"]),
+        (["--cudacheck=nan", "tests"], ["--cudacheck=nan", "tests"]),
+        (["tests", "--cudacheck"], ["tests", "--cudacheck"]),
+        (["-x", "tests"], ["-x", "tests"]),
+    ],
+)
+def test_a_path_is_no_mode(words: list[str], read_as: list[str]) -> None:
+    parser: Any = Mock()
+    parser.parse_known_args.side_effect = lambda args: SimpleNamespace(file_or_dir=list(args))
+    config: Any = SimpleNamespace(known_args_namespace=SimpleNamespace())
+    pytest_plugin.pytest_load_initial_conftests(config, parser, words)
+    assert words == read_as == config.known_args_namespace.file_or_dir

@@ -13,6 +13,7 @@ import torch
 from cudalens.core.errors import DeviceIndexError
 from cudalens.guards.process import PROCESS
 from cudalens.integrations.training import TrainingCheck
+from tests.builders import make_report
 
 pytestmark = pytest.mark.usefixtures("sim")
 
@@ -119,3 +120,29 @@ def test_what_one_training_has_written_is_not_of_the_next(tmp_path: Path) -> Non
     assert len(check.written) == 2
     trained(check, tmp_path, 2, lambda: (2, 0, 1))
     assert check.written == []
+
+
+def test_a_silent_finding_is_written_where_nothing_was_before(tmp_path: Path) -> None:
+    """What raises is written at each step; the place is asked for at that time."""
+    steps = iter(range(1, 9))
+    check = TrainingCheck(deferred=False)
+    check.open(tmp_path, lambda: (next(steps), 0, 1))
+    assert check._session is not None
+    kinds = ("silent", "silent", "device_assert", "silent", "nonfinite")
+    for kind in kinds:
+        check._session.add_finding(make_report(kind=kind))
+    check._session.report = None
+    check.close()
+    names = [path.name for path in check.written if path.suffix == ".html"]
+    assert names == [f"cudalens-step{step}.html" for step in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("deferred", [True, False, None])
+def test_guards_of_a_training_record_nothing(deferred: bool | None, tmp_path: Path) -> None:
+    check = TrainingCheck() if deferred is None else TrainingCheck(deferred=deferred)
+    check.open(tmp_path, lambda: (1, 0, 1))
+    session = check._session
+    assert session is not None and session.recorder is None
+    assert (session.fast, session.deferred) == (True, deferred is not False)
+    check.close()
+    assert check._session is None and session.recorder is None
