@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import networkx as nx
 import pytest
 
 from cudalens.core.report import AutogradNeighbourhood, GraphEdge, GraphNode, LineRef, Role
@@ -11,7 +12,10 @@ from cudalens.render.fold import (
     MAX_BOXES,
     MAX_EDGES,
     MAX_NODES,
+    MAX_ROWS,
     Box,
+    _is_large,
+    _is_tangled,
     fold,
     is_statement,
     is_view,
@@ -208,3 +212,26 @@ def test_only_the_nodes_nearest_to_the_failure_are_looked_at() -> None:
         )
         members = [item.id for box in fold(graph)[0].values() for item in box.members]
         assert sorted(members) == sorted(ids)
+
+
+@pytest.mark.parametrize(
+    ("boxes", "rows", "edges", "large", "tangled"),
+    [
+        (1, 0, 0, False, False),
+        (MAX_BOXES, 0, 0, False, False),
+        (MAX_BOXES + 1, 0, 0, True, True),
+        (MAX_ROWS, MAX_ROWS - 1, 0, False, False),
+        (MAX_ROWS + 1, MAX_ROWS, 0, True, False),
+        (16, 0, MAX_EDGES, False, False),
+        (16, 0, MAX_EDGES + 1, False, True),
+    ],
+)
+def test_a_graph_is_too_large_beyond_each_of_its_bounds(
+    boxes: int, rows: int, edges: int, large: bool, tangled: bool
+) -> None:
+    links = nx.DiGraph()
+    links.add_nodes_from(range(boxes))
+    links.add_edges_from((at, at + 1) for at in range(rows))
+    ways = [(one, other) for one in range(8) for other in range(8, 16)]  # of two rows
+    links.add_edges_from(ways[:edges])
+    assert (_is_large(links), _is_tangled(links)) == (large, tangled)

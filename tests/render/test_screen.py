@@ -563,3 +563,56 @@ def test_the_way_of_a_nan_to_its_backward_is_that_of_its_observations() -> None:
     report = make_report(observations=tuple(observed()), provenance=steps, phase="backward")
     for kind, count in (("device_assert", 3), ("nonfinite", 2)):
         assert len(screen.line_marks(replace(report, kind=kind))) == count
+
+
+# --- the call and the suspected line --------------------------------------------------------------
+
+
+def typed(*lines: str, at: tuple[int, int], end: tuple[int, int], **parts: Any) -> SourceSpan:
+    """Return a call that begins and ends at these lines and columns of a cell."""
+    facts = {"column": at[1], "end_column": end[1], "text": "the text", **parts}
+    context = tuple(CodeLine(line=number, text=line) for number, line in enumerate(lines, 1))
+    return SourceSpan(cell=7, line=at[0], end_line=end[0], context=context, **facts)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (typed("y = f(x) + 1", at=(1, 4), end=(1, 8)), "f(x)"),
+        (typed("y = f(", "    x,", "  ) + 1", at=(1, 4), end=(3, 3)), "f( x, )"),
+        (typed("a", "y = f(x)", at=(2, 4), end=(2, 8)), "f(x)"),
+        (typed("a", at=(2, 4), end=(2, 8)), "the text"),
+        (typed("y = f(x)", at=(1, 4), end=(1, 8), column=None), "the text"),
+        (typed("y = f(x)", at=(1, 4), end=(1, 8), end_column=None), "the text"),
+        (typed("y = f(x)", at=(1, 4), end=(1, 8), column=None, text=None), ""),
+    ],
+)
+def test_the_text_of_a_call_is_what_was_typed_on_one_line(source: SourceSpan, text: str) -> None:
+    assert screen._call_text(source) == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "is_suspected"),
+    [
+        ("suspect", MarkedLine(cell=7, line=3, text="f(x)", mark="likely here"), True),
+        ("bound", MarkedLine(cell=7, line=3, text="f(x)", mark="likely here"), False),
+        ("suspect", MarkedLine(cell=7, line=9, text="f(x)", mark="likely here"), False),
+        ("suspect", MarkedLine(cell=6, line=3, text="f(x)", mark="likely here"), False),
+        ("suspect", None, False),
+    ],
+)
+def test_a_line_of_the_failing_cell_may_be_at_fault(
+    kind: Any, place: MarkedLine | None, is_suspected: bool
+) -> None:
+    here = typed(*["a"] * 9, at=(9, 0), end=(9, 1))
+    said = Observation(kind=kind, text="t", sources=() if place is None else (place,))
+    other = Observation(kind="suspect", text="t", sources=(MarkedLine(cell=7, line=2, mark="m"),))
+    report = make_report(source=here, observations=(said,))
+    found = screen._suspected(report)
+    assert (found is not None) is is_suspected
+    if found is not None:
+        expected = replace(here, line=3, end_line=3, column=None, end_column=None, text="f(x)")
+        assert found == expected
+        both = replace(report, observations=(said, other))
+        assert screen._suspected(both) == expected
+    assert screen._suspected(replace(report, source=None)) is None

@@ -514,3 +514,20 @@ def test_what_the_failing_module_has_done_itself_is_within_its_box() -> None:
     found = nodes(replace(report, history=(*entries[:2], own)))
     assert [item.title for item in found] == ["x", "ReLU layers.0", "ReLU layers.1", "ReLU head"]
     assert found[-1].is_bad
+
+
+@pytest.mark.parametrize(
+    ("api", "argument", "small"),
+    [
+        ("torch.nn.functional.linear", "weight", "takes 784"),
+        ("torch.nn.functional.linear", "other", "fails here"),
+        ("torch.nn.functional.conv1d", "weight", "fails here"),
+    ],
+)
+def test_only_a_linear_layer_says_how_many_features_it_takes(
+    api: str, argument: str, small: str
+) -> None:
+    report = deep_mismatch()
+    facts = (*report.tensors, fact(argument, "float32[10, 784]"))
+    found = nodes(replace(report, tensors=facts, op=OpName(name="aten::linear", api=api)))
+    assert found[-1].small == small and found[-1].is_bad

@@ -218,11 +218,11 @@ def test_only_so_many_tensors_and_nodes_are_listed(count: int) -> None:
 def test_a_node_has_a_button_for_each_neighbour_up_to_a_limit(count: int) -> None:
     made = [node(f"n{at}", f"torch.{'f' * 50}{at}") for at in range(count)]
     edges = [GraphEdge(src=item.id, dst="end", input=at) for at, item in enumerate(made)]
-    graph = AutogradNeighbourhood(nodes=(*made, node("end", "torch.end")), edges=(*edges, edges[0]))
+    graph = AutogradNeighbourhood(nodes=(*made, node("end", "torch.end")), edges=(edges[0], *edges))
     view = live(make_report(graph=graph))
     chosen(view, "node  end")
     buttons = items(view, ipywidgets.Button)[3:]
-    assert len(buttons) == MAX_NEIGHBOURS
+    assert len(buttons) == len({button.tooltip for button in buttons}) == MAX_NEIGHBOURS
     assert all(len(button.description) <= 44 < len(button.tooltip) for button in buttons)
 
 

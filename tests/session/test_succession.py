@@ -64,6 +64,11 @@ def test_an_end_without_a_beginning_is_harmless() -> None:
     chain.end(one)
     chain.begin(two)
     assert two.followed == [("of", one)]
+    chain.end(two)
+    chain.end(None)  # of a block that could not begin: what ran in it is not known
+    three = Recorder()
+    chain.begin(three)
+    assert three.followed == []
 
 
 @pytest.mark.parametrize(("answer", "kept"), [(True, True), (None, True), (False, False)])
