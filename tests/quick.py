@@ -264,11 +264,9 @@ OTHERS: Final[dict[str, str]] = {
     "render/markdown.py": "render/test_screen.py",
     "render/screen.py": "render/test_text.py render/test_html.py",
     "render/strip.py": "render/test_html.py",
-    "render/tables.py": "test_main.py",
     "render/text.py": "render/test_screen.py",
     "render/words.py": "render/test_text.py render/test_html.py render/test_screen.py",
     "session/__init__.py": "test_architecture.py",
-    "session/demo.py": "test_main.py",
     "session/environment.py": "session/test_options.py session/test_ranks.py",
     "session/exit.py": "session/test_ranks.py session/test_early_report.py",
     "session/findings.py": "session/test_early_report.py",
@@ -276,7 +274,6 @@ OTHERS: Final[dict[str, str]] = {
     "session/process.py": "notebook/test_status.py test_docstrings.py",
     "session/succession.py": "notebook/test_earlier_cells.py",
     "simulate/__init__.py": "simulate/test_state.py",
-    "simulate/_internals.py": "simulate/test_simulate.py",
     "simulate/activation.py": "simulate/test_dispatch.py",
     "simulate/dispatch.py": (
         "simulate/test_kernels.py simulate/test_layouts.py simulate/test_tensors.py "

@@ -410,26 +410,6 @@ def test_exit_with_live_tensors_graph_and_thread_is_clean(index: int, stop: bool
     assert result.stderr.count("\n") == (index == 3)
 
 
-HEADER = """
-class Guard { // virtual void commented() = 0;
-  virtual ~Guard() = default;
-  /* virtual void as_well(); */
-  virtual Type first() const = 0;
-  virtual const Stream& second(
-      Device, int priority = 0) const { return ours(third()); }
-  virtual void last() {}
-};
-"""
-
-
-def test_slots_follow_the_order_of_a_header(tmp_path: Path) -> None:
-    """A destructor has two."""
-    header = tmp_path / "Guard.h"
-    header.write_text(HEADER)
-    expected = {"~Guard": 0, "first": 2, "second": 3, "last": 4}
-    assert _internals.virtual_slots(header) == expected
-
-
 @needs_rehearsal
 def test_the_headers_of_the_wheel_have_the_slots() -> None:
     guard = _internals.virtual_slots(_internals.GUARD_HEADER)
