@@ -61,6 +61,44 @@ def test_installs_nest() -> None:
 
 
 @pytest.mark.usefixtures("sim")
+@pytest.mark.parametrize("begin", [cudalens.install, cudalens.guard().__enter__])
+def test_what_is_pending_comes_to_light_before_more_guards_are_installed(begin: Any) -> None:
+    cudalens.install(deferred=True)
+    bad()
+    with pytest.raises(DeviceIndexError):
+        begin()
+    assert PROCESS.installs == [True]
+    cudalens.uninstall()
+    assert not PROCESS.is_installed
+
+
+@pytest.mark.parametrize("is_deferred", [True, False])
+@pytest.mark.parametrize("in_compiled", [True, False])
+def test_the_guards_are_installed_as_they_are_asked_for(
+    is_deferred: bool, in_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(PROCESS, "acquire", lambda make, **options: asked.append((make, options)))
+    process.acquire(is_deferred=is_deferred, in_compiled=in_compiled)
+    process.acquire()
+    (make, options), (_, plain) = asked
+    assert options == {"is_deferred": is_deferred, "in_compiled": in_compiled}
+    assert plain == {"is_deferred": False, "in_compiled": False}
+    made: list[Any] = []
+    monkeypatch.setattr(process, "Interceptor", lambda *given, **more: made.append((given, more)))
+    make("the devices")
+    ((given, more),) = made
+    assert given == (process.on_violation, PROCESS.internal_error)
+    is_users = more.pop("is_users")
+    assert more == {
+        "devices": "the devices",
+        "on_failed_call": PROCESS.call_failed,
+        "on_past_violation": process.on_past_violation,
+    }
+    assert (is_users(__file__), is_users(torch.__file__)) == (True, False)
+
+
+@pytest.mark.usefixtures("sim")
 def test_what_a_block_hands_on_is_lost_with_an_uninstall() -> None:
     """What runs unguarded could write to a tensor unseen."""
     followed: list[str] = []
