@@ -64,8 +64,8 @@ def evidence_of_error(
     error = _cause_in_capture(error)
     limits, facts = Limits(), error_facts(error)
     attempt = limits.attempt
-    hidden = attempt("device", lambda: lost_context.hidden_fault(facts), DeviceFault)
-    is_own = lost_context.is_lost(facts)
+    ask, unknown = partial(lost_context.ask, facts), (False, DeviceFault())
+    is_own, hidden = attempt("device", ask, lambda: unknown, kind=tuple)
     is_lost = hidden.hidden_error is not None or is_own
     entries = visible_entries(error)
 

@@ -33,8 +33,7 @@ def is_lost(error: ErrorFacts) -> bool:
     The words alone may have been written by hand, or have come from another process.  cuBLAS and
     the like say it with a status of theirs, which has other causes too.
     """
-    is_said = _names_lost_context(error) or is_library_status(error.message)
-    return is_said and probe(wait=True) is not None
+    return _says_lost(error) and probe(wait=True) is not None
 
 
 def is_of_another(error: BaseException) -> bool:
@@ -49,6 +48,10 @@ def is_of_another(error: BaseException) -> bool:
         return all(torch_path(code.co_filename) != "cuda/__init__.py" for code in codes)
     # On a lost context even the question about a capture raises.
     return probe(wait=True) is None and not torch.cuda.is_current_stream_capturing()
+
+
+def _says_lost(error: ErrorFacts) -> bool:
+    return _names_lost_context(error) or is_library_status(error.message)
 
 
 def _names_lost_context(error: ErrorFacts) -> bool:
@@ -128,14 +131,14 @@ def reminder(report: Report) -> str:
     return f"the CUDA context was lost to {what}{named}{at}: {again} to use the GPU"
 
 
-def hidden_fault(error: ErrorFacts) -> DeviceFault:
-    """Return the device's own error behind another exception.
+def ask(error: ErrorFacts) -> tuple[bool, DeviceFault]:
+    """Ask the device once: return :func:`is_lost`, and its own error behind another exception.
 
     cuBLAS, cuDNN and others fail with a status of theirs when an assert came before.
     """
-    fault = None if _names_lost_context(error) else probe()
-    if fault is None:
-        return DeviceFault()
-    return DeviceFault(
-        hidden_error=fault.message.split("\n", 1)[0], is_assert=is_device_assert(fault)
-    )
+    is_said = _says_lost(error)
+    fault = probe(wait=is_said)
+    if fault is None or _names_lost_context(error):
+        return is_said and fault is not None, DeviceFault()
+    hidden = fault.message.split("\n", 1)[0]
+    return is_said, DeviceFault(hidden_error=hidden, is_assert=is_device_assert(fault))

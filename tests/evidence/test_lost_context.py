@@ -10,6 +10,7 @@ import torch
 
 import cudalens
 from cudalens import Report, simulate
+from cudalens.core.evidence_types import DeviceFault
 from cudalens.core.report import ErrorFacts
 from cudalens.evidence import lost_context
 from cudalens.guards.process import PROCESS
@@ -118,8 +119,10 @@ class Asked:
 
     def __init__(self, error: Exception | None) -> None:
         self.error = error
+        self.waits: list[bool] = []
 
     def __call__(self, *, wait: bool) -> None:
+        self.waits.append(wait)
         if self.error is not None:
             raise self.error
 
@@ -147,12 +150,16 @@ def test_the_devices_own_error_behind_a_librarys(monkeypatch: pytest.MonkeyPatch
     pending = Asked(RuntimeError(f"{ASSERT}\nmore"))
     monkeypatch.setattr(lost_context._torch, "raise_pending_cuda_error", pending)
     status = ErrorFacts(type_name="RuntimeError", message="CUBLAS_STATUS_EXECUTION_FAILED")
-    fault = lost_context.hidden_fault(status)
-    assert (fault.hidden_error, fault.is_assert) == (ASSERT, True)
+    is_lost, fault = lost_context.ask(status)
+    assert (is_lost, fault.hidden_error, fault.is_assert) == (True, ASSERT, True)
+    is_lost, fault = lost_context.ask(replace(status, message="no status"))
+    assert (is_lost, fault.hidden_error) == (False, ASSERT)
     own = ErrorFacts(type_name="RuntimeError", message=ASSERT)
-    assert lost_context.hidden_fault(own).hidden_error is None
+    assert lost_context.ask(own) == (True, DeviceFault())
     pending.error = None
-    assert lost_context.hidden_fault(status).hidden_error is None
+    assert lost_context.ask(status) == lost_context.ask(own) == (False, DeviceFault())
+    # Each time once, and without a wait where nothing speaks of a lost device.
+    assert pending.waits == [True, False, True, True, True]
 
 
 @pytest.mark.parametrize("status", ["CUBLAS_STATUS_NOT_INITIALIZED", "cuDNN error: CUDNN_STATUS_X"])
