@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import cudalens
 from tests import standin
-from tests.integrations.test_callbacks import END, HOSTS, START
+from tests.integrations.test_callbacks import HOSTS, gpu_program
 from tests.processes import ROOT, python
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
@@ -20,16 +20,12 @@ sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 from harmless import HARMLESS, run_harmless
 from steps import TINY, run_step
 
-WITHOUT_REHEARSAL = START.replace("cudalens.simulate.start(announce=False)\n", "")
-
 
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("bad", [2, 7])
 def test_frameworks_find_the_bad_label(host: str, bad: int, tmp_path: Path) -> None:
     """The labels end at 2; the report lies beside the checkpoints."""
-    program = HOSTS[host].replace("DEFERRED", "False")
-    program = program.replace('accelerator="cpu"', 'accelerator="gpu", devices=1')
-    text = WITHOUT_REHEARSAL.format(bad=bad) + program + END
+    text = gpu_program(host, bad=bad)
     done = python("-c", text, cwd=tmp_path, TOKENIZERS_PARALLELISM="false")
     assert done.stdout.endswith("LEFT False 0\n"), done.stdout + done.stderr
     assert ("= 7 is outside the 3 classes" in done.stdout) == (bad == 7)

@@ -24,17 +24,14 @@ def run_framework(name: str) -> dict[str, Any]:
     if importlib.util.find_spec(name) is None:
         return {"unavailable": f"not installed: {name}"}
     sys.path.insert(0, str(ROOT))
-    from tests.integrations.test_callbacks import END, HOSTS, START
+    from tests.integrations.test_callbacks import gpu_program
 
-    host = HOSTS[name].replace("DEFERRED", "False")
-    host = host.replace('accelerator="cpu"', 'accelerator="gpu", devices=1')
-    start = START.replace("cudalens.simulate.start(announce=False)\n", "")
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     said = {}
     for label in (GOOD, BAD):
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run(
-                [sys.executable, "-c", start.format(bad=label) + host + END + ALIVE],
+                [sys.executable, "-c", gpu_program(name, bad=label) + ALIVE],
                 env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
                 cwd=folder, capture_output=True, text=True, timeout=100, check=False,
             )  # fmt: skip

@@ -80,6 +80,13 @@ print("LEFT", PROCESS.is_installed, len(PROCESS.listeners))
 HOSTS = {"transformers": TRANSFORMERS, "lightning": LIGHTNING}
 
 
+def gpu_program(host: str, *, bad: int) -> str:
+    """Return the program of a training on CUDA itself."""
+    start = START.replace("cudalens.simulate.start(announce=False)\n", "").format(bad=bad)
+    program = HOSTS[host].replace("DEFERRED", "False")
+    return start + program.replace('accelerator="cpu"', 'accelerator="gpu", devices=1') + END
+
+
 def train(
     folder: Path, host: str, *, bad: int, deferred: bool = False, end: str = END
 ) -> subprocess.CompletedProcess[str]:
