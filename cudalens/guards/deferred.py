@@ -174,7 +174,7 @@ class PastCalls:
         def report(smallest: Any, largest: Any) -> BaseException | None:
             violation = _violation_of(need, smallest, largest, guard.is_silent)
             names = " and ".join(slot.name for slot in written_by(op))
-            if names and not (guard.is_silent or guard.is_composite):
+            if names and not guard.is_silent:
                 note = f"{names} was written to, with other values instead of the bad ones."
                 violation = replace(violation, explanation=f"{need.why} {note}".strip())
             lines = tuple(traced_line(*line) for line in traced)
