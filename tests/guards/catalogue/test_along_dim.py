@@ -152,6 +152,25 @@ def test_what_deterministic_algorithms_assert(
         assert_said(found(op, zeros(5), 0, *call), {"line": line})
 
 
+@pytest.mark.parametrize(
+    ("op", "written", "line"),
+    [
+        ("scatter.src", (ones(2),), "ScatterGatherKernel.cu:257"),
+        ("scatter.value", (1.0,), "ScatterGatherKernel.cu:504"),
+        ("index_copy", (ones(2),), "IndexKernel.cu:193"),
+        ("index_fill.int_Scalar", (1.0,), "IndexKernel.cu:154"),
+    ],
+)
+def test_the_kernel_that_writes_asserts(op: str, written: tuple[Any, ...], line: str) -> None:
+    assert_said(found(op, *SCATTERED, *written), {"line": line})
+
+
+def test_one_index_of_a_row_is_sorted_too() -> None:
+    with deterministic():
+        row = found("index_copy", zeros(5, 2), 0, tensor([5]), ones(1, 2))
+    assert_said(row, {"line": "TensorCompare.cu:121"})
+
+
 def spread(value: int, rows: int = 1) -> Tensor:
     return tensor([[value]] * rows).expand(rows, 4)
 

@@ -162,6 +162,8 @@ def test_rows_of_16_aligned_bytes_are_copied_whole(
         (tensor([0, 1]), "gather_scatter"),
         (tensor([[0, 1, 2, 3]]), "gather_scatter"),
         (tensor([[0, 1, 2, 3]]).expand(3, 4), "gather_scatter"),
+        (tensor([[[0], [1]]]).expand(1, 2, 4), "gather_scatter"),
+        (tensor([[[0]], [[1]]]).expand(2, 3, 4), "fast"),
     ],
 )
 def test_an_expanded_index_takes_the_kernel_of_rows(index: Tensor, expected: str) -> None:

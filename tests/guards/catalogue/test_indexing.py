@@ -125,7 +125,7 @@ SAID: list[tuple[tuple[Any, ...], dict[str, Any] | None]] = [
     ),
     (
         (aten.masked_scatter.default, zeros(3, 2), tensor([True, False]), ones(2)),
-        {"headline": "{argument} selects 3 elements but {related} has 2"},
+        {"headline": "{argument} selects 3 elements but {related} has 2", "at": [(0,)]},
     ),
 ]
 
@@ -271,6 +271,7 @@ def test_an_index_that_32_bits_make_a_good_one_asserts_nothing(name: str) -> Non
         ((4, 3), [None, tensor([0, 9])], (4, 2), (2, 4)),
         ((4, 3, 5), [tensor([0, 9]), None, tensor([1, 2])], (2, 3), (3, 2)),
         ((5, 4, 3), [None, tensor([0, 9]), tensor([1, 2])], (5, 2), (2, 5)),
+        ((6, 4, 3, 5), [None, tensor([0, 9]), None, tensor([1, 2])], (2, 6, 3), (6, 2, 3)),
         ((4, 3), [tensor([True, False, True, False]), tensor([0, 9])], (2,), (3,)),
         ((2, 2, 3), [torch.eye(2).bool(), tensor([0, 9])], (2,), (2, 2)),
         ((4, 3), [tensor([[0], [9]])], (1, 3), (1, 1, 1, 3)),

@@ -303,7 +303,11 @@ REFUSED: list[tuple[Any, tuple[Any, ...], list[tuple[Any, ...]]]] = [
             (HALF, HALF[:0] * 3),
         ],
     ),
-    (BCE, (HALF * 3, HALF), [(HALF[:, :2] * 3, HALF), (HALF[:0] * 3, HALF)]),
+    (
+        BCE,
+        (HALF * 3, HALF),
+        [(HALF[:, :2] * 3, HALF), (HALF[:0] * 3, HALF), (HALF[0] * 3, HALF[:0])],
+    ),
 ]
 
 

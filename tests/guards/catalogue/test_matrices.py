@@ -211,3 +211,18 @@ def test_an_offset_that_cuts_a_line_is_told_by_the_step() -> None:
             **{"related": "mat2", "dim": 1, "size": 32, "is_index": False},
         },
     )
+
+
+@pytest.mark.parametrize(
+    ("is_left_turned", "is_right_turned", "line"),
+    [(False, False, 64), (True, False, 64), (False, True, 80), (True, True, 80)],
+)
+def test_the_alignment_of_what_is_cut_is_asserted_first(
+    is_left_turned: bool, is_right_turned: bool, line: int
+) -> None:
+    """That of the result where no line of the right matrix is cut."""
+    left, right = (item.bfloat16() for item in MATRIX["N"]())
+    left = left.mT.contiguous().mT if is_left_turned else left
+    right = right.t().contiguous().t() if is_right_turned else right
+    (found,) = ask(aten._grouped_mm.default, left, right, tensor([4, 24, 32], dtype=torch.int32))
+    assert_said(found[1], {"line": f"GroupMMCommon.cuh:{line}"})

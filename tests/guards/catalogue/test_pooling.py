@@ -52,6 +52,7 @@ def test_what_torch_refuses_is_not_judged() -> None:
     assert unpooled(index, ones(1, 1, 1), [2, 3]) is not None
     assert unpooled(index.int(), ones(1, 1, 1), [2, 3]) is None
     assert unpooled(index, ones(1, 1, 2), [2, 3]) is None
+    assert unpooled(index, ones(1, 1), [2, 3]) is None
 
 
 def test_only_the_kernel_of_planes_cuts_indices_to_32_bits() -> None:

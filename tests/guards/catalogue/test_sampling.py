@@ -177,3 +177,26 @@ def test_an_open_recorder_keeps_the_extremes_of_good_weights(
     monkeypatch.setattr(THREAD.running, "extremes", lists)
     ask(DRAW, weights, *how)
     assert lists == (([], []) if kept is None else ([("self", *kept)],) * 2)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("weights", "how", "says"),
+    [
+        ([1.0, -0.5], (2, True), {"line": "MultinomialKernel.cu:60"}),
+        ([1.0, INF], (2, True), {"line": "MultinomialKernel.cu:112"}),
+        ([INF, -0.5], (2, True), {"line": "MultinomialKernel.cu:60"}),
+        ([0.0, 0.0], (2, True), {"line": "MultinomialKernel.cu:112"}),
+        ([1.0, -0.5], (1, True), {"prints": "`probability tensor contains either"}),
+        ([0.0, 0.0], (1, True), {"prints": "`invalid multinomial distribution"}),
+        ([NAN, -0.5], (1, True), {"why": "finite and at least 0; this one is NaN."}),
+        ([-0.5, NAN], (1, True), {"why": "finite and at least 0."}),
+    ],
+)
+def test_the_kernel_that_draws_asserts(
+    weights: list[float], how: tuple[int, bool], says: dict[str, Any]
+) -> None:
+    found = dict(ask(DRAW, tensor(weights), *how))
+    assert_said(found["multinomial_weights_drawable"], says)
