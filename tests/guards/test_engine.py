@@ -200,10 +200,10 @@ def test_numbers_are_compared_as_the_kernel_converts_them(
 def test_an_open_recorder_keeps_the_extremes_of_good_values(
     need: Any, values: list[Any], kept: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[Any] = []
-    monkeypatch.setattr(THREAD.running, "extremes", (read,))
+    read: tuple[list[Any], ...] = ([], [])
+    monkeypatch.setattr(THREAD.running, "extremes", read)
     fulfils(need, torch.tensor(values))
-    assert read == kept
+    assert read == (kept, kept)
 
 
 @pytest.mark.parametrize(("last", "kept"), [(1, [("index", 1, 2)]), (0, []), (-100, [])])

@@ -168,6 +168,17 @@ def test_a_step_waits_behind_its_closure(installed: Any, way: str) -> None:
     assert installed._steppers[optimizer] == {threading.get_ident()}
 
 
+def test_a_step_keeps_its_other_arguments(installed: Any) -> None:
+    optimizer, closure = torch.optim.SGD([parameter()], lr=0.1), lambda: torch.ones(1)
+    args, kwargs = installed._before_step(optimizer, (optimizer, closure, 3), {"more": 4})
+    assert (args[0], args[2:], kwargs) == (optimizer, (3,), {"more": 4})
+    assert args[1] is not closure
+    args, kwargs = installed._before_step(optimizer, (optimizer,), {"closure": closure, "more": 4})
+    assert (args, kwargs["more"]) == ((optimizer,), 4)
+    assert kwargs["closure"] is not closure
+    assert installed._before_step(optimizer, (optimizer, None, 3), {}) is None
+
+
 def test_a_finding_keeps_a_step_from_being_made(installed: Any) -> None:
     p = parameter()
     optimizer = torch.optim.SGD([p], lr=0.1)

@@ -165,6 +165,8 @@ class Sends(Tensor):
         ((nn.Parameter(HOST),), {}, True),
         ((META, [None, HOST]), {}, True),
         ((META, (HOST,)), {}, True),
+        ((META, [HOST, META]), {}, True),
+        ((HOST, [META]), {}, True),
         ((META, [META]), {}, False),
         ((META,), {"indices": [HOST]}, True),
         ((HOST.as_subclass(Own),), {}, True),
@@ -393,18 +395,26 @@ def test_what_is_asked_again_gets_tensors_of_torchs_own_class() -> None:
     assert kinds[-1] == (Tensor, [Tensor, Tensor])
 
 
-def test_guards_are_put_in_once_and_taken_out() -> None:
-    host = OnHost()
+def test_guards_are_put_in_once_and_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, and what the compiler was told."""
+    host, made, gone, told = OnHost(), [], [], Mock()
+    register, destroy = _torch.register_kernels, _torch.destroy
+    keep = lambda *call: made.extend(found := register(*call)) or found
+    monkeypatch.setattr(_torch, "register_kernels", keep)
+    monkeypatch.setattr(_torch, "destroy", lambda them: (gone.extend(them), destroy(them)))
+    monkeypatch.setattr(interceptor._compiler, "leave_out_own_frames", lambda: told)
     try:
         host.guards.install()
-        libraries = [*host.guards._libraries]
+        count = len(made)
         host.guards.install()
-        assert host.guards._libraries == libraries != []
+        assert len(made) == count > 1
+        assert not told.called
         with pytest.raises(ArithmeticError):
             F.embedding(THERE, HERE)
     finally:
         host.guards.uninstall()
-    assert host.guards._libraries == []
+    assert set(map(id, gone)) == set(map(id, made))
+    assert told.call_count == 1
     with pytest.raises(IndexError):
         F.embedding(THERE, HERE)
 

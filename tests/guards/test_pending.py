@@ -259,3 +259,26 @@ def test_each_replay_widens_the_extremes_until_one_is_bad(
     replays.launch(torch.tensor([7]), 0)
     assert queue.settle() == []
     assert (item.smallest, item.largest) == (7, 7)
+
+
+def test_a_bad_replay_leaves_the_extremes_of_other_checks(capturing: list[bool]) -> None:
+    queue, first, second = Pending(), check(), check()
+    queue.prepare(CPU)
+    queue.note(torch.tensor([12]), first)
+    queue.note(torch.tensor([3, 4]), second)
+    assert len(queue.settle()) == 1
+    assert queue.settle() == []
+    assert (second.smallest, second.largest) == (3, 4)
+
+
+@pytest.mark.parametrize("is_host", [True, False])
+def test_room_for_graphs_is_made_once_for_a_device(
+    is_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the first check there, and none on the host."""
+    monkeypatch.setattr(_torch, "is_host", lambda device: is_host)
+    queue, _ = noted([1])
+    rooms = dict(queue._replays)
+    assert [*rooms] == ([] if is_host else [(CPU, False), (CPU, True)])
+    queue.note(torch.tensor([1.0]), check())
+    assert queue._replays == rooms

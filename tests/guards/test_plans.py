@@ -127,6 +127,33 @@ def test_each_index_of_a_list_is_read(indices: list[torch.Tensor | None], good: 
         at for at, index in enumerate(indices) if index is not None
     ]
     assert required.are_good((data, indices)) is good
+    # What is kept refers to no tensor of the call.
+    for _, _, need in required.intervals:
+        assert isinstance(need, Within)
+        assert (need.skip_if, callable(need.asserts), callable(need.narrows)) == (
+            None,
+            False,
+            False,
+        )
+
+
+@pytest.mark.parametrize(
+    ("devices", "are_asked"),
+    [
+        (("cpu", "cpu"), False),
+        (("meta", "cpu"), True),
+        (("cpu", "meta"), True),
+        (("meta", "meta"), True),
+        (("meta",), False),
+    ],
+)
+def test_indices_on_a_device_are_read_together(devices: tuple[str, ...], are_asked: bool) -> None:
+    """By their guard: each by itself would be copied alone."""
+    indices = [GOOD.to(device) for device in devices]
+    plan = guarded_op(torch.ops.aten.index.Tensor).plans
+    required = required_of(plan, (torch.zeros(3, 3), indices), {})
+    assert (required.intervals is None) is are_asked
+    assert len(required.deferred) == len(devices)
 
 
 def test_a_condition_and_a_mask_have_the_guard_asked() -> None:
