@@ -36,6 +36,7 @@ OTHERS: Final[dict[str, str]] = {
         "diagnosis/test_misread_cells.py"
     ),
     "diagnosis/hints/__init__.py": (
+        "diagnosis/hints/test_labels.py diagnosis/hints/test_nan_origin.py "
         "diagnosis/hints/test_hints.py diagnosis/hints/test_neighbours.py "
         "diagnosis/hints/test_live.py diagnosis/hints/test_seen.py"
     ),

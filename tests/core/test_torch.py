@@ -377,6 +377,12 @@ def test_the_same_tensor_is_the_same_elements(left: Any, right: Any, same: bool)
     assert _torch.same_tensor(right, left) is same
 
 
+def test_a_tensor_without_elements_is_itself_alone() -> None:
+    empty = torch.empty(0)
+    assert _torch.same_tensor(empty, empty)
+    assert not _torch.same_tensor(empty, empty.view(0))
+
+
 @pytest.mark.parametrize(
     ("part", "whole", "row"),
     [

@@ -9,6 +9,12 @@ import pytest
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import SeenBefore, SourceSpan
 from cudalens.core.source_places import CodeLine
+from cudalens.diagnosis.hints.labels import (
+    binary_labels_one_output,
+    mark_not_ignored,
+    one_based_labels,
+    relabel,
+)
 from tests.hint_evidence import (
     MASK,
     ONE_TO_TEN,
@@ -220,3 +226,104 @@ NEIGHBOURS: dict[str, Cause] = {
 @pytest.mark.parametrize("cause", (rows := {**CAUSES, **NEIGHBOURS}).values(), ids=rows)
 def test_the_cause_and_no_other_is_said(cause: Cause) -> None:
     check_cause(cause)
+
+
+@pytest.mark.parametrize(
+    ("values", "seen", "says"),
+    [
+        ([10, 20, 30], None, "the 3 labels are 3 different numbers: 10, 20, 30. "),
+        ([10, 20, 30], (10, 20), "the labels of this call are 3 different numbers: 10, 20, 30. "),
+        ([10, 20], (10, 30), None),  # whether they had 20 too, or others, is not known
+    ],
+)
+def test_of_earlier_calls_the_ends_alone_are_known(
+    values: list[int], seen: tuple[int, int] | None, says: str | None
+) -> None:
+    earlier = None if seen is None else SeenBefore(calls=2, min=seen[0], max=seen[1])
+    hint = relabel(labels(values, 3, seen_before=earlier))
+    assert (hint is not None) is (says is not None)
+    assert hint is None or hint.text.startswith(str(says))
+
+
+@pytest.mark.parametrize(
+    ("values", "classes", "fix"),
+    [
+        ([5, 6, 7], 3, "y - 5"),
+        ([-2, -1, 0], 3, "y + 2"),
+        ([-1, 0, 1], 3, None),  # -1 may be a mark
+        ([3, 4, 5], 3, "y - 3"),
+        ([2, 3, 4], 3, None),  # as are those of which one is within
+        ([7], 1, None),
+    ],
+)
+def test_a_run_of_other_numbers_is_shifted(
+    values: list[int], classes: int, fix: str | None
+) -> None:
+    hint = relabel(labels(values * 9, classes))
+    assert (hint.fix if hint else None) == (fix and f"F.cross_entropy(z, {fix})")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_said"),
+    [
+        ("y = x - 1", True),
+        ("y[m] = x[m] - 1", True),
+        ("a, y = b, c - 1", False),
+        ("y = x - 2", False),
+        ("y = 1 - x", False),
+        ("y = x + 1", False),
+        ("w = x - 1", False),
+    ],
+)
+def test_a_line_that_takes_1_from_labels(text: str, is_said: bool) -> None:
+    hint = mark_not_ignored(behind(text))
+    assert hint is not None
+    assert hint.text.startswith(f"line 1 subtracts 1 ({text})") is is_said
+
+
+def test_of_two_lines_that_take_1_none_is_named() -> None:
+    lines = [CodeLine(line=at, text="y = y - 1") for at in (1, 2)]
+    lines.append(CodeLine(line=3, text="loss = F.cross_entropy(z, y)"))
+    source = SourceSpan(cell=1, line=3, text=lines[-1].text, context=tuple(lines))
+    hint = mark_not_ignored(replace(labels([3, -1, 2, -1], 10), source=source))
+    assert hint is not None and "subtracts" not in hint.text
+
+
+@pytest.mark.parametrize(
+    ("values", "classes", "end"),
+    [
+        ([-1, 1], 2, "If the two classes are coded -1 and 1, use (labels + 1) // 2"),
+        ([-1, 1], 3, "Subtracting 1 from a label 0 gives -1 as well"),
+        ([-1, 0, 1], 2, "Subtracting 1 from a label 0 gives -1 as well"),
+        ([-1, 0, 1], 3, "and use ignore_index=-1 if it marks labels to leave out"),
+    ],
+)
+def test_what_a_label_of_minus_one_may_be(values: list[int], classes: int, end: str) -> None:
+    hint = mark_not_ignored(labels(values, classes))
+    assert hint is not None and hint.text.endswith(end)
+
+
+def test_a_mark_beside_labels_that_are_ignored() -> None:
+    hint = mark_not_ignored(labels([-1, 1, 5, -100], 10))
+    assert hint is not None
+    assert "leave out, make it -100, which other labels are. " in hint.text
+    hint = mark_not_ignored(labels([-1, 1, 5], 10))
+    assert hint is not None
+    assert "leave out, use ignore_index=-1 (the loss ignores -100). " in hint.text
+
+
+@pytest.mark.parametrize(
+    ("values", "is_said"), [([0, 1], True), ([1, 1], True), ([-1, 1], False), ([0, 2], False)]
+)
+def test_two_labels_and_one_column(values: list[int], is_said: bool) -> None:
+    assert (binary_labels_one_output(labels(values, 1)) is not None) is is_said
+    assert binary_labels_one_output(labels([0, 2], 2)) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "classes", "is_said"), [([1], 1, False), ([1, 2], 2, True), ([0, 1, 2], 2, False)]
+)
+def test_one_class_has_no_number_to_begin_with(
+    values: list[int], classes: int, is_said: bool
+) -> None:
+    assert (one_based_labels(labels(values * 9, classes)) is not None) is is_said

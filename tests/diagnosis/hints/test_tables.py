@@ -6,6 +6,12 @@ import pytest
 
 from cudalens.core.evidence_types import CallContext, Marks
 from cudalens.core.report import Evidence
+from cudalens.diagnosis.hints.tables import (
+    boxes_off_page,
+    mark_as_id,
+    segment_ids,
+    unknown_tokens,
+)
 from tests.hint_evidence import (
     Cause,
     bert,
@@ -191,3 +197,67 @@ NEIGHBOURS: dict[str, Cause] = {
 @pytest.mark.parametrize("cause", (rows := {**CAUSES, **NEIGHBOURS}).values(), ids=rows)
 def test_the_cause_and_no_other_is_said(cause: Cause) -> None:
     check_cause(cause)
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (1125, None),  # boxes that were scaled may still leave the page
+        (1126, "a box has x = 1126, the table ends at 1023: these look like pixels."),
+        (-1, "a box begins at x = -1, outside the page"),
+    ],
+)
+def test_boxes_off_the_page(bad: int, says: str | None) -> None:
+    hint = boxes_off_page(boxes([9, bad], "x_position_embeddings", [9, 9, bad, 9]))
+    assert (hint is not None) is (says is not None)
+    assert hint is None or hint.text.startswith(str(says))
+
+
+def test_boxes_on_both_sides_of_a_page_have_no_one_cause() -> None:
+    corners = [9, 9, -1, 9, 2000, 9, 9, 9]
+    assert boxes_off_page(boxes([-1, 2000], "x_position_embeddings", corners)) is None
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ("w_position_embeddings", "width = -1: x1 is less than x0"),
+        ("h_position_embeddings", "height = -1: y1 is less than y0"),
+    ],
+)
+def test_a_box_that_ends_before_it_begins(table: str, says: str) -> None:
+    hint = boxes_off_page(boxes([9, -1], table, [9, 9, 8, 8]))
+    assert hint is not None and says in hint.text
+
+
+@pytest.mark.parametrize(("bad", "is_near"), [(163, True), (164, False)])
+def test_tokens_are_added_by_the_handful(bad: int, is_near: bool) -> None:
+    assert (unknown_tokens(bert([5, bad, 7], 100, WORDS)) is not None) is is_near
+
+
+@pytest.mark.parametrize(
+    ("values", "rows", "is_library", "end", "fix"),
+    [
+        ([0, 1], 1, True, "set them to 0", None),
+        ([0, 2], 2, True, "segments 0 … 1. Left out, they are all 0", None),
+        ([0, 2], 2, False, "segments 0 … 1", None),
+        ([1, 2], 2, True, "segments 0 … 1. They look 1-based. Left out, they are all 0", "seg - 1"),
+    ],
+)
+def test_segments_number_the_texts_from_0(
+    values: list[int], rows: int, is_library: bool, end: str, fix: str | None
+) -> None:
+    facts = {"name": "seg", "call": "model(seg)"} | ({} if is_library else {"library": None})
+    hint = segment_ids(bert(values, rows, "token_type_embeddings", **facts))
+    assert hint is not None and hint.text.endswith(end)
+    assert hint.fix == (fix and f"model({fix})")
+
+
+@pytest.mark.parametrize(
+    ("padding", "is_fixed"), [(-1, False), (0, True), (99, True), (100, False)]
+)
+def test_a_padding_id_that_has_a_row_takes_the_place(padding: int, is_fixed: bool) -> None:
+    hint = mark_as_id(bert([5, -100], 100, WORDS, padding=padding, call="model(ids)"))
+    assert hint is not None
+    fix = f"model(ids.masked_fill(ids == -100, {padding}))" if is_fixed else None
+    assert hint.fix == fix
