@@ -113,3 +113,40 @@ def test_a_sparse_tensor_is_counted_by_what_it_stores(monkeypatch: pytest.Monkey
     assert replay(aten.index_select.default, (matrix, 0, row), {}).outcome == "returned"
     monkeypatch.setattr(module, "MAX_BYTES", size - 1)
     assert replay(aten.index_select.default, (matrix, 0, row), {}).outcome == "unavailable"
+
+
+def test_an_op_without_a_kernel_of_the_cpu_says_nothing() -> None:
+    def missing(*_: object) -> None:
+        raise NotImplementedError("Could not run 'mine::op' with arguments from the 'CPU' backend")
+
+    def refused(*_: object) -> None:
+        raise NotImplementedError(" not for Half\nmore")
+
+    result = replay(missing, (torch.ones(1),), {})
+    assert (result.outcome, result.reason) == ("unavailable", "the op has no CPU kernel")
+    result = replay(refused, (torch.ones(1),), {})
+    told = result.outcome, result.exception, result.message
+    assert told == ("raised", "NotImplementedError", "not for Half")
+
+
+def test_a_copy_that_fails_is_no_answer_of_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(value: object) -> None:
+        raise RuntimeError("CUDA error: it ended\nmore")
+
+    monkeypatch.setattr(module, "_to_cpu", lost)
+    result = replay(aten.relu.default, (torch.ones(1),), {})
+    assert result.outcome == "unavailable"
+    assert result.reason == "RuntimeError: CUDA error: it ended"
+
+
+def test_the_op_is_given_the_host_and_no_generator() -> None:
+    given: list[object] = []
+    table, generator = torch.ones(2, requires_grad=True), torch.Generator()
+    more = {"device": torch.device("cuda:1"), "generator": generator, "n": 3}
+    result = replay(lambda *args, **kwargs: given.extend([*args, kwargs]), (table, [table]), more)
+    assert result.outcome == "returned"
+    assert result.reason == "the CPU kernel accepts these arguments"
+    own, (listed,), options = given  # type: ignore[misc]
+    assert options == {"device": torch.device("cpu"), "generator": None, "n": 3}
+    for copy in (own, listed):
+        assert copy is not table and not copy.requires_grad  # type: ignore[has-type]
