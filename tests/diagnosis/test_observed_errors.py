@@ -260,13 +260,19 @@ def test_nan_behind_a_message_that_is_not_torchs_own() -> None:
 
 
 def test_an_argument_whose_type_the_message_names() -> None:
-    def said(message: str, type_name: str = "numpy.ndarray") -> list[str]:
-        odd = OddArgument(name="scores", type_name=type_name, words="an array of float64 (2, 8)")
+    def said(message: str, type_name: str = "numpy.ndarray", name: str = "scores") -> list[str]:
+        odd = OddArgument(name=name, type_name=type_name, words="an array of float64 (2, 8)")
         return texts(message, refused_arguments=RefusedArguments(odd_arguments=(odd,)))
 
     assert said("must be Tensor, not numpy.ndarray") == ["scores is an array of float64 (2, 8)"]
     assert said("must be Tensor, not list") == []
     assert said("must be Tensor, not int", "int") == []
+    assert said("must be Tensor, not numpy.ndarrays") == []
+    assert said("must be Tensor, not a_numpy.ndarray") == []
+    assert said("scores must be Tensor, not numpy.ndarray") == []  # it is named there
+    for text in ("[1, 2]", "(1, 2)", "{1: 2}"):  # the line shows what it is
+        assert said("must be Tensor, not dict", "dict", text) == []
+    assert said("must be Tensor, not dict", "dict") != []
 
 
 def test_the_line_that_set_a_number() -> None:
