@@ -66,6 +66,8 @@ def test_a_name_that_is_bound_anew_is_another_value(body: str, lines: list[int])
         ("[look(y) for z, y in zip(table, x)]\nuse(x)\nuse(table)", [3], []),
         ("[look(y) for n, y in enumerate(x)]\nuse(x)", [3], []),
         ("[look(n) for n, y in enumerate(x)]\nuse(x)", [], []),
+        ("[look(y) for y, z in [(x, 1)]]\nuse(x)", [], []),
+        ("[look(y) for y, z in pairs(x)]\nuse(x)", [], []),
     ],
 )
 def test_lines_that_read_the_value_and_those_that_need_its_numbers(
@@ -97,7 +99,7 @@ def test_lines_that_read_the_value_and_those_that_need_its_numbers(
 
     text = "\n    ".join(body.splitlines())
     with cell(f"def run(x, table):\n    {text}") as code:
-        names = {"look": look, "use": lambda value: value}
+        names = {"look": look, "use": lambda value: value, "pairs": lambda value: [(value, 1)]}
         exec(code, names)
         names["run"](Value(), Value())  # type: ignore[operator]
     assert found == [(every, counting)]

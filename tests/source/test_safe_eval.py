@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ast
 import collections
+import sys
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
+from cudalens.source import safe_eval
 from cudalens.source.safe_eval import SafeEvaluator, items_of, value_or
 from tests.probes import Untouchable
+
+LINEAR = nn.Linear(1, 1)
 
 
 class Batch(NamedTuple):
@@ -100,7 +104,55 @@ def test_what_would_run_code_or_copy_is_refused(text: str) -> None:
 
 def test_arithmetic_is_read_up_to_a_bound() -> None:
     assert read("i + 1", i=(1 << 31) - 1) == 1 << 31
+    assert read("1 - i", i=-(1 << 31) + 1) == 1 << 31
     assert refuses("i + 1", i=1 << 31)
+    assert refuses("i + 1", i=-(1 << 31))
+    assert refuses("1 + i", i=1 << 31)
+    assert refuses("i * 2", i=1)
+    assert refuses("i + 1", i=True)
+
+
+def test_a_variable_that_has_ended_is_not_read() -> None:
+    gone = here = 1
+    assert here == gone
+    made = safe_eval.evaluator_for(sys._getframe(), {"gone", "x"})
+    nodes = [ast.parse(text, mode="eval").body for text in ("here", "gone")]
+    assert [value_or(made, node, None) for node in nodes] == [1, None]
+    assert value_or(None, nodes[0], "default") == "default"
+
+
+def test_what_is_nested_too_deep_is_not_read() -> None:
+    node: ast.expr = ast.Name("x", ast.Load())
+    for _ in range(20_000):
+        node = ast.Attribute(node, "a", ast.Load())
+    assert value_or(SafeEvaluator({"x": 1}), node, "default") == "default"
+
+
+class OwnList(nn.ModuleList):
+    """A list of modules of the user's, which may look up in its own way."""
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("xs[1]", 2), ("xs[2]", None), ("xs[-2]", 1), ("xs[-3]", None),
+        ("xs['a']", None), ("d['a']", 3), ("d['b']", None), ("d[None]", 4), ("d[0.5]", 5),
+        ("many['a']", None), ("few['a']", 2), ("own[0]", None), ("plain[0]", LINEAR),
+        ("plain[-1]", LINEAR), ("plain[1]", None), ("plain[-2]", None), ("h.none", None),
+        ("plain.none", None), ("u['a']", 6), ("u['b']", None),
+    ],
+)  # fmt: skip
+def test_which_items_are_read(text: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safe_eval, "_MAX_KEYS", 3)
+    names = {
+        "xs": [1, 2], "d": {"a": 3, None: 4, 0.5: 5}, "few": Plain.fromkeys("abc", 2),
+        "many": Plain.fromkeys("abcd", 1),
+        "own": OwnList([LINEAR]), "plain": nn.ModuleList([LINEAR]), "h": nn.Linear(1, 1),
+        "u": collections.UserDict(a=6),
+    }  # fmt: skip
+    node = ast.parse(text, mode="eval").body
+    found = value_or(SafeEvaluator(names), node, None)
+    assert found is value
 
 
 def test_a_class_attribute_is_not_mistaken_for_a_registered_parameter() -> None:
@@ -115,6 +167,9 @@ def test_a_class_attribute_is_not_mistaken_for_a_registered_parameter() -> None:
 def test_items_of_containers_up_to_the_limit() -> None:
     assert items_of([1, 2], 2) == [(0, 1), (1, 2)]
     assert items_of([1, 2, 3], 2) == []
+    assert items_of((1, 2), 2) == [(0, 1), (1, 2)]
+    assert items_of(collections.UserDict(a=1), 1) == [("a", 1)]
+    assert items_of("ab", 2) == []
     assert items_of({"a": 1}, 2) == [("a", 1)]
     assert items_of(Plain(a=1), 2) == [("a", 1)]
     assert items_of(Shouting(a=1), 2) == []
