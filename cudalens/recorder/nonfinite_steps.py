@@ -13,14 +13,17 @@ from cudalens.core import _torch
 from cudalens.recorder.nonfinite_marks import (
     Arrival,
     Maker,
-    MakerKind,
     NonFiniteTensor,
     NonFiniteTensors,
     Reports,
     Step,
     are_finite,
 )
-from cudalens.recorder.nonfinite_values import nonfinite, violation_of_step
+from cudalens.recorder.nonfinite_values import (
+    nonfinite,
+    violation_of_step,
+    violation_of_stepped_gradient,
+)
 from cudalens.recorder.sites import RawSite
 from cudalens.recorder.tensor_refs import Ref, tensors_in
 
@@ -93,16 +96,17 @@ class StepWatch:
                 elif id(ref(parameter)) in known:  # else it was so before
                     _, values, bad = found
                     step = Step(f"{_path_of(optimizer)}.step", site)
-                    violation = violation_of_step(
-                        optimizer, name, parameter, values, bad, step.name
-                    )
                     has_nan = bool(values.isnan().any())
-                    kind: MakerKind = (
-                        "made" if are_finite(tensors_in((parameter.grad,))) else "entered"
-                    )
-                    mark = self._marks.mark(
-                        item, Maker(kind, step, has_nan, violation), has_nan=has_nan
-                    )
+                    maker = Maker("made", step, has_nan)
+                    given = next(nonfinite(tensors_in((parameter.grad,))), None)
+                    if given is None:
+                        maker.violation = violation_of_step(
+                            optimizer, name, parameter, values, bad, step.name
+                        )
+                    else:  # a hook of the parameter's has made it so, or what nobody records
+                        maker.kind, maker.has_nan = "entered", bool(given[1].isnan().any())
+                        maker.violation = violation_of_stepped_gradient(step.name, *given)
+                    mark = self._marks.mark(item, maker, has_nan=has_nan)
                     arguments = {"param": parameter, "grad": parameter.grad}
                     arrival = Arrival.of("parameter", mark, step, parameter, arguments=arguments)
                     return self._reports.arrived(arrival)

@@ -408,6 +408,19 @@ def violation_of_gradient(node: Any, values: Tensor, bad: Tensor) -> Violation:
     return _already(name, "gradient", values, bad, before, reader=f"the backward node {name}")
 
 
+def violation_of_stepped_gradient(
+    name: str, gradient: Tensor, values: Tensor, bad: Tensor
+) -> Violation:
+    """Say of a parameter's gradient that it was not finite when the step of an optimizer read it.
+
+    Args:
+        name: the step, in words.
+    """
+    before = "no call that was seen has made it so, but a hook of the parameter may have"
+    found = _already(name, "grad", values, bad, before, reader=name)
+    return replace(found, headline=found.headline.replace("{input:grad}", "{input:param}.grad"))
+
+
 def _already(
     name: str, key: str, values: Tensor, bad: Tensor, before: str, *, reader: str
 ) -> Violation:
