@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import warnings
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +14,11 @@ import torch
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 import cudalens
-from cudalens.core.report import Report
+from cudalens.core.report import RankResult, Report
+from cudalens.core.reported import attach, report_beside
 from cudalens.evidence import lost_context
 from cudalens.session import session as module
+from cudalens.session.findings import Outcome
 from cudalens.session.session import CheckSession
 from tests.builders import make_report
 
@@ -325,3 +329,90 @@ def test_a_launchers_exception_says_nothing_of_its_own(
         assert outcome.error is None or not has_started
     else:
         assert outcome.error is not None and outcome.error.kind == "host_error"
+
+
+# --- the report of the block, of the process and of the exception ---------------------------------
+
+
+@pytest.mark.parametrize("kind", ["plain", "of ranks", "reminder"])
+def test_only_a_failure_of_this_process_is_remembered_for_later_blocks(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remembered: list[Report] = []
+    monkeypatch.setattr(module.lost_context, "remember", remembered.append)
+    report = make_report(ranks=(RankResult(rank=0),) if kind == "of ranks" else ())
+    session = cudalens.check()
+    session.is_reminder = kind == "reminder"
+    session._report(Outcome(finding=report), None)
+    assert session.report is cudalens.last_report() is report
+    assert remembered == ([report] if kind == "plain" else [])
+
+
+def test_an_exception_gets_the_report_as_it_is_at_the_end() -> None:
+    before, session = make_report(), cudalens.check()
+    session.internal_error("a limit")
+    session.internal_error("a limit")
+    found, other = cudalens.DeviceIndexError("found", before), caught(mismatch)
+    attach(other, before, "a note")
+    plain = caught(mismatch)
+    for error in (found, other, plain):
+        session._report(Outcome(finding=before), error)
+    assert session.report is not None and session.report.limits == ("a limit",)
+    assert found.report == report_beside(other) == session.report
+    assert report_beside(plain) is None
+    session._report(Outcome(), other)
+    assert session.report == report_beside(other)
+
+
+def test_a_file_that_cannot_be_written_is_a_limit_of_the_report(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    session = cudalens.check(html=tmp_path / "file" / "a.html", json=tmp_path / "b.json")
+    session._report(Outcome(finding=make_report()), None)
+    assert session.written == (tmp_path / "b.json",)
+    assert session.report is not None
+    assert [line.partition(":")[0] for line in session.report.limits] == ["a.html was not written"]
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_whether_a_block_is_followed_is_asked_at_its_end(
+    followed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def is_followed(frame: Any, error: BaseException | None) -> bool:
+        asked.append((frame.f_code.co_name, error))
+        return followed
+
+    handed: list[Any] = []
+    monkeypatch.setattr(module.SUCCESSION, "is_followed", is_followed)
+    monkeypatch.setattr(module.SUCCESSION, "end", handed.append)
+    with cudalens.check() as session:
+        recorder = session.recorder
+    assert session.is_followed is followed
+    assert handed == [recorder if followed else None]
+    with pytest.raises(KeyError) as left, cudalens.check():
+        raise KeyError
+    name = "test_whether_a_block_is_followed_is_asked_at_its_end"
+    assert asked == [(name, None), (name, left.value)]
+
+
+@pytest.mark.parametrize(
+    ("report", "error", "warns"),
+    [(silent(), None, True), (silent(), ValueError("mine"), False), (make_report(), None, False),
+     (None, None, False)],
+)  # fmt: skip
+def test_what_raises_nothing_is_a_warning_of_the_line_behind_the_block(
+    report: Report | None, error: Exception | None, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def conclude(self: CheckSession, *_: object) -> Outcome:
+        kinds = {"silent": report} if report is not None and report.kind == "silent" else {}
+        return Outcome(**kinds, finding=None if kinds else report)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CheckSession, "_conclude", conclude)
+    with warnings.catch_warnings(record=True) as told, suppress(ValueError):
+        warnings.simplefilter("always")
+        with cudalens.check():
+            if error is not None:
+                raise error
+    lines = [(item.category, item.filename) for item in told]
+    assert lines == ([(cudalens.SilentFindingWarning, __file__)] if warns else [])
