@@ -273,16 +273,15 @@ OTHERS: Final[dict[str, str]] = {
     "session/findings.py": "session/test_early_report.py",
     "session/options.py": "notebook/test_status.py",
     "session/process.py": "notebook/test_status.py test_docstrings.py",
-    "session/succession.py": "notebook/test_earlier_cells.py",
     "simulate/__init__.py": "simulate/test_state.py",
     "simulate/activation.py": "simulate/test_dispatch.py",
     "simulate/dispatch.py": (
         "simulate/test_kernels.py simulate/test_layouts.py simulate/test_tensors.py "
-        "simulate/test_simulate.py simulate/test_activation.py"
+        "simulate/test_memory.py"
     ),
     "simulate/op_schema.py": "simulate/test_kernels.py simulate/test_tensors.py",
-    "simulate/special.py": "simulate/test_tensors.py simulate/test_simulate.py",
-    "simulate/streams.py": "simulate/test_simulate.py simulate/test_surface.py",
+    "simulate/special.py": "simulate/test_layouts.py simulate/test_memory.py",
+    "simulate/streams.py": "simulate/test_surface.py",
     "source/__init__.py": "test_architecture.py",
     "source/argument_names.py": "evidence/test_call_stack.py",
     "source/bindings.py": "source/test_readers.py",

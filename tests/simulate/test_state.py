@@ -390,3 +390,29 @@ def test_a_child_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for call in (state.launch, state.sync, state.use_cublas, state.synchronizing):
         with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA in forked subprocess"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("lag", "seed", "lags"),
+    [(None, None, {9}), (None, 1, {9}), (2, None, {2}), (0, 0, {0}), (2, 0, {0, 1, 2})],
+)
+def test_a_lag_is_fixed_or_drawn_by_a_seed(
+    lag: int | None, seed: int | None, lags: set[int]
+) -> None:
+    """Without a lag no launch raises, and every seed counts, 0 too."""
+
+    def drawn() -> list[int]:
+        state, found = DeviceState(lag=lag, seed=seed, blocking=False), []
+        for _ in range(30):
+            state.device_assert("one", "first")
+            passed = 0
+            with contextlib.suppress(torch.AcceleratorError):
+                while passed < 9:
+                    state.launch()
+                    passed += 1
+            found.append(passed)
+            state.reset()
+        return found
+
+    assert {*drawn()} == lags
+    assert drawn() == drawn()

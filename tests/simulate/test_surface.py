@@ -286,6 +286,7 @@ def test_old_tensor_types_are_told_by_device_and_dtype() -> None:
     assert torch.cuda.FloatTensor(2, 3).shape == (2, 3)
     assert torch.cuda.FloatTensor().shape == (0,)
     assert torch.cuda.LongTensor([1, 2]).tolist() == [1, 2]
+    assert torch.cuda.LongTensor((1, 2)).tolist() == [1, 2]
     assert torch.cuda.FloatTensor(torch.Size([4])).shape == (4,)
     assert torch.cuda.FloatTensor(3).shape == (3,)
     made = torch.cuda.DoubleTensor([1])
