@@ -11,6 +11,7 @@ from cudalens.core.report_types import SeenBefore, SourceSpan
 from cudalens.core.source_places import CodeLine
 from cudalens.diagnosis.hints.labels import (
     binary_labels_one_output,
+    head_of,
     mark_not_ignored,
     one_based_labels,
     relabel,
@@ -20,6 +21,7 @@ from tests.hint_evidence import (
     ONE_TO_TEN,
     WRITTEN,
     Cause,
+    bert,
     check_cause,
     labels,
     one_hot,
@@ -327,3 +329,34 @@ def test_one_class_has_no_number_to_begin_with(
     values: list[int], classes: int, is_said: bool
 ) -> None:
     assert (one_based_labels(labels(values * 9, classes)) is not None) is is_said
+
+
+@pytest.mark.parametrize(("classes", "is_said"), [(1, False), (254, True), (255, False)])
+def test_255_may_be_the_class_behind_the_last(classes: int, is_said: bool) -> None:
+    given = labels([0, 3, 255, 0], classes, dtype="uint8")
+    assert (mark_not_ignored(given) is not None) is is_said
+
+
+@pytest.mark.parametrize(
+    ("values", "is_said"),
+    [([0, 1, 11], True), ([0, 1, 12], False), ([0, 11], False), ([1, 2, 11], False)],
+)
+def test_labels_with_gaps_up_to_twice_the_outputs(values: list[int], is_said: bool) -> None:
+    assert (relabel(labels(values * 9, 6)) is not None) is is_said
+
+
+@pytest.mark.parametrize(
+    ("model", "head"),
+    [
+        ("GPT2LMHeadModel", "tokens"),
+        ("T5ForConditionalGeneration", "tokens"),
+        ("BertForSequenceClassification", "classes"),
+        ("ViTForImageClassification", "classes"),
+        ("BertModel", None),
+        ("BertForQuestionAnswering", None),
+    ],
+)
+def test_what_the_head_of_a_model_scores(model: str, head: str | None) -> None:
+    evidence = replace(bert([5, 100], 100, "word_embeddings"), module_type=model)
+    assert head_of(evidence) == head
+    assert head_of(replace(evidence, frames=())) is None

@@ -178,3 +178,9 @@ def test_the_calls_of_a_line_that_is_whole() -> None:
     assert len(calls_on_line(step("aten::add", "  y = f(g(x))"))) == 2
     assert calls_on_line(step("aten::add", "y = f(g(x),")) == []
     assert calls_on_line(step("aten::add", None)) == []
+
+
+@pytest.mark.parametrize(("value", "is_made"), [(3, True), (-5, True), (5, False), (-4, False)])
+def test_a_number_that_a_list_shows_has_its_sign(value: int, is_made: bool) -> None:
+    listed = step("torch.tensor", "y = torch.tensor([3, (-5, ~4), n[5]])")
+    assert makes_value(listed, value) is is_made
