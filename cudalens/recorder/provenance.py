@@ -457,13 +457,7 @@ class ProvenanceWalk:
         if stem in _CONVERTS or dtype is None:
             return inputs
         dtypes = [(item, meta_of(item)[1]) for item in inputs]
-        return [
-            item
-            for item, its in dtypes
-            if its is None
-            or (its.is_floating_point, its == torch.bool)
-            == (dtype.is_floating_point, dtype == torch.bool)
-        ]
+        return [item for item, its in dtypes if its is None or _kind(its) == _kind(dtype)]
 
     def _positions_in(self, call: Recorded, tensor: Ref) -> Sequence[Position] | None:
         """Return where the elements came from in an input of a call."""
@@ -547,3 +541,7 @@ def _what_it_writes(operand: Any) -> str | None:
 def _returned(call: Recorded, tensor: Ref) -> bool:
     """Return whether a call returned a tensor that it was given, as it was."""
     return not call.written and any(item is tensor for item in call.inputs)
+
+
+def _kind(dtype: torch.dtype) -> tuple[bool, bool]:
+    return dtype.is_floating_point or dtype.is_complex, dtype == torch.bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -279,6 +280,10 @@ def test_how_far_a_walk_goes(run: Callable[[], Any], steps: list[Any]) -> None:
             lambda x: (x / 0).nan_to_num(posinf=math.inf).softmax(0),
             [("softmax", None), ("nan_to_num", None), ("div", None)],
         ),
+        "computed after": (
+            lambda x: (x / 0).softmax(0) * 1,
+            [("mul", None), ("softmax", None), ("div", None)],
+        ),
         "computed": (
             lambda x: ((x / 0) * 1).view(1, 2).softmax(1),
             [("softmax", None), ("mul", None), ("div", None)],
@@ -296,6 +301,7 @@ def test_what_came_from_outside_is_entered_where_it_was_first_read() -> None:
     """No recorder sees ``from_numpy``."""
     provenance, _ = walked(lambda: torch.from_numpy(FROM_OUTSIDE) + 0)
     assert provenance.is_open and provenance.entry is not None and provenance.origin is None
+    assert provenance.given is None  # it is not proven what it was
     provenance, _ = walked(lambda: [x := torch.from_numpy(FROM_OUTSIDE), x + 0])
     assert provenance.is_open and provenance.entry is None
     assert provenance.origin is not None and provenance.origin.tolist() == [1, 16]
@@ -305,16 +311,14 @@ def test_what_came_from_outside_is_entered_where_it_was_first_read() -> None:
 
 def test_a_view_that_torch_alone_knows_leads_to_its_base() -> None:
     base = tensor([1, 2, 3, 4])
-    whole, part = base.view(2, 2), base[:2]
+    view = base.view(2, 2)
 
-    def run(view: Tensor) -> Any:
+    def run() -> Any:
         base[1] = 16
         return view + 0
 
-    provenance, _ = walked(lambda: run(whole))
+    provenance, _ = walked(run)
     assert told(provenance) == [("add", None), ("__setitem__", "it writes 16")]
-    provenance, _ = walked(lambda: run(part))
-    assert told(provenance) == [("add", None)]
 
 
 def test_a_parameter_is_followed_no_further_than_its_optimizer() -> None:
@@ -348,3 +352,95 @@ def test_no_values_of_a_tensor_without_any_are_asked_for() -> None:
         for item in (x, meta, y):
             recorder.provenance(item, lambda it: bool(asked.append(it)))
     assert asked == [y]
+
+
+def test_complex_numbers_of_bad_floats_are_not_the_first() -> None:
+    def run() -> Any:
+        x = tensor([0.0, 1.0])
+        left = x / 0
+        both = torch.complex(left, x)
+        return x, left, both, both.abs()
+
+    provenance, _ = walked(lambda: run()[:3], is_nan)
+    assert told(provenance) == [("complex", None), ("div", None)]
+    provenance, _ = walked(run, is_nan)
+    assert FIRST_BAD not in [note for _, note in told(provenance)]
+
+
+def two_sources() -> list[Tensor]:
+    y = torch.tensor([8, 1])
+    left, right = (y + 1) * 2, y + 10
+    x = torch.zeros(6, dtype=torch.int64)
+    x[0:2] = left
+    x[3:5] = right
+    return [y, left, right, x]
+
+
+def test_each_source_of_a_tensor_is_followed_the_newest_write_first() -> None:
+    provenance, _ = walked(two_sources)
+    assert [
+        (name, step.count)
+        for (name, _), step in zip(told(provenance), provenance.steps, strict=True)
+    ] == [
+        ("__setitem__", 2),
+        ("__setitem__", 1),
+        ("add", 2),
+        ("mul", None),
+        ("add", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("number", "steps"),
+    [
+        (None, [("mul", FIRST_BAD, 2)]),
+        (3, [("mul", FIRST_BAD, 1)]),
+        (20, [("masked_fill_", "it writes 20", None), ("mul", FIRST_BAD, None)]),
+        (16, [("masked_fill_", "it writes 16", None)]),
+    ],
+)
+def test_what_a_write_of_unknown_places_hides_is_not_counted(
+    number: int | None, steps: list[Any]
+) -> None:
+    def run() -> Any:
+        y = torch.tensor([8, 8, 1])
+        x = y * 2
+        if number is not None:
+            x.masked_fill_(tensor([True, False, False]), number)
+        return y, x
+
+    provenance, _ = walked(run)
+    assert [
+        (*it, step.count) for it, step in zip(told(provenance), provenance.steps, strict=True)
+    ] == steps
+
+
+def test_a_mask_of_another_shape_counts_nothing() -> None:
+    with Recorder() as recorder:
+        y = torch.tensor([8, 1])
+        x = y * 2
+        found = recorder.provenance(x, is_above_9, [(0,)], tensor([True]))
+        assert [step.count for step in found.steps] == [None]
+        found = recorder.provenance(x, is_above_9, [(0,)], tensor([True, False]))
+        assert [step.count for step in found.steps] == [1]
+
+
+def test_a_tensor_that_somebody_else_wrote_to_has_no_provenance() -> None:
+    old = torch.zeros(2, dtype=torch.int64)
+    old[1] = 16
+    with Recorder() as recorder:
+        x = torch.zeros(2, dtype=torch.int64)
+        x[0] = 0
+        thread = threading.Thread(target=lambda: x.add_(20))
+        thread.start()
+        thread.join()
+        found = recorder.provenance(x, is_above_9, [(0,)], x > 9)
+        assert (found.steps, found.is_open) == ([], False)
+        x.mul_(1)
+        assert recorder.provenance(x, is_above_9, [(0,)], x > 9).steps
+        # One that no call has made or written to is the origin, whatever its version.
+        assert recorder.provenance(old, is_above_9, [(1,)], old > 9).origin is old
+        with torch.inference_mode():
+            y = torch.ones(2) * 16
+        found = recorder.provenance(y, is_above_9, [(0,)], y > 9)
+    assert found.steps[0].op == "torch.Tensor.mul"
