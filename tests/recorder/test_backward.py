@@ -133,6 +133,54 @@ def test_what_stays_on_a_node_is_put_on_a_graph_that_runs_once(
     assert staying[-1] == "removed"
 
 
+@pytest.mark.parametrize(
+    ("options", "is_kept"), [((), True), ((None, True), True), ((None, False), False)]
+)
+def test_a_graph_may_run_again_unless_the_engine_is_told_otherwise(
+    options: tuple[Any, ...], is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staying: list[str] = []
+    monkeypatch.setattr(
+        backward._torch,
+        "before_nodes",
+        lambda mark: (lambda node: staying.append(node.name()), lambda: None),
+    )
+    watch = Watch()
+    with Recorder(watch=watch) as recorder:
+        run = BackwardPass(recorder)
+        result = run.run_backward(lambda outputs, *_: "made", [x().exp(), x().exp()], *options)
+    assert result == "made"
+    assert staying == ([] if is_kept else ["ExpBackward0"] * 2)
+    assert watch.seen_backward == ["loss of 2", "pass"]
+
+
+def test_a_pass_inside_a_pass_begins_with_no_loss_of_the_user_s() -> None:
+    class Inner(Twice):
+        """Runs a pass of its own, as a checkpoint does."""
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            with torch.enable_grad():
+                leaf = x()
+                torch.autograd.backward(leaf.exp(), grad)
+            return grad * 2
+
+    seen = looked_at(lambda: Inner.apply(x()).sum().backward())
+    assert (seen[0], seen.count("loss of 1")) == ("loss of 1", 1)
+    assert "ExpBackward0" in seen
+
+
+def test_nothing_of_a_pass_stays_when_it_has_failed() -> None:
+    watch = Watch()
+    watch.finds["loss of 1"] = ArithmeticError()
+    with Recorder(watch=watch) as recorder:
+        run = BackwardPass(recorder)
+        run.marks[get_ident()] = x().exp().grad_fn
+        with pytest.raises(ArithmeticError):
+            run.run_backward(lambda *_: None, x().exp())
+        assert (run.marks, run.finding, recorder.passes) == ({}, None, [])
+
+
 def test_a_pass_from_an_edge_of_the_graph_is_looked_at() -> None:
     y = x().exp()
     edge: Any = torch.autograd.graph.get_gradient_edge(y)

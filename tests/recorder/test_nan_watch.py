@@ -143,6 +143,16 @@ BIG = tensor([INF, 1.0])
         "asked for and made": (lambda: torch.full((2,), NAN) + neg().log(), None),
         "a view": (lambda: neg().log().view(1, 2)[:, :1], ["made", "log", "sum"]),
         "a view of the good part": (lambda: neg().log()[1:], None),
+        "a part written in place": (
+            lambda: then(tensor([4.0, 1.0]), lambda x: x[:1].sub_(5.0).log_()),
+            ["made", "log_", "sum"],
+        ),
+        "joined with what was asked for": (
+            lambda: torch.cat([torch.full((1,), INF), neg().log()]).masked_fill(
+                tensor([True, False, False]), -INF
+            ),
+            ["made", "log", "cat", "masked_fill", "sum"],
+        ),
         "an infinity": (lambda: 1 / tensor([0.0, 1.0]), None),
     }.values(),
 )
@@ -160,6 +170,17 @@ def test_a_strict_watch_stops_at_the_first_call() -> None:
     assert told(lambda: BIG * 1, is_strict=True).stops == []
     assert told(lambda: BIG - BIG, is_strict=True).stops == ["torch.Tensor.sub"]
     assert told(lambda: torch.full((2,), INF) + 1, is_strict=True).stops == []
+
+
+def test_an_infinity_that_a_call_made_is_no_source_for_a_strict_watch() -> None:
+    """The first call stops a program; one that goes on is asked again."""
+    reports = Told()
+    reports.stop = lambda *args: reports.stops.append(args[1].op)  # type: ignore[method-assign, assignment]
+    watch = NonFiniteWatch(reports, lambda: recorder, is_strict=True)
+    with Recorder(watch=watch) as recorder:
+        big = tensor([0.0, 1.0]).log()
+        assert (big - big).isnan().any()
+    assert reports.stops[:2] == ["torch.Tensor.log", "torch.Tensor.sub"]
 
 
 def parameter(*values: float) -> nn.Parameter:
