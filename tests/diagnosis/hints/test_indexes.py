@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from cudalens.diagnosis.hints.indexes import is_length, one_based_ids
+from cudalens.diagnosis.hints.indexes import is_length, nan_cast_to_integer, one_based_ids
 from tests.hint_evidence import (
     Cause,
     cast,
@@ -89,3 +89,10 @@ def test_what_the_user_calls_a_length(name: str | None, is_one: bool) -> None:
 @pytest.mark.parametrize(("name", "is_said"), [("at", True), ("lengths", False)])
 def test_a_length_is_one_more_than_the_last_place(name: str, is_said: bool) -> None:
     assert (one_based_ids(indexed(name)) is not None) is is_said
+
+
+def test_of_two_numbers_that_a_cast_made_the_smaller_is_named() -> None:
+    hint = nan_cast_to_integer(lookup([-(1 << 63), (1 << 63) - 1], 10))
+    assert hint is not None
+    assert hint.text == "-9223372036854775808 is the integer that NaN or infinity is cast to"
+    assert nan_cast_to_integer(lookup([-(1 << 62), 3], 10)) is None

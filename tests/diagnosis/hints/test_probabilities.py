@@ -9,7 +9,7 @@ import pytest
 
 from cudalens.core.evidence_types import Marks, NanHolder
 from cudalens.core.graph_types import FIRST_NAN
-from cudalens.core.report_types import LineRef, Offender, Offenders
+from cudalens.core.report_types import LineRef, Offender, Offenders, SeenBefore
 from cudalens.diagnosis.hints.probabilities import (
     bad_weights,
     image_not_divided,
@@ -35,6 +35,7 @@ from tests.hint_evidence import (
     with_offenders,
 )
 
+NAN = math.nan
 CAUSES: dict[str, Cause] = {
     "bce_logits": Cause(
         bce([-2.5, 0.5, 3.0], provenance=(step("torch.nn.functional.linear", "p = f(x)"),)),
@@ -324,3 +325,52 @@ def test_a_third_number_that_a_weight_leaves_out_is_no_class() -> None:
         assert (labels_as_binary_target(given) is not None) is is_told
     left_out = replace(evidence, marks=Marks(zero_at="w"))
     assert labels_as_binary_target(left_out) is None
+
+
+@pytest.mark.parametrize(
+    ("ends", "is_told"), [((None, None), False), ((0.0, 1.0), False), ((0.5, 0.5), True)]
+)
+def test_where_earlier_calls_had_numbers_of_all_kinds_the_scale_is_right(
+    ends: tuple[float | None, float | None], is_told: bool
+) -> None:
+    seen = SeenBefore(calls=1, min=ends[0], max=ends[1])
+    hint = not_probabilities(bce([-2.5, 0.5, 3.0], seen_before=seen))
+    assert (hint is not None) is is_told
+
+
+@pytest.mark.parametrize(("op", "is_told"), [("exp", True), ("expm1", True), ("div", False)])
+def test_an_exponential_makes_infinite_weights(op: str, is_told: bool) -> None:
+    way = (step(f"torch.Tensor.{op}", f"p = z.{op}()"),)
+    hint = bad_weights(drawn([math.inf, 0.5], provenance=way))
+    assert (hint is not None) is is_told
+
+
+@pytest.mark.parametrize(
+    ("values", "is_told"),
+    [
+        ([0.0, 1.0, 3.0], False),  # one stray value of three
+        ([0.0, 1.0, 2.0], True),
+        ([0.0, 3.0], True),
+        ([0.0, 1.0, 3.0, 3.0], True),
+        ([*[0.0] * 18, 2.0, 2.0], False),
+        ([*[0.0] * 17, 2.0, 2.0], True),
+    ],
+)
+def test_stray_values_are_no_third_class(values: list[float], is_told: bool) -> None:
+    assert (labels_as_binary_target(bce(values, "target")) is not None) is is_told
+
+
+@pytest.mark.parametrize(("shape", "is_told"), [((4, 1), True), ((2, 2), False), ((4,), True)])
+def test_a_column_for_each_class_may_hold_counts(shape: tuple[int, ...], is_told: bool) -> None:
+    evidence = bce([0.0, 1.0, 2.0, 2.0], "target")
+    facts = (replace(evidence.tensors[0], shape=shape), *evidence.tensors[1:])
+    assert (labels_as_binary_target(replace(evidence, tensors=facts)) is not None) is is_told
+
+
+@pytest.mark.parametrize(
+    ("values", "start"),
+    [([0.5, NAN], "1 of 2 values is NaN already"), ([NAN, NAN], "2 of 2 values are NaN already")],
+)
+def test_values_that_were_nan_before(values: list[float], start: str) -> None:
+    hint = nan_before(bce(values))
+    assert hint is not None and hint.text.startswith(start)
