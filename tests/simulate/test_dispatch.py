@@ -111,3 +111,28 @@ def test_memory_that_is_not_there_raises_as_on_cuda_with_one_error(
         torch.empty(2**46, device="cuda")
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (
+            lambda there: torch.sparse_csr_tensor(
+                torch.tensor([0, 1], **there), torch.tensor([0], **there), torch.ones(1, **there)
+            ).sum(),
+            r"aten::[\w.]+ on a SparseCsr tensor",
+        ),
+        (lambda there: torch.eye(2, **there).to_sparse_csr(), "a torch.sparse_csr tensor"),
+        (
+            lambda there: torch.quantize_per_tensor(torch.ones(2, **there), 0.1, 0, torch.qint8),
+            "a torch.strided tensor of torch.qint8",
+        ),
+    ],
+    ids=["csr", "to csr", "quantized"],
+)
+def test_layouts_that_are_not_rehearsed_are_refused_by_their_name(
+    make: Callable[[dict[str, Any]], object], what: str, sim: simulate.Simulation
+) -> None:
+    with pytest.raises(simulate.NotRehearsedError, match=f"^{what}"):
+        make({"device": "cuda"})
