@@ -37,6 +37,10 @@ def test_a_block_follows_the_one_before_it_once() -> None:
     chain.begin(three)  # inside the second
     assert three.followed == []
     chain.end(three)
+    beside = Recorder()
+    chain.begin(beside)  # of another thread, while the second is open
+    assert beside.followed == []
+    chain.end(beside)
     chain.end(two)
     last = Recorder()
     chain.begin(last)
