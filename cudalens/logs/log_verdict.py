@@ -216,7 +216,7 @@ def _of_assert(log: CrashLog, failure: Failure, evidence: Evidence, read: Read) 
     else:
         op = next((op for op in meaning.ops if _api_called(op, called)), None)
         call = None if op else _call_that_fits(failure, meaning, read)
-        name = (api_names(op) if op else (joined(api_names_of_all(meaning.ops)),))[0]
+        name = _name_on_line(op, failure) if op else joined(api_names_of_all(meaning.ops))
         argument = meaning.argument_of(op) if op else meaning.argument
         of = f"{argument}: " if argument else ""
         headline = f"{name} asserted on the device: {of}{meaning.sentence}"
@@ -246,6 +246,12 @@ def _api_called(op: str, called: frozenset[str]) -> str | None:
     """Return the public function of an op that is among the names of called functions."""
     names = (name for name in api_names(op) if not name.startswith(BACKWARD))
     return next((name for name in names if name.rpartition(".")[2] in called), None)
+
+
+def _name_on_line(op: str, failure: Failure) -> str:
+    """Return the op's function that the user's line calls; if it calls a module, the usual one."""
+    line = next((item.text for item in reversed(failure.frames) if _is_user(item)), "")
+    return _api_called(op, frozenset(_CALL.findall(line))) or api_names(op)[0]
 
 
 def _called(failure: Failure) -> frozenset[str]:

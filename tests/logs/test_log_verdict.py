@@ -226,6 +226,10 @@ def test_an_assert_of_the_op_in_which_the_traceback_ends() -> None:
     below = explained(failure(frames=(SCRIPT, inside)), printed=[ASSERT])
     assert below.op.api == "F.cross_entropy"
     assert "CUDA printed `t >= 0 && t < n_classes`." in below.explanation
+    other = frame("train.py", 3, "loss = F.nll_loss(out, y)", "train")
+    named = explained(failure(frames=(SCRIPT, other)), printed=[ASSERT])
+    assert named.headline.startswith("F.nll_loss asserted on the device: target: ")
+    assert named.op.api == "F.nll_loss"
     elsewhere = explained(failure(frames=(LINE, SCRIPT)), printed=[ASSERT])
     assert "so its line is likely the one" not in elsewhere.explanation
 
