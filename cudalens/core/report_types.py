@@ -154,7 +154,7 @@ class Offenders:
     first: tuple[Offender, ...] = ()
     """Empty where they were looked at after the launch."""
     map: OffenderMap | None = None
-    """Places of the bad elements. ``None`` for a scalar and for complex values."""
+    """Places of the bad elements. ``None`` for a scalar."""
     others: str | None = None
     """The good values within the bound, in short: ``0 … 4``."""
     allowed: int = 0
