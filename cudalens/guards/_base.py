@@ -225,8 +225,8 @@ def _op_name(op: Any) -> str:
     custom = getattr(op, "_qualname", None)  # what torch.library.custom_op made has one
     if isinstance(custom, str):
         return custom
-    if hasattr(op, "_schema"):
-        return full_name(op)
+    if hasattr(op, "_schema"):  # its full name leaves out "default", which would be all overloads
+        return f"{op._schema.name}.{op._overloadname}"
     return str(getattr(op, "_qualified_op_name", repr(op)))
 
 

@@ -179,6 +179,7 @@ def test_an_op_may_be_given_as_torch_holds_it(op: Any) -> None:
     """By name, as the op with all its overloads, or as one overload."""
     assert register(op.wide, rows_in_table) == (op.wide,)
     assert op.default not in GUARDS
+    assert register(op.default, rows_in_table) == (op.default,)
     assert register("guardtest::lookup.wide", rows_in_table) == (op.wide,)
     assert set(register(op, rows_in_table)) == {op.default, op.wide}
 
