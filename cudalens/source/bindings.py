@@ -54,7 +54,9 @@ def binding_of(run: Running, name: str) -> Binding | None:
             return None
     value = None
     if isinstance(statement, ast.Assign):
-        pairs = _pairs(statement.targets[-1], statement.value)
+        # In ``a, b = a = x`` the last target counts: they are bound from left to right.
+        targets = [it for it in statement.targets if _is_bound_in(it, name)]
+        pairs = _pairs(targets[-1], statement.value) if targets else ()
         value = next(
             (made for it, made in pairs if isinstance(it, ast.Name) and it.id == name), None
         )
@@ -94,6 +96,10 @@ def _names_of(node: ast.AST) -> tuple[str | None, ...]:
         case ast.MatchMapping(rest=name):
             return (name,)
     return ()
+
+
+def _is_bound_in(target: ast.expr, name: str) -> bool:
+    return any(name in _names_of(node) for node in ast.walk(target))
 
 
 def _statements(block: ast.AST) -> Iterator[ast.stmt]:
@@ -186,8 +192,8 @@ def attribute_binding(code: CodeType, name: str) -> Binding | None:
             wanted = f"{owner[0]}.{name}"
             for item in _statements(function):
                 match item:
-                    case ast.Assign(targets=[first, *_], value=made):
-                        pairs = _pairs(first, made)
+                    case ast.Assign(targets=targets, value=made):
+                        pairs = [pair for target in targets for pair in _pairs(target, made)]
                         values += [value for it, value in pairs if ast.unparse(it) == wanted]
                     case ast.Expr(
                         ast.Call(

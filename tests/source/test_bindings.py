@@ -25,6 +25,9 @@ def bound(text: str, name: str = "a") -> Any:
         ("a = 1\na = 2\nhere(a)", "2", 2),
         ("a, b = 1, 2\nhere(a)", "1", 1),
         ("b = a = 3\nhere(a)", "3", 1),
+        ("a = b = 3\nhere(a)", "3", 1),
+        ("a, b = a = 1, 2\nhere(a)", "1, 2", 1),
+        ("a = [a] = [4]\nhere(a)", None, 1),
         ("if yes:\n    a = 1\nhere(a)", None, None),
         ("a = 1\nif yes:\n    a = 2\nhere(a)", None, None),
         ("a = 1\nhere(a)\na = 2", "1", 1),
@@ -119,6 +122,7 @@ def test_the_function_that_a_value_calls() -> None:
     [
         ("self.a = 1", "1"),
         ("self.b, self.a = 1, 2", "2"),
+        ("self.b = self.a = 1", "1"),
         ("self.register_buffer('a', made(3))", "made(3)"),
         ("self.a = 1\n        self.a = 2", None),
         ("self.b = 1", None),
