@@ -71,7 +71,9 @@ def _bound_anew(run: Running, stored: set[str]) -> Iterator[ast.Assign]:
         for part in ("body", "orelse", "finalbody"):
             block = getattr(parent, part, None)
             items = block if isinstance(block, list) else []
-            at = next((at for at, item in enumerate(items) if id(item) in path), len(items))
+            # A ``finally`` runs after whatever else of its statement does.
+            after = 0 if part == "finalbody" else len(items)
+            at = next((at for at, item in enumerate(items) if id(item) in path), after)
             for item in items[at:]:
                 targets = item.targets if isinstance(item, ast.Assign) else []
                 if any(ast.dump(target) in stored for target in targets):

@@ -23,6 +23,10 @@ from tests.probes import cell
         ("look(x)\nif x is None:\n    x = 1\nuse(x)", [3, 5]),
         ("use(x)\nx = look(x)", [2]),
         ("y = look(x)\nuse(x)", [3]),
+        ("try:\n    look(x)\nfinally:\n    x = use(x)\nuse(x)", []),
+        ("try:\n    look(x)\nfinally:\n    y = use(x)\nuse(x)", [5, 6]),
+        ("try:\n    look(x)\nexcept ValueError:\n    x = 1\nuse(x)", [6]),
+        ("try:\n    use(x)\nfinally:\n    x = 1\n    look(x)\n    use(x)", [3, 7]),
     ],
 )
 def test_a_name_that_is_bound_anew_is_another_value(body: str, lines: list[int]) -> None:
