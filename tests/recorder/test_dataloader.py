@@ -292,8 +292,10 @@ def test_loading_is_what_it_is_without() -> None:
 
 
 def test_a_batch_is_named_by_the_loader_that_its_sampler_and_dataset_belong_to() -> None:
-    data, others = Samples(), Samples()
-    loader, other = DataLoader(data, batch_size=4), DataLoader(others, batch_size=4)
+    others = Samples()
+    _data = data = Samples()  # as IPython's ``_`` is what a cell ended in
+    other = DataLoader(others, batch_size=4)
+    _ = loader = DataLoader(data, batch_size=4)
     iterator: Any = iter(loader)
     batches = Batches()
     batches.note_indices(iterator, [0, 1])
@@ -310,7 +312,9 @@ def test_a_batch_is_named_by_the_loader_that_its_sampler_and_dataset_belong_to()
     del loader
     assert describe(batch, None, None) == f"batch {batch.number} of a DataLoader"
     del data
+    assert describe(batch, 1, 7) == "batch 0 of a DataLoader, row 1 (dataset item 7)"
     assert other.dataset is others
+    assert _data is _.dataset
 
 
 def test_a_loader_has_the_name_that_the_thread_at_fault_calls_it_by() -> None:
