@@ -360,7 +360,7 @@ def _operands(call: RunningCall) -> Iterator[Operand]:
     for node in _nodes(call):
         value = value_of(call, node)
         yield Operand(text=text_of(node), node=node, value=value)
-        parts = node.elts if isinstance(node, ast.List | ast.Tuple) else ()
+        parts = _spelled_items(node)
         items = value if isinstance(value, (list, tuple)) else ()
         for at, part in enumerate(parts):
             item = items[at] if len(items) == len(parts) else value_of(call, part)
@@ -368,6 +368,12 @@ def _operands(call: RunningCall) -> Iterator[Operand]:
     if isinstance(call.node, ast.Call):  # in place of which a layer may be meant
         yield Operand(text=text_of(call.node), node=call.node, value=ABSENT)
     yield from _unpacked(call)
+
+
+def _spelled_items(node: ast.expr) -> list[ast.expr]:
+    """Return the items of a list or tuple, none where a star stands for any number of them."""
+    items = node.elts if isinstance(node, ast.List | ast.Tuple) else []
+    return [] if any(isinstance(item, ast.Starred) for item in items) else items
 
 
 def text_of(node: ast.expr) -> str:
@@ -427,7 +433,7 @@ def _learn_from_api(call: RunningCall, api: ApiCall | None) -> None:
         api.nodes = tuple(nodes)
         pairs += zip(nodes, api.args, strict=True)
     for item, value in pairs.copy():
-        parts = item.elts if isinstance(item, ast.List | ast.Tuple) else []
+        parts = _spelled_items(item)
         if isinstance(value, (list, tuple)) and len(parts) == len(value):
             pairs += zip(parts, value, strict=True)
     # Some functions of torch's put a single tensor into a tuple before they are seen.

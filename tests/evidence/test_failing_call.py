@@ -267,6 +267,8 @@ class Recorded:
         ("f(**batch)", ["batch", "f(**batch)", 'batch["a"]']),
         ("f(x, k=row, **batch)", ["x", "row", "batch", "f(x, k=row, **batch)", 'batch["a"]']),
         ("F.linear([x, row])", ["F", "[x, row]", "x", "row", "F.linear([x, row])"]),
+        # A star may stand for one item, or for several.
+        ("F.linear([*x, row])", ["F", "[*x, row]", "F.linear([*x, row])"]),
         ("x[0, 9]", ["x", "0", "9"]),
         ("x[9]", ["x", "9"]),
         ("x @ row", ["x", "row"]),

@@ -175,6 +175,9 @@ def test_what_the_call_spells_comes_before_other_ways(
         ("(x, y)", (X, Y), ["x", "y"]),
         ("[*p, y]", [X, Y], ["[*p, y][0]", "[*p, y][1]"]),
         ("(x, y)", (X,), ["(x, y)[0]"]),
+        ("p + [y]", [X, Y], ["(p + [y])[0]", "(p + [y])[1]"]),
+        ("p or q", [X], ["(p or q)[0]"]),
+        ("f(p)", [X], ["f(p)[0]"]),
         ("p", (1, 2), []),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
@@ -404,3 +407,20 @@ def test_operands_of_an_operator_are_named_in_its_order(
     x = torch.tensor([0.0, 1.0], device="cuda")
     report = report_of(lambda: call(x), cudalens.NonFiniteError, nan="strict")
     assert [name for name, _ in report.offenders.first[0].inputs] == names
+
+
+@pytest.mark.usefixtures("sim")
+@pytest.mark.parametrize(
+    ("joined", "names"),
+    [
+        (lambda p, x: torch.cat([*p, x.neg()]), ["[*p, x.neg()][0]", "[*p, x.neg()][1]"]),
+        (lambda p, x: torch.cat([p[0], x.neg()]), ["p[0]", "x.neg()"]),
+    ],
+    ids=["star", "one by one"],
+)
+def test_what_a_star_stands_for_is_no_tensor(
+    joined: Callable[[list[Tensor], Tensor], Tensor], names: list[str]
+) -> None:
+    part = torch.zeros(2, 2, 2, device="cuda")
+    report = report_of(lambda: joined([part], X.cuda()), RuntimeError)
+    assert [item.expression for item in report.tensors] == [*names, "x"]
