@@ -23,6 +23,8 @@ RowOf = Callable[[object, object], int | None]
 
 # What a subscript can follow without brackets around it.
 _PRIMARIES = (ast.Name, ast.Attribute, ast.Subscript)
+# What a subscript would bind to in part.
+_LOOSE = (ast.BinOp, ast.BoolOp, ast.IfExp, ast.NamedExpr, ast.Await)
 _MAX_ITEMS = 64
 _MAX_OTHERS = 12
 _MAX_LIBRARY_NAMES = 3
@@ -154,6 +156,7 @@ def _tensors_of(
     held = items_of(value, _MAX_ITEMS) if read.is_whole else []
     tensors = [(key, item) for key, item in held if type(key) in (str, int) and is_tensor(item)]
     text = text_of(node, lines) if tensors else ""
+    text = f"({text})" if isinstance(node, _LOOSE) else text
     spelled = node.elts if isinstance(node, ast.Tuple | ast.List) else []
     if any(isinstance(item, ast.Starred) for item in spelled) or len(spelled) != len(held):
         spelled = []
