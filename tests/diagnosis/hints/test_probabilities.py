@@ -176,6 +176,19 @@ def test_an_infinite_weight_beside_a_nan_is_not_the_whole_story(last: float, is_
     assert (hint is not None) is is_told
 
 
+@pytest.mark.parametrize(
+    ("op", "has_watch", "is_named"),
+    [("torch.sqrt", False, True), ("torch.sqrt", True, False), ("torch.from_numpy", False, False)],
+)
+def test_the_watch_for_nan_is_named_where_it_could_find_more(
+    op: str, has_watch: bool, is_named: bool
+) -> None:
+    made = step(op, "p = g(x)")
+    hint = nan_before(bce([0.5, NAN], provenance=(made,), has_nan_watch=has_watch))
+    assert hint is not None
+    assert ("--nan stops at the first one" in hint.text) is is_named
+
+
 def test_a_line_that_only_gives_the_numbers_of_python_has_not_made_a_nan() -> None:
     for op, is_made in (("torch.log", True), ("torch.tensor", False)):
         made = step(op, "p = g(x)", FIRST_NAN)
