@@ -54,6 +54,24 @@ def test_arguments_of_a_guard_by_place_and_by_name() -> None:
 
 
 @pytest.mark.parametrize(
+    "check",
+    [lambda weight, indices: None, lambda indices, weight: None, lambda indices: None],
+    ids=["of the op", "another", "one"],
+)
+def test_arguments_stand_in_the_order_of_the_guard(check: Any) -> None:
+    mine = guards.add(EMBEDDING, check, "mine")
+    try:
+        plan = guarded_op(EMBEDDING).plan_of[mine]
+    finally:
+        guards.remove(mine)
+    names = list(check.__code__.co_varnames)
+    assert [item.name for item in plan.parameters] == list(plan.places) == names
+    expected = [{"weight": TABLE, "indices": GOOD}[name] for name in names]
+    for found in (plan.pick((TABLE, GOOD)), plan.find((TABLE, GOOD), {})):
+        assert all(it is other for it, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
     ("op", "waits", "may_read"),
     [
         (EMBEDDING, {False}, False),
