@@ -194,6 +194,7 @@ OTHERS: Final[dict[str, str]] = {
     "guards/engine.py": "guards/test_ranges.py guards/test_device_text.py",
     "guards/host_waits.py": "session/test_sync_debug.py guards/test_deferred.py",
     "guards/interceptor.py": "guards/test_ranges.py",
+    "guards/max_norm.py": "evidence/test_max_norm.py",
     "guards/past_calls.py": "guards/test_deferred.py",
     "guards/pending.py": "guards/test_deferred.py guards/test_captured.py test_docstrings.py",
     "guards/plans.py": "guards/test_ranges.py guards/test_register.py guards/test_interceptor.py",

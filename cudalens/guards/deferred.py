@@ -30,6 +30,7 @@ from cudalens.guards._base import ArgumentSlot, Guard, schema_parameters
 from cudalens.guards._ranges import FEW, unexpanded
 from cudalens.guards.engine import Between, Within
 from cudalens.guards.host_waits import HostWaits
+from cudalens.guards.max_norm import RENORM, required_by_lookup
 from cudalens.guards.past_calls import IsUsers, PastCall, running_call, traced_line
 from cudalens.guards.pending import PENDING, Check
 from cudalens.guards.plans import Required, Requirement
@@ -162,18 +163,27 @@ class PastCalls:
         *,
         in_backward: bool,
         traced: Sequence[tuple[str, int, str]] = (),
+        first: Requirement | None = None,
     ) -> Check:
         """Return a check of the running call.
 
         Args:
+            first: what is required by the op that cuts norms for a lookup, ``op``: it writes to
+                the table, and its assertion comes before that of the lookup.
             traced: lines of the user's that led to it where it was compiled.
         """
         thread, running = running_call(self._is_users)
         count, is_captured = self._waits.count(), _torch.is_capturing()
 
         def report(smallest: Any, largest: Any) -> BaseException | None:
-            violation = _violation_of(need, smallest, largest, guard.is_silent)
+            violation, found_by = _violation_of(need, smallest, largest, guard.is_silent), guard
             names = " and ".join(slot.name for slot in written_by(op))
+            if first is not None:
+                names = "weight"
+            if first is not None and not first.low <= smallest <= largest <= first.high:
+                found_by = first.guard
+                own = _violation_of(first.need, smallest, largest, found_by.is_silent)
+                violation = replace(violation, device_text=own.device_text)
             if names and not guard.is_silent:
                 note = f"{names} was written to, with other values instead of the bad ones."
                 violation = replace(violation, explanation=f"{need.why} {note}".strip())
@@ -185,7 +195,7 @@ class PastCalls:
                 calls_ago=None if is_captured else self._waits.count() - count,
                 buffers=self._waits.written_since(count),
             )
-            return self._report_violation(op, guard, violation, call)
+            return self._report_violation(op, found_by, violation, call)
 
         low, high, _ = engine.interval(need)
         return Check(low, high, report, thread)
@@ -202,6 +212,7 @@ class DeferredOp:
     def __init__(self, op: Any, checked: CheckedTensors, past: PastCalls) -> None:
         self._op, self._checked, self._past = op, checked, past
         self._written = written_by(op)
+        self._is_in_lookups = op._schema.name == RENORM
 
     # Every call of a guarded op passes here, so speed comes before form.
     def look(
@@ -260,11 +271,15 @@ class DeferredOp:
             return True
         # A large index that is expanded is looked at without the repeats.
         distinct = tensor if tensor.numel() <= FEW else unexpanded(tensor)
+        op, first = self._op, None
+        lookup = required_by_lookup(required) if self._is_in_lookups else None
+        if lookup is not None:
+            first, (op, required) = required, lookup
         check = None if checks is None else checks.get(required.exception)
         if check is None or not check.implies(required.low, required.high):
             in_backward = _torch.current_node() is not None
             check = self._past.check(
-                self._op, required.guard, required.need, in_backward=in_backward
+                op, required.guard, required.need, in_backward=in_backward, first=first
             )
             reduced = distinct
             # What the kernel compares is reduced: the converted values, and no exception.
