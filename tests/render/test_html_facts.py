@@ -10,10 +10,12 @@ import pytest
 from cudalens.core.report import (
     AutogradNeighbourhood,
     Bounds,
+    Histogram,
     HistoryEntry,
     Offender,
     Offenders,
     OpName,
+    RankResult,
     Report,
     SourceSpan,
     TensorSummary,
@@ -23,7 +25,7 @@ from cudalens.render import html
 from cudalens.render.code import Block, Piece, Row
 from cudalens.render.figures import Figure, Picture
 from cudalens.render.html import MAX_BYTES, tensor_facts
-from tests.builders import fact, make_report, node
+from tests.builders import fact, make_report, node, small_graph
 
 
 @pytest.mark.parametrize(
@@ -124,13 +126,13 @@ def test_a_table_has_no_column_that_nobody_filled() -> None:
 
 def test_bad_values_have_their_inputs_and_items_where_they_are_known() -> None:
     first = (
-        Offender(position=(0,), value=9, sample=4, inputs=(("x", 1.5), ("z", 2))),
+        Offender(position=(0,), value=9, sample=0, inputs=(("x", 0.0), ("z", 2))),
         Offender(position=(3,), value=8),
     )
     report = make_report(offenders=Offenders(total=9, count=2, first=first))
     assert html._bad_table(report) == (
         ["position", "value", "from x", "from z", "dataset item"],
-        [["[0]", "9", "1.5", "2", "4"], ["[3]", "8", "–", "–", "–"]],
+        [["[0]", "9", "0", "2", "0"], ["[3]", "8", "–", "–", "–"]],
     )
     assert html._bad_table(make_report(offenders=None)) == ([], [])
 
@@ -150,6 +152,21 @@ def test_what_is_known_of_a_tensor() -> None:
     found = cells(summary=TensorSummary(min=0, max=4, mean=1.5, nan=0, inf=1, unique=(0, 4)))
     told = {"min": "0", "max": "4", "mean": "1.5", "nan": "0", "inf": "1", "distinct": "0, 4"}
     assert found.items() >= told.items()
+
+
+def test_where_a_tensor_lies_is_known() -> None:
+    found = cells(device="cuda:0", stride=(1, 3))
+    assert (found["device"], found["stride"]) == ("cuda:0", "[1, 3]")
+
+
+def test_a_value_that_does_not_occur_is_not_counted() -> None:
+    values = TensorSummary(
+        min=0, max=2, histogram=Histogram(edges=(-0.5, 0.5, 1.5, 2.5), counts=(2, 0, 1))
+    )
+    found = fact("other", "int64[3]", "z", summary=values)
+    assert dict(tensor_facts(make_report(), found))["how often"] == "0: 2, 2: 1"
+    told = dict(tensor_facts(make_report(), replace(found, dtype="float32")))
+    assert "how often" not in told and told["min"] == "0"
 
 
 def test_a_tensor_that_is_not_at_fault_has_no_bad_values() -> None:
@@ -183,6 +200,14 @@ def test_the_failed_op_is_the_last_of_the_history_where_it_is_known(
         entry = entries[0].entry
         assert (entry.op, entry.shapes) == ("aten::nll_loss_forward", "f32[32, 10], i64[32]")
         assert (entry.seq, entry.source) == (413, make_report().source.ref)  # type: ignore[union-attr]
+
+
+def test_the_failed_op_has_the_facts_of_the_report() -> None:
+    tensors = (fact("self", "float32[2]", "x"), fact(None, "float32[9]", "z"))
+    known = make_report(module_path="net.3", phase="backward", tensors=tensors, source=None)
+    entry = html.history_entries(known)[0].entry
+    assert (entry.module_path, entry.phase) == ("net.3", "backward")
+    assert (entry.shapes, entry.source) == ("f32[2]", None)
 
 
 def test_ops_are_one_row_where_they_are_alike_in_all_but_their_number() -> None:
@@ -255,4 +280,24 @@ def test_a_place_stands_beside_the_code_where_nothing_else_is_said() -> None:
         return len(parts.facts), parts.blocks[0].title
 
     assert title(report) == (0, "In [7]")
+    asserted = replace(report, kind="device_assert", device_text="Assertion `x` failed.")
+    assert title(asserted) == (1, "")  # the link to the page stands beside it
     assert title(replace(report, certainty="unknown")) == (2, "")
+
+
+@pytest.mark.parametrize("draw", [html.render_fragment, html.render_page])
+def test_a_view_names_the_model_where_that_is_proven(draw: Any) -> None:
+    graph = replace(small_graph(), module_names=(("net.3", "model.head"),))
+    assert "model.head" in draw(make_report(graph=graph))
+    assert "model.head" not in draw(make_report())
+
+
+def test_the_report_of_a_rank_is_whole_and_has_no_ranks_of_its_own() -> None:
+    ranks = (RankResult(rank=0, outcome="<ran on>"), RankResult(rank=1, outcome="ended"))
+    whole = html._whole(make_report(ranks=ranks, headline="<y> is wrong"))
+    assert "ended" not in whole and "&lt;y&gt; is wrong" in whole
+    assert "F.cross_entropy(logits, y)" in whole
+
+
+def test_a_long_text_is_escaped_and_not_cut() -> None:
+    assert html._Long(f"<b>\n{'x' * 3500}\x07") == f"&lt;b&gt;\n{'x' * 3500}␇"

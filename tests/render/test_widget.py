@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import ipywidgets
 import pytest
@@ -32,7 +33,7 @@ from cudalens.render.widget import (
     live,
     save_beside,
 )
-from tests.builders import REPRESENTATIVE, chain, fact, make_report, node
+from tests.builders import REPRESENTATIVE, chain, fact, make_report, node, small_graph
 from tests.rendering import Page
 
 
@@ -70,7 +71,7 @@ def test_the_calls_are_searched(text: str, kept: int) -> None:
     rows = [tag for tag, _ in Page(f"<div>{table}</div>").elements if tag == "tr"]
     assert len(rows) == kept + 1
     search(view).value = ""
-    assert "<table" not in texts(view)
+    assert "<table" not in texts(view) and "of 6" not in texts(view)
 
 
 def test_hostile_searches_add_nothing() -> None:
@@ -91,17 +92,19 @@ def test_saving_never_overwrites(
 def test_a_save_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     view = live(make_report())
-    monkeypatch.setattr(Path, "write_text", lambda *_, **__: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=OSError("<full>")))
     button = next(item for item in walk(view) if type(item) is ipywidgets.Button)
     button.click()
-    assert "not saved: full" in texts(view)
+    assert "not saved: &lt;full&gt;" in texts(view)
 
 
 @pytest.mark.parametrize("name", REPRESENTATIVE)
 def test_the_widget_of_a_report_begins_with_the_static_one(name: str) -> None:
     """Whoever displays the widget alone sees all that a notebook's output shows."""
     report = REPRESENTATIVE[name]()
-    assert '<section class="cudalens' in texts(build(report))
+    whole = build(report)
+    assert '<section class="cudalens' in texts(whole.children[0])
+    assert len(whole.children) == 2 and "save" in texts(whole.children[1])
 
 
 def choice(view: ipywidgets.Widget) -> ipywidgets.Dropdown:
@@ -150,6 +153,7 @@ def test_each_slice_with_bad_values_can_be_seen() -> None:
     chosen(view, "tensor  y")
     (slider,) = (item for item in walk(view) if type(item) is ipywidgets.SelectionSlider)
     first = texts(view)
+    assert slider.options == (("y[0]", 0), ("y[1]", 1), ("y[2]", 2))
     slider.value = 2
     assert "y[2], 8 × 8" in texts(view) and "y[2]" not in first
 
@@ -237,6 +241,38 @@ def test_one_plane_needs_no_slider(count: int) -> None:
     assert 'alt="y[0], 1 × 2: where the bad values are"' in texts(view)
     chosen(view, "tensor  logits")
     assert not items(view, ipywidgets.SelectionSlider) and "<img" not in texts(view)
+
+
+@pytest.mark.parametrize("bad_at", [(0,), None])
+def test_the_picture_is_at_the_tensor_that_was_typed_too(bad_at: tuple[int, ...] | None) -> None:
+    planes = (Plane(index=(), rows=("0x",), size=(1, 2)),)
+    report = make_report()
+    assert report.offenders is not None
+    typed = fact(None, "int64[2]", "z", bad_at=bad_at)
+    found = replace(report.offenders, planes=planes)
+    view = live(replace(report, offenders=found, tensors=(*report.tensors, typed)))
+    chosen(view, "tensor  z")
+    assert ("<img" in texts(view)) is (bad_at is not None)
+
+
+def test_modules_and_nodes_go_by_their_names_in_the_list_and_in_the_search() -> None:
+    """The model's variable stands before a path where that is proven."""
+    graph = replace(small_graph(), module_names=(("net.3", "model.head"),))
+    for made, name in ((graph, "model.head"), (small_graph(), "net.3")):
+        view = live(make_report(graph=made))
+        search(view).value = name
+        assert "1 of 6" in texts(view)
+        search(view).value = ""
+        chosen(view, "node  F.linear  [32, 10]  In [7] line 11")
+        assert f"<code>{name}</code>" in texts(view)
+
+
+def test_each_part_of_the_row_has_its_class() -> None:
+    """The style sheet reaches it by that."""
+    view = live(make_report())
+    chosen(view, "node  F.cross_entropy")
+    classes = [item._dom_classes for item in walk(view) if item._dom_classes]
+    assert classes == [("cudalens", "cl-live"), ("cl-live-bar",), ("cl-live-ends",)]
 
 
 def test_what_is_known_of_a_node() -> None:
