@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import UserDict
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -21,12 +23,13 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
     default_collate,
+    default_convert,
 )
 
 import cudalens
 from cudalens.core.graph_types import ProvenanceStep
 from cudalens.recorder import Recorder
-from cudalens.recorder.dataloader import Batches, dataset_of, describe
+from cudalens.recorder.dataloader import Batch, Batches, dataset_of, describe
 
 BAD = 23
 
@@ -333,3 +336,145 @@ def test_a_loader_has_the_name_that_the_thread_at_fault_calls_it_by() -> None:
     worker.start()
     worker.join()
     assert said == ["batch 0 of train_loader"]
+
+
+# --- what is noted of a batch --------------------------------------------------------------------
+
+
+class Loading:
+    """What a loader's iterator has for the notes."""
+
+    def __init__(self, **more: Any) -> None:
+        self._dataset_kind = 0
+        self._num_yielded = 0
+        self._dataset, self._index_sampler = Samples(), Samples()
+        self._collate_fn: Any = default_collate
+        vars(self).update(more)
+
+
+def batch_of(data: Any, indices: Any = None, **more: Any) -> Batch:
+    """Return what is noted of the first batch that an iterator gives out."""
+    iterator, batches, seen = Loading(**more), Batches(), torch.ones(1)
+    batches.note_indices(iterator, indices)
+    iterator._num_yielded = getattr(iterator, "_send_idx", 0) + 1
+    batches.note(iterator, [data, seen], 1)
+    batch = batches.find(ref(seen))
+    assert batch is not None
+    batches.note(iterator, [again := torch.ones(1)], 2)
+    next_batch = batches.find(ref(again))
+    assert next_batch is not None and next_batch.indices is None
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("more", "indices", "is_known"),
+    [
+        ({}, [3, 4], True),
+        ({"_send_idx": 5, "_in_order": True}, [3, 4], True),
+        ({"_in_order": False}, [3, 4], False),
+        ({"_dataset_kind": 1}, [3, 4], False),
+        ({}, (3, 4), False),
+    ],
+)
+def test_the_indices_of_a_batch_are_known_where_its_order_is(
+    more: dict[str, Any], indices: Any, is_known: bool
+) -> None:
+    assert batch_of(None, indices, **more).indices == ([3, 4] if is_known else None)
+
+
+def collator(name: str, module: str = "transformers.data.data_collator") -> Any:
+    return type(name, (), {"__module__": module, "__call__": lambda self, items: items})
+
+
+def of_transformers(items: Any) -> Any:
+    return items
+
+
+of_transformers.__module__ = "transformers.data.data_collator"
+
+
+@pytest.mark.parametrize(
+    ("collate", "is_stacked"),
+    [
+        (default_collate, True),
+        (default_convert, True),
+        (collator("DataCollatorWithPadding")(), True),
+        (of_transformers, True),
+        (collator("DataCollatorWithFlattening")(), False),
+        (collator("DataCollatorWithPadding", "my_module")(), False),
+        (nested, False),
+    ],
+)
+def test_the_rows_are_the_items_in_batches_of_known_makers_alone(
+    collate: Any, is_stacked: bool
+) -> None:
+    assert batch_of(None, _collate_fn=collate).is_stacked is is_stacked
+
+
+@pytest.mark.parametrize(("more", "is_here"), [({}, True), ({"_num_workers": 1}, False)])
+def test_a_batch_of_a_worker_was_not_made_here(more: dict[str, Any], is_here: bool) -> None:
+    assert batch_of(None, **more).is_collated_here is is_here
+
+
+X, ROWS = torch.ones(3), torch.ones(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "noted"),
+    [
+        (X, {(None, 1)}),
+        ([X, ROWS], {(0, 1), (1, 2)}),
+        ((X, "text", 3, [ROWS]), {(0, 1), (3, 2)}),
+        ({"x": X, "rest": {"y": ROWS}}, {("x", 1), ("rest", 2)}),
+        (UserDict({"x": X, "y": ROWS}), {("x", 1), ("y", 2)}),  # as transformers' BatchEncoding
+        (SimpleNamespace(data=[X]), set()),
+        ([[[[X]]]], {(0, 1)}),
+        ([[[[[X]]]]], set()),
+        ([X] * 65, {(at, 1) for at in range(64)}),
+    ],
+)
+def test_each_tensor_of_a_batch_has_its_key_and_rank(data: Any, noted: set[Any]) -> None:
+    batches = Batches()
+    batches.note(Loading(), data, 1)
+    batches.follow([batch_of(None)])
+    found = [it for it in batches.living() if it.tensors]
+    assert {pair for it in found for pair in zip(it.keys, it.ranks, strict=True)} == noted
+
+
+def test_no_more_than_64_tensors_of_a_batch_are_noted() -> None:
+    batches, seen = Batches(), torch.ones(1)
+    batches.note(Loading(), {key: torch.ones(1) for key in range(64)} | {64: seen}, 1)
+    batch = batches.find(ref(seen))
+    assert batch is not None
+    assert len(batch.tensors) == 64
+
+
+def test_a_batch_is_known_while_a_tensor_of_it_lives() -> None:
+    first, second, dead = (torch.ones(1) for _ in range(3))
+    earlier, later = Batches(), Batches()
+    for seq, data in enumerate(([first, dead], [second], [torch.ones(1)]), 1):
+        earlier.note(Loading(), data, seq)
+    del dead, data
+    assert [it.seq for it in earlier.living()] == [1, 2]
+    later.follow(earlier.living())
+    found = [later.find(ref(it)) for it in (first, second)]
+    assert [it and (it.seq, it.tensors[it.at]()) for it in found] == [(1, first), (2, second)]
+    later.note(Loading(), [first], 4)  # the same tensor again
+    assert [it and it.seq for it in (later.find(ref(first)), earlier.find(ref(first)))] == [4, 1]
+    later.clear()
+    assert later.living() == []
+
+
+def test_a_list_is_a_dataset_while_the_loop_runs() -> None:
+    """It has no weak reference."""
+    items = [1, 2]
+    running = [Loading(_dataset=items)]
+    batches = Batches()
+    batches.note(running[0], [X], 1)
+    batch = batches.find(ref(X))
+    assert batch is not None
+    assert dataset_of(batch) == (items, "items")
+    assert describe(batch, 1, 0) == "batch 0 of a DataLoader, row 1 = items[0]"
+    running.clear()
+    assert dataset_of(batch) == (None, None)
+    assert describe(batch, 1, 0) == "batch 0 of a DataLoader, row 1 (dataset item 0)"
