@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cudalens.core.evidence_types import CallContext, Marks
@@ -9,14 +11,18 @@ from cudalens.core.report import Evidence
 from cudalens.diagnosis.hints.tables import (
     boxes_off_page,
     mark_as_id,
+    positions_beyond_table,
     segment_ids,
     unknown_tokens,
 )
 from tests.hint_evidence import (
+    TRANSFORMERS,
     Cause,
     bert,
     boxes,
     check_cause,
+    gathered,
+    lookup,
     tensor,
 )
 
@@ -261,3 +267,157 @@ def test_a_padding_id_that_has_a_row_takes_the_place(padding: int, is_fixed: boo
     assert hint is not None
     fix = f"model(ids.masked_fill(ids == -100, {padding}))" if is_fixed else None
     assert hint.fix == fix
+
+
+# --- positions ------------------------------------------------------------------------------------
+
+
+def positions(low: int, high: int, rows: int, **facts: Any) -> str:
+    """Return what is said of one row of consecutive positions."""
+    shape = (1, high - low + 1)
+    given = {"name": None, "shape": shape, "path": "transformer.wpe", **facts}
+    hint = positions_beyond_table(bert([*range(low, high + 1)], rows, "wpe", **given))
+    return "" if hint is None else f"{hint.rule}: {hint.text}"
+
+
+@pytest.mark.parametrize(
+    ("low", "padding", "offset"),
+    [(0, -1, None), (1, 1, 2), (2, 1, 2), (2, 0, None), (1, 0, 1), (2, 5, None), (2, -1, None)],
+)
+def test_positions_behind_the_padding_id_are_counted_in_the_table(
+    low: int, padding: int, offset: int | None
+) -> None:
+    """RoBERTa's begin with the id that follows; BART adds two rows of its own."""
+    text = positions(low, 32, 32, padding=padding)
+    start = f"positions_with_offset: positions start at {offset} here, so 32 rows are enough for "
+    assert text.startswith(start) is (offset is not None)
+
+
+@pytest.mark.parametrize(("low", "offset"), [(0, None), (1, 2), (2, 2), (3, None)])
+def test_positions_that_are_gathered_from_1_or_2_have_an_offset(
+    low: int, offset: int | None
+) -> None:
+    ids, line = [*range(low, 33)], (tensor(None, "ids", [5] * 40, (1, 40)),)
+    facts = {"library": TRANSFORMERS, "module_type": "BertEmbeddings", "shape": (1, len(ids))}
+    hint = positions_beyond_table(gathered(ids, 32, call="model(ids)", line=line, **facts))
+    is_counted = hint is not None and hint.rule == "positions_with_offset"
+    assert is_counted is (offset is not None)
+    if is_counted:
+        assert hint is not None and hint.text == (
+            "positions start at 2 here, so 32 rows are enough for 30 tokens, not 31: "
+            "max_position_embeddings must be the length + 2, or the tokenizer's max_length 30"
+        )
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (0, 16, "17 positions, the table 16"),
+        (1, 16, "16 positions, the table 15"),
+        (2, 17, "16 positions, the table 14"),
+    ],
+)
+def test_a_sequence_is_counted_from_its_first_position(low: int, high: int, words: str) -> None:
+    assert words in positions(low, high, 16)
+
+
+def test_positions_that_go_on_from_an_earlier_part_are_not_counted() -> None:
+    assert positions(2, 18, 16)
+    assert not positions(3, 18, 16)
+
+
+def test_a_row_with_a_gap_is_no_sequence() -> None:
+    given = {"name": None, "path": "transformer.wpe"}
+    for values, is_one in (([0, 1, 2, 3], True), ([0, 1, 3, 3], False)):
+        evidence = bert(values, 3, "wpe", shape=(1, 4), **given)
+        assert (positions_beyond_table(evidence) is not None) is is_one
+
+
+@pytest.mark.parametrize(
+    ("call", "library", "words"),
+    [
+        ("gpt.generate(ids)", TRANSFORMERS, "generation reached position 20, the table has 16: "
+         "prompt and new tokens together may have at most 16 (max_length=16)"),
+        ("gpt(ids)", TRANSFORMERS, "give it at most 16 tokens (max_length=16 in the tokenizer), or "
+         "the model a longer table"),
+        ("gpt(ids)", None, "cut the input to 16 before all embeddings (in generation, keep the "
+         "last ones), or enlarge the table"),
+    ],
+    ids=["generation", "library", "own"],
+)  # fmt: skip
+def test_what_helps_against_too_many_positions(call: str, library: str | None, words: str) -> None:
+    assert positions(0, 19, 16, call=call, library=library).endswith(words)
+
+
+@pytest.mark.parametrize(("library", "is_told"), [(TRANSFORMERS, True), (None, False)])
+def test_one_position_at_a_time_is_looked_up_by_a_library(
+    library: str | None, is_told: bool
+) -> None:
+    evidence = bert([16], 16, "wpe", path="gpt.wpe", name=None, shape=(1, 1), library=library)
+    assert (positions_beyond_table(evidence) is not None) is is_told
+
+
+# --- padding and tokens ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "shape", "padding", "is_padding"),
+    [
+        ([5, 6, -1, 5, -1, -1], (2, 3), 0, True),
+        ([5, 6, 5, -1, 5, 6], (2, 3), 0, False),
+    ],
+)
+def test_minus_one_is_padding_where_rows_end_with_it(
+    values: list[int], shape: tuple[int, int], padding: int, is_padding: bool
+) -> None:
+    evidence = bert(values, 100, WORDS, shape=shape, padding=padding, call="model(ids)")
+    hint = mark_as_id(evidence)
+    assert hint is not None and hint.rule == "padding_of_minus_one"
+    fix = "model(ids.masked_fill(ids == -1, 0))" if is_padding else None
+    assert hint.fix == fix
+
+
+def test_minus_one_beside_another_bad_id_is_no_padding() -> None:
+    assert mark_as_id(bert([5, -1, 5], 100, WORDS)) is not None
+    assert mark_as_id(bert([5, -1, -2], 100, WORDS)) is None
+    assert mark_as_id(bert([5, -100, -1], 100, WORDS)) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "is_decoder"),
+    [("model.decoder.embed", "ids", True), ("model.embed", "decoder_ids", True),
+     ("model.embed", "ids", False)],
+)  # fmt: skip
+def test_ids_of_a_decoder_are_made_from_labels(path: str, name: str, is_decoder: bool) -> None:
+    hint = mark_as_id(bert([5, -100], 100, WORDS, path=path, name=name))
+    assert hint is not None
+    assert ("These decoder ids were made from labels" in hint.text) is is_decoder
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (None, None), (100, None),
+        (101, "just beyond the 100 rows (the tokenizer has 101). len(tokenizer) rows are enough"),
+    ],
+)  # fmt: skip
+def test_ids_of_a_model_of_ones_own_are_told_by_a_tokenizer_that_has_them(
+    tokens: int | None, words: str | None
+) -> None:
+    context = CallContext(tokenizer_length=tokens)
+    hint = unknown_tokens(lookup([5, 100], 100, name="input_ids", call_context=context))
+    assert (hint is not None) is (words is not None)
+    assert hint is None or hint.text.endswith(str(words))
+
+
+def test_ids_that_a_line_computes_are_no_tokens_of_a_tokenizer() -> None:
+    assert unknown_tokens(bert([5, 100, 7], 100, WORDS)) is not None
+    assert unknown_tokens(bert([5, 100, 7], 100, WORDS, name="ids + 1")) is None
+
+
+@pytest.mark.parametrize(("near", "is_cured"), [(163, True), (164, False)])
+def test_more_rows_help_a_padding_id_just_beyond_the_table(near: int, is_cured: bool) -> None:
+    rows = [5, 6, near, near, 5, 6, 7, near]
+    hint = unknown_tokens(bert(rows, 100, WORDS, shape=(2, 4)))
+    assert hint is not None and hint.rule == "padding_beyond_table"
+    assert ("resize_token_embeddings" in hint.text) is is_cured
