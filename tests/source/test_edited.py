@@ -16,6 +16,8 @@ from cudalens.source.edited import ImportedFiles, is_edited
 from tests.hostcells import run_cell
 
 TEXT = """\
+from os.path import join
+from types import SimpleNamespace
 from torch.nn import functional as F
 
 def loss(x, y):
@@ -52,12 +54,14 @@ def write(module: ModuleType, text: str) -> str:
     [
         (lambda text: text, False),
         (lambda text: text + "\nmore = 1\n", False),
+        (lambda text: text.replace("def loss(x, y):", "def loss(x, *y):"), True),
+        (lambda text: text.replace("class Net:", "class Net: # of ours"), False),
         (lambda text: "\n" + text, True),
         (lambda text: text.replace("y + 2", "y + 3"), True),
         (lambda text: text.replace("in x]", "in x if item]"), True),
         (lambda text: text.replace("return F", "retrun F"), True),
     ],
-    ids=["same", "added below", "shifted", "number", "inner", "broken"],
+    ids=["same", "added below", "parameters", "comment", "shifted", "number", "inner", "broken"],
 )
 def test_lines_that_did_not_run_are_none(
     imported: ModuleType, change: Callable[[str], str], is_other: bool
