@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks as AFTER_STEPS
 from torch.optim.optimizer import _global_optimizer_pre_hooks as BEFORE_STEPS
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, TensorDataset
 
 from cudalens.core.call import THREAD, ApiCall
 from cudalens.core.errors import DeviceAssertError
@@ -195,7 +198,24 @@ def test_a_strict_watch_is_shown_each_call_of_a_step_instead() -> None:
     with RecordingMode(watch=watch):
         optimizer.step()
     assert not {"step begins", "step ends"} & {*watch.seen}
-    assert watch.seen
+    assert "add_" in watch.seen
+
+
+def test_only_what_a_call_in_place_goes_over_is_shown_before_it() -> None:
+    watch, x = Watch(), torch.zeros(2)
+    with RecordingMode(watch=watch):
+        torch.exp(X[0, :2], out=x)
+        x.exp_()
+    assert watch.seen == ["exp", "before exp_", "exp_"]
+
+
+def test_a_view_is_shown_only_while_something_is_marked() -> None:
+    watch = Watch()
+    with RecordingMode(watch=watch):
+        X.view(3, 2)
+        watch.marked = True
+        X.view(6)
+    assert watch.seen == ["view"]
 
 
 # --- frozen tensors, batches, calls that no mode sees --------------------------------------------
@@ -215,6 +235,55 @@ def test_where_tensors_were_frozen_is_told_of_all_or_of_none() -> None:
         (last,) = mode.frozen_at([left])
         assert (entries_of(last)[-1].lineno) > lines[1]
     assert mode.frozen_at([]) == []
+
+
+def test_a_frozen_tensor_that_cannot_be_noted_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(frame: Any) -> Any:
+        raise KeyError("site")
+
+    left = nn.Parameter(torch.ones(2))
+    with RecordingMode() as mode:
+        monkeypatch.setattr(mode.sites, "of", of)
+        assert left.requires_grad_(True) is left
+        assert mode.limits == []
+        assert left.requires_grad_(False) is left
+    assert mode.limits == ["a frozen tensor was not noted: KeyError: 'site'"]
+
+
+@pytest.mark.parametrize(
+    ("site", "passes", "expected"),
+    [
+        (None, [("outer", True), ("inner", True)], "inner"),
+        (None, [("outer", True), ("inner", False)], "outer"),
+        (None, [("outer", False)], None),
+        (None, [(None, True)], None),
+        (("code", 3, None), [("outer", True)], ("code", 3, "outer")),
+        (("code", 3, None), [(None, True)], ("code", 3, None)),
+        (("code", 3, "own"), [("outer", True)], ("code", 3, "own")),
+    ],
+)
+def test_a_call_on_a_thread_of_autograd_s_is_of_the_line_of_its_innermost_pass(
+    site: Any, passes: list[tuple[Any, bool]], expected: Any
+) -> None:
+    """That thread counts for itself: no number of its own says which node a call has made."""
+    mode: Any = RecordingMode()
+    here = threading.get_ident()
+    mode.passes = [
+        SimpleNamespace(site=its, marks={here if is_run_here else 0: None})
+        for its, is_run_here in passes
+    ]
+    assert mode._of_worker(site, 5, 6) == (site, 5, 6)
+    mode._thread = 0
+    assert mode._of_worker(site, 5, 6) == (expected, 0, 0)
+
+
+def test_batches_are_forgotten_when_tensors_are_let_go() -> None:
+    with RecordingMode() as mode:
+        (batch,) = DataLoader(TensorDataset(X), batch_size=2)
+        assert [it.number for it in mode._batches.living()] == [1]
+        mode.let_go()
+        assert mode._batches.living() == []
+    assert batch[0].shape == X.shape
 
 
 def test_a_batch_that_cannot_be_noted_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +310,14 @@ def test_a_call_that_no_mode_sees_counts_with_its_nodes() -> None:
     mode.note_call(torch.autograd.backward, None, nodes=3)
     ((seq, api, _, first, last, *_),) = mode._ring
     assert (seq, api.stem, last - first, mode.recorded_ops) == (1, "backward", 3, 1)
+    mode.note_call(torch.exp, sys._getframe())
+    (_, (seq, _, site, first, last, *_)) = mode._ring
+    assert (seq, first, mode.last_call()) == (2, last, ("torch.exp", site))
+    assert entries_of(site)[-1].code.co_name == sys._getframe().f_code.co_name
+    mode._apis = None  # type: ignore[assignment]
+    mode.note_call(torch.exp, None)
+    assert [text.partition(":")[0] for text in mode.limits] == ["a call was not recorded"]
+    assert mode.recorded_ops == 2
 
 
 # --- waits ---------------------------------------------------------------------------------------
@@ -287,6 +364,38 @@ def test_a_call_on_the_device_is_waited_for(sim: object, waits: list[torch.devic
         torch.ones(2, device="cuda")
         assert waits == [CUDA]
     assert mode.devices == {CUDA}
+
+
+@pytest.mark.parametrize(
+    ("given", "result", "is_waited_for"),
+    [
+        ("cpu", "cuda", True),
+        ("cuda", "cpu", True),
+        ("cuda", None, True),
+        ("cpu", ["cpu", "cuda"], True),
+        ("cpu", "cpu", False),
+        ("cpu", None, False),
+        ("cuda", 3.0, False),  # the host has waited for a number
+        ("cuda", True, False),
+    ],
+)
+def test_what_a_call_was_given_or_gave_says_what_to_wait_for(
+    given: str, result: Any, is_waited_for: bool, sim: object, waits: list[torch.device]
+) -> None:
+    made = {name: torch.ones(2, device=name) for name in ("cpu", "cuda")}
+    results = [made[it] for it in result] if isinstance(result, list) else made.get(result, result)
+    waits.clear()
+    mode = RecordingMode()
+    mode._wait_after([made[given]], results)
+    assert waits == ([CUDA] if is_waited_for else [])
+    assert mode.limits == []
+
+
+def test_a_call_that_cannot_be_waited_for_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cudalens.recorder.mode.tensors_in", lambda items: {}["result"])
+    mode = RecordingMode()
+    mode._wait_after([X], X)
+    assert mode.limits == ["a call was not waited for: KeyError: 'result'"]
 
 
 def test_the_current_device_is_waited_for_once_it_is_used(
@@ -358,6 +467,15 @@ def test_the_first_end_of_the_device_stays_and_each_is_told() -> None:
     mode.note_end(later, second)
     assert mode.fatal is first
     assert told == [lost, later]
+
+
+def test_the_call_that_ended_the_device_is_released_with_the_recorder() -> None:
+    call = ApiCall(func=torch.exp, args=(X,))
+    with RecordingMode(is_fatal=lambda error: True) as mode:
+        mode.note_end(RuntimeError(), call)
+        assert len(call.args) == 1
+    assert mode.fatal is call
+    assert call.args == ()
 
 
 def test_a_finding_of_ours_does_not_end_the_device() -> None:
