@@ -24,7 +24,7 @@ from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.sites import entries_of
 from cudalens.recorder.tensor_refs import Ref
-from cudalens.source.files import is_user_file
+from cudalens.source.files import cell_number, is_user_file
 from cudalens.source.module_path import paths_below
 from cudalens.source.running_node import Running, running
 from cudalens.source.safe_eval import registered
@@ -68,8 +68,10 @@ def bound_origin(
         frames: the stack of the failure, outermost first.
         line: the user's running line.
     """
-    files = [it.f_code.co_filename for it in reversed(frames)]
-    program = Program(file for file in files if is_user_file(file))
+    files = [it.f_code.co_filename for it in frames]
+    # A launcher that runs cells may have functions of the same names, and is not their program.
+    first = next((at for at, file in enumerate(files) if cell_number(file) is not None), 0)
+    program = Program(file for file in reversed(files[first:]) if is_user_file(file))
     if tensor is None:
         return _of_number(line, size, program)
     if dim is None:

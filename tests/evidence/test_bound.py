@@ -163,6 +163,24 @@ def test_a_size_of_another_tensor_is_only_read(read: str, monkeypatch: pytest.Mo
     assert (origin.expression, origin.is_set) == (read, False)
 
 
+def sized(cell: str, monkeypatch: pytest.MonkeyPatch) -> BoundOrigin | None:
+    """Run a cell with another function of this name, as a launcher may."""
+    start = 'def sized(options):\n    return torch.zeros(options["rows"], 2).cuda()\n'
+    return origin_of(f"{SETUP}{start}{cell}\n{BAD}F.embedding(y, t)", monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_set"), [("", True), ("\nothers = {'rows': 6}\nsized(others)", False)]
+)
+def test_what_runs_a_cell_calls_no_function_of_it(
+    more: str, is_set: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = {"cell": f"options = {{'rows': 5}}\nt = sized(options){more}"}
+    origin = sized(job["cell"], monkeypatch)
+    assert origin is not None
+    assert origin.is_set is (origin.expression == "options = {'rows': 5}") is is_set
+
+
 SHARDS = """\
 class Shards(nn.Module):
     def __init__(self, w, n):
