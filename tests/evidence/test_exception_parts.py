@@ -149,11 +149,13 @@ def test_whether_the_check_waited(is_checked: bool, was_lost: bool, waits: bool 
 def test_an_exception_of_another_process_is_said_to_be_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    error = RuntimeError("CUDA error: it ended\nmore")
-    report = exception.report_of_another(error)
-    assert report.headline == (
-        "no device of this process has failed, but the exception reads: CUDA error: it ended"
-    )
+    for text in ("CUDA error: it ended\nmore", "\n\n CUDA error: it ended", ""):
+        report = exception.report_of_another(RuntimeError(text))
+        first = "CUDA error: it ended" if text else ""
+        assert report.headline == (
+            f"no device of this process has failed, but the exception reads: {first}"
+        )
+    error = RuntimeError("CUDA error: it ended")
     assert (report.kind, report.certainty, report.prevented) == ("cuda_error", "unknown", False)
     assert "look for the failure there." in report.explanation
     for lives, words in (
