@@ -38,6 +38,10 @@ def test_the_label_and_its_bound(line: str, label: int) -> None:
     assert (found.bounds.min, found.bounds.max) == (0, 2)
     name = "a" if line.startswith("def") else "truth"
     assert found.headline_own == f"{name}[1] = {label} is outside the 3 classes of the matrix"
+    assert (found.argument, found.bounds.text) == ("target", "0 … 2")
+    assert found.explanation.startswith(
+        "bincount counts at 3 * label + prediction, one place for each pair."
+    )
 
 
 def test_the_last_class_is_counted() -> None:
@@ -59,6 +63,53 @@ def test_what_is_not_proven_keeps_the_words_of_torch(line: str, label: int, gues
     found = cell(line, label, guess).shown
     assert found.offenders is None
     assert "is invalid for input of size" in found.headline
+
+
+PAIRS = "import torch\nn = {n}\ntruth, pred = torch.tensor({truth}), torch.tensor({pred})\n"
+NEGATIVE = "torch.bincount(n * truth + pred, minlength={places})"
+
+
+@pytest.mark.parametrize(
+    ("truth", "pred", "line", "said"),
+    [
+        ([0, -1, -2], [0, 1, 1], MATRIX, "truth[1] = -1"),  # the lower one leads
+        ([0, 3, 5], [0, 1, 2], MATRIX, "truth[1] = 3"),  # so does the higher one
+        ([0, -1, 2], [0, -1, 2], MATRIX, None),  # the guess may have made the place
+        ([0, -1, 5], [0, 1, 2], MATRIX, None),  # 5 would be the next one
+        ([-2, -1, 0], [5, 0, 0], MATRIX, None),  # guesses make up for the others
+        ([-1, 5, 0], [3, 0, 0], MATRIX, None),
+        ([[0, 5], [2, 1]], [[0, 1], [1, 1]],
+         MATRIX.replace("n * truth + pred", "(n * truth + pred).flatten()"), "truth[0, 1] = 5"),
+        ([[0, -1, 2]], [[0, 1, 2]], MATRIX, None),  # two dimensions are refused whatever they have
+    ],
+)  # fmt: skip
+def test_which_labels_of_several_are_found(
+    truth: object, pred: object, line: str, said: str | None
+) -> None:
+    found = run_cell(PAIRS.format(n=3, truth=truth, pred=pred) + line, fast=False).shown
+    outside = said and f"{said} is outside the 3 classes of the matrix"
+    assert (found.headline_own if found.offenders else None) == outside
+    assert found.limits == ()
+
+
+def test_a_label_of_few_bits_is_multiplied_as_a_long_one() -> None:
+    made = PAIRS.format(n=3, truth="[0, 100, 2], dtype=torch.uint8", pred=[0, 1, 2])
+    found = run_cell(made + MATRIX.replace("truth", "truth.long()"), fast=False).shown
+    assert found.headline_own == "truth[1] = 100 is outside the 3 classes of the matrix"
+
+
+@pytest.mark.parametrize(
+    ("n", "places", "said"),
+    [
+        (2, 4, "truth[1] = -1 is outside the 2 classes of the matrix"),
+        (2, 5, "(n * truth + pred)[1] = -2 is below 0"),  # no square
+        (1, 1, "(n * truth + pred)[1] = -1 is below 0"),  # one class makes no matrix
+    ],
+)
+def test_a_square_of_places_is_a_matrix(n: int, places: int, said: str) -> None:
+    made = PAIRS.format(n=n, truth=[0, -1, 0], pred=[0, 0, 0])
+    found = run_cell(made + NEGATIVE.format(places=places), fast=False).shown
+    assert found.headline_own == said
 
 
 def test_a_guess_beyond_the_classes_is_not_taken_for_the_label() -> None:
@@ -91,7 +142,10 @@ def test_of_labels_that_are_left_out_nothing_is_said() -> None:
 
 def test_a_negative_number_to_count() -> None:
     found = cell("torch.bincount(truth)", -1).shown
-    assert found.headline_own == "truth[1] = -1 is below 0"
+    assert (found.headline_own, found.argument) == ("truth[1] = -1 is below 0", "target")
+    assert found.explanation.startswith(
+        "bincount makes one place for each number from 0 to the largest."
+    )
     assert (found.bounds.min, found.bounds.max, found.bounds.text) == (0, None, "at least 0")
 
 
