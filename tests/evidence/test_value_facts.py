@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN, WRITES, ProvenanceStep
+from cudalens.core.limits import Limits
 from cudalens.core.report_types import LineRef, Offender, Offenders, Violation
 from cudalens.evidence import value_facts
 from cudalens.evidence.value_facts import nan_cause, nan_holder
@@ -181,3 +183,127 @@ def test_a_parameter_that_the_values_did_not_come_from_is_not_named(read: str, s
     code += f"torch.multinomial({read}(inf).softmax(-1), 1)"
     hints = run_cell(SETUP + code, fast=False).shown.hints
     assert any("net.weight contains NaN" in hint.text for hint in hints) is said
+
+
+def ctc(op: str = "aten::_ctc_loss", value: Any = "inf", arguments: Any = "given") -> Any:
+    first = () if value is None else (Offender(position=(), value=value),)
+    found = Violation(headline="", op=op, offenders=Offenders(count=1, first=first))
+    call = SimpleNamespace(op=arguments and SimpleNamespace(arguments=arguments))
+    return SimpleNamespace(violation=found, call=call, limits=Limits())
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_asked"),
+    [
+        (ctc(), True),
+        (ctc("aten::_cudnn_ctc_loss"), True),
+        (ctc("aten::nll_loss"), False),
+        (ctc(value="nan"), False),
+        (ctc(value=None), False),
+        (ctc(arguments=None), False),
+    ],
+)
+def test_an_infinity_of_ctc_asks_for_the_item_with_too_few_steps(
+    failure: Any, is_asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(value_facts, "short_input", lambda given: f"item of {given}")
+    found: Any = value_facts._of_ctc(failure)
+    assert found == ("item of given" if is_asked else None)
+
+
+OUT_OF_RANGE = "selected index k out of range"
+
+
+@pytest.mark.parametrize(
+    ("message", "k", "line", "is_asked"),
+    [
+        (OUT_OF_RANGE, 7, "line", True),
+        ("no such dimension", 7, "line", False),
+        (OUT_OF_RANGE, True, "line", False),
+        (OUT_OF_RANGE, torch.tensor(7), "line", False),
+        (OUT_OF_RANGE, 7, None, False),
+    ],
+)
+def test_the_origin_of_a_k_that_is_out_of_range(
+    message: str, k: Any, line: str | None, is_asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(value_facts, "bound_origin", lambda *a, **k: given.append((a, k)))
+    trial = SimpleNamespace(line=SimpleNamespace(running=line))
+    failure: Any = SimpleNamespace(
+        violation=None, recorder=None, trial=trial, message=message, arguments={"k": k}, frames=[]
+    )
+    assert value_facts.bound_of(failure) is None
+    known: dict[str, Any] = {"size": 7, "dim": None, "snapshot": None, "frames": [], "line": "line"}
+    assert given == ([((None,), known)] if is_asked else [])
+    failure.trial = None
+    assert value_facts.bound_of(failure) is None
+    assert len(given) == is_asked
+
+
+def test_the_tensors_that_may_have_the_size_of_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The op's own first, in its dimension; another of its shape, and last a number."""
+    own, alike, other = torch.ones(4, 5), torch.ones(4, 5), torch.ones(5)
+    bad, small = torch.ones(5), torch.ones(4)
+    asked_of: list[tuple[Any, Any]] = []
+
+    def origin(tensor: Any, *, dim: Any, **known: Any) -> None:
+        assert known["size"] == 5
+        asked_of.append((tensor, dim))
+
+    monkeypatch.setattr(value_facts, "bound_origin", origin)
+    found = Violation(headline="", size=5, dim=1, related="table")
+    named = [("x", alike), ("y", other), ("bad", bad), ("small", small), ("n", 5)]
+    failure: Any = SimpleNamespace(
+        violation=found, recorder=None, trial=None, values={"table": own, "self": small}, bad=bad,
+        named=named, frames=[],
+    )  # fmt: skip
+    assert value_facts.bound_of(failure) is None
+    wanted = [(own, 1), (alike, 1), (other, None), (None, None)]
+    assert [(id(it), dim) for it, dim in asked_of] == [(id(it), dim) for it, dim in wanted]
+    asked_of.clear()
+    failure.violation = replace(found, related=None)
+    failure.values["self"] = other
+    value_facts.bound_of(failure)
+    assert [(id(it), dim) for it, dim in asked_of][:2] == [(id(other), 1), (id(alike), None)]
+    asked_of.clear()
+    for less in (replace(found, size=None), replace(found, is_nonfinite=True)):
+        failure.violation = less
+        value_facts.bound_of(failure)
+    assert asked_of == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "last", "others", "is_found"),
+    [
+        ((2, 8), 7, [(2, 8)], True),
+        ((8,), 7, [(8,), (2, 9), (3, 8)], True),
+        ((2, 8), 8, [(2, 9)], False),  # no run of positions
+        ((2, 8), 7, [(8, 2)], False),
+        ((2, 8), 7, [(8,)], False),
+        ((2, 8), 7.0, [(2, 8)], False),
+        ((2, 8), 7, [], False),
+    ],
+)
+def test_where_the_length_of_ids_was_chosen(
+    shape: Any, last: Any, others: Any, is_found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def origin(tensor: Any, *, size: int, dim: int, **known: Any) -> str:
+        given.append((tuple(tensor.shape), size, dim))
+        return "line"
+
+    monkeypatch.setattr(value_facts, "bound_origin", origin)
+    bad = torch.zeros(shape)
+    found = Violation(headline="", offenders=Offenders(count=1, max=last))
+    on_line = [SimpleNamespace(value=3), *(SimpleNamespace(value=torch.ones(it)) for it in others)]
+    site = SimpleNamespace(names=[], others=on_line)
+    failure: Any = SimpleNamespace(
+        violation=found, site=site, bad=bad, values={"ids": bad}, recorder=None, frames=[]
+    )
+    length: Any = value_facts._length(failure)
+    assert length == ("line" if is_found else None)
+    assert given == ([(others[-1], 8, 1)] if is_found else [])
+    site.names = [SimpleNamespace(key="ids")]  # the user has the positions on the line
+    assert value_facts._length(failure) is None
