@@ -84,6 +84,10 @@ FOREIGN = [
     # None, and methods, that no tensor gave.
     "types.SimpleNamespace(grad=None).grad.norm()",
     "'abc'.upper / 2",
+    "types.SimpleNamespace(sum=None).sum / 2",
+    "x.shape / 2",
+    "'abc'.backward()",
+    "[w.weight.norm() for w in [types.SimpleNamespace(weight=None)]]",
     "(2.5).no_such_attribute",
     "nn.ModuleList().no_such_layer",
 ]
@@ -122,6 +126,8 @@ TORCHS = [
     "x.grad.norm()",
     "0.1 * x.grad",
     "x.sum / 2",
+    "2 / x.sum",
+    "[w.grad.norm() for w in [x]]",
     "torch.norm(x.grad)",
     "nn.functional.softmax(nn.ReLU(), dim=0)",
     "number.backward()",
