@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import types
+from typing import Any
 
 import pytest
+import torch
 
 from cudalens.diagnosis.host_errors import is_known_message
 from cudalens.evidence import torch_errors
 from cudalens.evidence.torch_errors import is_torch_error, visible_entries
+from cudalens.source.running_call import ABSENT
 from tests.hostcells import run_cell
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -87,7 +91,6 @@ FOREIGN = [
     "types.SimpleNamespace(sum=None).sum / 2",
     "x.shape / 2",
     "'abc'.backward()",
-    "[w.weight.norm() for w in [types.SimpleNamespace(weight=None)]]",
     "(2.5).no_such_attribute",
     "nn.ModuleList().no_such_layer",
 ]
@@ -127,7 +130,6 @@ TORCHS = [
     "0.1 * x.grad",
     "x.sum / 2",
     "2 / x.sum",
-    "[w.grad.norm() for w in [x]]",
     "torch.norm(x.grad)",
     "nn.functional.softmax(nn.ReLU(), dim=0)",
     "number.backward()",
@@ -293,6 +295,26 @@ def test_a_module_that_is_not_initialised_refuses_its_parts(
     report, headline = outcome.shown, f"cannot assign {what} before Module.__init__() call"
     assert (report.kind, report.headline_schema) == ("host_error", headline)
     assert report.source is not None and report.source.text == f"self.part = {assigned}"
+
+
+@pytest.mark.parametrize(
+    ("text", "owner", "is_it"),
+    [
+        ("w.grad", ABSENT, True),  # of a comprehension that has ended
+        ("w.sum", ABSENT, False),
+        ("f().grad", ABSENT, False),
+        ("w.grad", torch.ones(2), True),
+        ("f().grad", torch.ones(2), True),
+        ("w.sum", torch.ones(2), True),
+        ("w.shape", torch.ones(2), False),
+        ("w.grad", types.SimpleNamespace(grad=None), False),
+        ("w", torch.ones(2), False),
+    ],
+)
+def test_what_a_tensor_gave(text: str, owner: object, *, is_it: bool) -> None:
+    call: Any = types.SimpleNamespace(value=lambda node: owner)
+    node = ast.parse(text, mode="eval").body
+    assert torch_errors._is_of_tensor(call, node) is is_it
 
 
 SENTENCES = """
