@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn, tensor
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
 
 from cudalens.recorder import Recorder
 from cudalens.recorder.nonfinite import NonFiniteWatch
@@ -161,6 +162,49 @@ def test_a_nan_that_is_read_leads_to_the_call_that_made_it(
 ) -> None:
     OLD[0], BIG[0] = NAN, INF
     assert read(make) == ([] if maker is None else [("read", *maker)])
+
+
+class Rows(Dataset[Tensor]):
+    """Two rows, each made by a function."""
+
+    def __init__(self, row: Callable[[], Tensor]) -> None:
+        self.row = row
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.row()
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    {
+        "computed": (
+            lambda: neg().log() * 2,
+            [("loss", "made", "log", "mul", "stack", "sub", "sum")],
+        ),
+        "of the data": (lambda: OLD, [("loss", "entered", "sub", "sub", "sum")]),
+        "computed with": (lambda: OLD * 2, [("loss", "entered", "sub", "sub", "sum")]),
+        "asked for": (
+            lambda: torch.full((2,), NAN),
+            [("loss", "entered", "sub", "sub", "sum")],
+        ),
+        "good": (neg, []),
+    }.values(),
+)
+def test_of_a_loader_only_what_its_dataset_computes_is_made(
+    row: Callable[[], Tensor], found: list[Any]
+) -> None:
+    """A value of the data is named where the batch is first read."""
+    weight = parameter(0.0, 1.0)
+
+    def run() -> None:
+        (batch,) = DataLoader(Rows(row), batch_size=2)
+        (batch - weight).sum().backward()
+
+    OLD[0] = NAN
+    assert arrived(run) == found
 
 
 def test_a_strict_watch_stops_at_the_first_call() -> None:
