@@ -16,11 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from cudalens import __main__ as command_line
 from cudalens.__main__ import main
+from cudalens.core.errors import SimulationError
 from cudalens.core.report import Report
 from cudalens.core.report_types import Environment, SourceSpan
 from cudalens.core.version import __version__
@@ -105,10 +107,11 @@ def test_a_script_sees_what_it_would_see_alone(run_here: Run, tmp_path: Path) ->
     script(tmp_path, "answer = 42\n", "below/helper.py")
     text = "import sys, helper\nprint(__name__, sys.argv, helper.answer, sys.path[0])\n"
     script(tmp_path, text, "below/train.py")
-    done = run_here("--fast", "below/train.py", "--fast", "-m", "x")
+    theirs = ["--fast", "-m", "x", "--version", "--help"]
+    done = run_here("--fast", "below/train.py", *theirs)
     folder = (tmp_path / "below").resolve()
     assert (done.returncode, done.stderr) == (0, "")
-    expected = ["below/train.py", "--fast", "-m", "x"]
+    expected = ["below/train.py", *theirs]
     assert done.stdout == f"__main__ {expected!r} 42 {folder}\n"
 
 
@@ -185,6 +188,7 @@ ENDS = {
         "KeyboardInterrupt$",
     ),
     "a swallowed finding": (SUPPRESSED, 0, "10 is outside the 10 classes"),
+    "an exit behind one": (f"{SUPPRESSED}raise SystemExit(3)\n", 3, "10 is outside the 10 classes"),
     "advice for a script": (OF_NAN, 1, ADVICE),
 }
 """A script, its exit status, and what is said on stderr."""
@@ -288,6 +292,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_run(
     script(tmp_path, "print('ran')\n")
     begin = f"{option} {name}: it cannot be written: "
     assert_one_line(run_here(option, name, "train.py"), 2, reason, begin=begin)
+    script(tmp_path, make_report().to_json(), "a.json")
+    assert_one_line(run_here("show", option, name, "a.json"), 2, reason, begin=begin)
 
 
 def test_a_run_without_a_finding_leaves_no_file(run_here: Run, tmp_path: Path) -> None:
@@ -312,8 +318,17 @@ def test_demo_prints_the_report_and_writes_the_page(run_here: Run, tmp_path: Pat
     assert line is not None
     numbered = dict(re.findall(r"^ +(\d+)  (\S.*)$", done.stdout, re.MULTILINE))
     assert numbered[line[1]] == "loss = F.cross_entropy(logits, y)"
-    page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
-    assert "10 is outside the 10 classes" in page
+    path = Path("demo") / "report.html"
+    assert "10 is outside the 10 classes" in (tmp_path / path).read_text(encoding="utf-8")
+    assert done.stdout.endswith(f"\n\nThe same as a page: {path}\n")
+
+
+def test_where_no_rehearsal_can_start_the_demo_says_so(
+    run_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = Mock(side_effect=SimulationError("no rehearsal for this torch"))
+    monkeypatch.setattr("cudalens.session.demo.run", refused)
+    assert_one_line(run_here("demo"), 1, begin="no rehearsal for this torch\n")
 
 
 def test_guards_are_found_by_words_and_begin_with_what_people_call(run_here: Run) -> None:
@@ -338,6 +353,7 @@ def test_guards_keep_to_the_width_of_the_terminal(columns: int) -> None:
 
 def test_guards_lists_the_catalogue(run_here: Run) -> None:
     rows = json.loads(run_here("guards", "--json").stdout)
+    assert run_here("guards", "--json", "xyzzy").stdout == "[]\n"
     table = " ".join(run_here("guards").stdout.split())
     assert len(rows) >= 10
     assert {"op", "api", "guard", "precondition", "source", "cost", "frequency"} <= set(rows[0])
@@ -641,6 +657,21 @@ def test_a_terminal_has_colours_unless_they_are_not_wished(
     assert command_line._has_colour(stream) is (is_a_terminal and allowed)
 
 
+@pytest.mark.parametrize("is_a_terminal", [True, False])
+def test_a_report_on_a_terminal_has_colours(
+    is_a_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stream = SimpleNamespace(isatty=lambda: is_a_terminal)
+    assert ("\x1b[" in command_line._as_text(make_report(), stream)) is is_a_terminal
+
+
+def test_without_a_terminal_lines_have_a_hundred_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(os, "get_terminal_size", Mock(side_effect=OSError))
+    assert command_line._width() == 100
+
+
 @pytest.mark.parametrize(("columns", "width"), [("60", 60), ("120", 120), ("121", 120)])
 def test_lines_are_as_wide_as_the_terminal_up_to_a_limit(
     columns: str, width: int, monkeypatch: pytest.MonkeyPatch
@@ -735,6 +766,23 @@ def test_scripts_find_modules_in_their_folder_unless_python_was_told_not_to(
         monkeypatch.setattr(sys, "flags", SimpleNamespace(safe_path=is_safe))
         command_line._import_from(Path("/scripts"))
         assert sys.path == [first, "second"]
+
+
+def test_a_module_is_looked_for_here_and_a_linked_script_finds_those_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with ``python -m``, and as Python runs what a link leads to."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [])
+    path = script(tmp_path, "", "real/train.py")
+    (tmp_path / "link.py").symlink_to(path)
+    for run, place in (
+        (lambda: command_line._as_script(Path("link.py"), []), path.parent.resolve()),
+        (lambda: command_line._as_module("real.train", []), tmp_path.resolve()),
+    ):
+        monkeypatch.setattr(sys, "path", ["first", *sys.path[1:]])
+        run()
+        assert sys.path[0] == str(place)
 
 
 @pytest.mark.parametrize("ends", [True, False])
