@@ -81,6 +81,9 @@ def test_the_environment_can_ask_for_the_view(view: None, monkeypatch: pytest.Mo
     shell = screen(kernel=object(), allow_stdin=False)
     display.publish(shell, REPORT, widgets=True)
     assert display.WIDGET_TYPE in sent(shell)[1]["data"]
+    terminal = screen(kernel=None)
+    display.publish(terminal, REPORT, widgets=True)
+    assert len(sent(terminal)) == 1
 
 
 def test_nothing_is_shown_when_nothing_is_wrong() -> None:
@@ -191,8 +194,11 @@ def test_the_loss_of_a_device_is_shown_under_the_name_that_will_replace_it(
     session = display.new_session(Options(max_ops=3))
     assert session.max_ops == 3
     session.report = REPORT if has_report else None
+    flushed = Mock()
+    monkeypatch.setattr(display.sys.stdout, "flush", flushed)
     assert session.show_early is not None
     session.show_early()
+    assert flushed.called is (has_shell and has_report)  # torch may abort next
     if has_shell and has_report:
         (call,) = sent(shell)
         assert call["transient"] == {"display_id": session.display_name}

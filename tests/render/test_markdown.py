@@ -11,7 +11,15 @@ from cudalens.core.report import Observation, RankResult, Report
 from cudalens.core.report_types import MarkedLine, RaisedException
 from cudalens.render.markdown import MAX_LINES, render, render_with
 from cudalens.render.strip import Node, Strip
-from tests.builders import NOTHING_ELSE, fact, make_report, raised, source, user_frame
+from tests.builders import (
+    NOTHING_ELSE,
+    fact,
+    make_report,
+    raised,
+    small_graph,
+    source,
+    user_frame,
+)
 
 LINE = "loss = F.cross_entropy(logits, y)"
 HERE = source((LINE,), 0, "F.cross_entropy(logits, y)")
@@ -89,6 +97,14 @@ def test_boxes_that_feed_each_other_have_an_arrow_and_others_three_dots() -> Non
         Node(title="op", look="fail", small="not launched", has_arrow=True),
     )
     assert flow_of(*boxes) == "a [2] → b … c → **op (not launched)**"
+
+
+def test_a_module_goes_by_the_models_name_where_that_is_proven() -> None:
+    graph = replace(small_graph(), module_names=(("net.3", "model.head"),))
+    (flow,) = lines_of(make_report(graph=graph), "- graph: ")
+    assert "Linear model.head" in flow
+    (flow,) = lines_of(make_report(), "- graph: ")
+    assert "Linear net.3" in flow
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from cudalens.core.report import AutogradNeighbourhood, Bounds, OffenderMap, Off
 from cudalens.render import figures
 from cudalens.render.colours import LIGHT
 from cudalens.render.strip import strip
-from tests.builders import REPRESENTATIVE, make_report
+from tests.builders import REPRESENTATIVE, make_report, small_graph
 from tests.processes import python
 
 
@@ -140,6 +140,16 @@ def test_a_box_of_the_strip_says_what_is_below_it() -> None:
     assert [to_hex(box.get_edgecolor()) for box in boxes] == (
         [LIGHT["bad" if node.look in ("fail", "badin") else "muted"] for node in drawn.nodes]
     )
+
+
+def test_a_box_goes_by_the_models_name_where_that_is_proven() -> None:
+    graph = replace(small_graph(), module_names=(("net.3", "model.head"),))
+    for report, title in (
+        (make_report(graph=graph), "Linear model.head"),
+        (make_report(), "Linear net.3"),
+    ):
+        axes = report.figure().axes[-1]
+        assert title in [text.get_text() for text in axes.texts]
 
 
 def test_an_image_stays_an_image() -> None:

@@ -33,6 +33,12 @@ def test_no_line_is_wider_than_asked(name: str, width: int) -> None:
     assert [line for line in lines if line != line.rstrip()] == []
 
 
+def test_a_terminal_is_taken_to_have_thirty_columns_at_least() -> None:
+    for name in ("labels", "host_error"):
+        report = REPRESENTATIVE[name]()
+        assert render(report, width=1) == render(report, width=30) != render(report, width=31)
+
+
 @pytest.mark.parametrize("name", REPRESENTATIVE)
 def test_colour_adds_only_colour(name: str) -> None:
     report = REPRESENTATIVE[name]()
