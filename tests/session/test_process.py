@@ -140,9 +140,10 @@ def test_an_exception_that_ends_a_block_goes_on_with_the_pending_finding_as_a_no
 
 @pytest.mark.usefixtures("sim")
 def test_a_guard_of_ones_own_until_it_is_taken_out() -> None:
-    undo = cudalens.register_guard("aten::median", lambda self: None if self.numel() else "empty")
     empty = torch.zeros(0, device="cuda")
     with cudalens.guard():
+        empty.median()
+        undo = cudalens.register_guard("aten::median", lambda self: None if len(self) else "empty")
         torch.ones(2, device="cuda").median()
         with pytest.raises(DeviceValueError, match="empty"):
             empty.median()
@@ -279,8 +280,9 @@ def test_what_the_parent_has_pending_is_said_once(
     monkeypatch: pytest.MonkeyPatch, count: int, words: str
 ) -> None:
     monkeypatch.setattr(process.PENDING, "inherited", count)
-    with pytest.warns(UserWarning, match=words):
+    with pytest.warns(UserWarning, match=words) as warned:
         cudalens.settle()
+    assert warned[0].filename == __file__
     assert process.PENDING.inherited == 0
     cudalens.settle()
 

@@ -93,8 +93,11 @@ def test_the_next_block_starts_afresh() -> None:
     session = cudalens.check()
     with pytest.raises(DeviceIndexError), session:
         bad()
+    assert PROCESS.last_check.endswith(" recorded, a problem found")
     with session:
         good()
+    assert PROCESS.last_check.startswith("1 guarded call checked, ")
+    assert PROCESS.last_check.endswith(" recorded, nothing found")
     assert session.report is None
     assert session.findings == ()
     with pytest.raises(DeviceIndexError), session:

@@ -416,3 +416,21 @@ def test_what_raises_nothing_is_a_warning_of_the_line_behind_the_block(
                 raise error
     lines = [(item.category, item.filename) for item in told]
     assert lines == ([(cudalens.SilentFindingWarning, __file__)] if warns else [])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fast": True}, {"deferred": True}, {"nan": "strict"}, {"sync": False}, {"max_ops": 9},
+        {"force_eager": False}, {},
+    ],
+)  # fmt: skip
+def test_the_processes_of_a_block_get_its_options_and_not_its_files(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    with cudalens.check(html=tmp_path / "a.html", **options) as session:
+        assert session._ranks is not None
+        made = session._ranks._make()
+    names = ("fast", "deferred", "nan", "sync", "max_ops", "force_eager")
+    assert [getattr(made, name) for name in names] == [getattr(session, name) for name in names]
+    assert made._files == [None, None] and session._files[0] is not None
