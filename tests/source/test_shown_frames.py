@@ -429,6 +429,9 @@ def traced(*stack: str) -> list[str]:
         # What ours asks of torch for itself is ours.
         (["cell", "own unmarked", "torch"], ["cell"]),
         (["cell", "own unmarked", "torch", "library"], ["cell", "library"]),
+        # Of several the innermost asks.
+        (["cell", "own", "own unmarked", "torch"], ["cell"]),
+        (["cell", "own unmarked", "own", "torch"], ["cell", "torch"]),
         # What is beside ours goes with it, and stays by itself.
         (["cell", "op", "library"], ["cell", "op", "library"]),
         (["cell", "own", "op", "library"], ["cell", "library"]),
