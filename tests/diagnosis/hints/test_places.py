@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cudalens.core.report_types import SeenBefore
+from cudalens.diagnosis.hints.places import too_few_places
 from tests.hint_evidence import (
     ONE_TO_TEN,
     Cause,
@@ -40,3 +42,19 @@ NEIGHBOURS: dict[str, Cause] = {
 @pytest.mark.parametrize("cause", (rows := {**CAUSES, **NEIGHBOURS}).values(), ids=rows)
 def test_the_cause_and_no_other_is_said(cause: Cause) -> None:
     check_cause(cause)
+
+
+@pytest.mark.parametrize(("most", "is_told"), [(2, False), (3, True), (4, True), (None, False)])
+def test_earlier_calls_within_the_bound_leave_both_sides_open(
+    most: int | None, is_told: bool
+) -> None:
+    """Another data set may number things of its own; without values a call that came back fits."""
+    seen = SeenBefore(calls=3, min=0, max=most)
+    hint = too_few_places(labels([0, 1, 2, 3] * 4, 3, seen_before=seen))
+    assert (hint is not None) is is_told
+
+
+@pytest.mark.parametrize(("places", "is_told"), [(1, False), (2, True)])
+def test_one_place_counts_nothing(places: int, is_told: bool) -> None:
+    hint = too_few_places(labels([*range(places + 1)] * 4, places))
+    assert (hint is not None) is is_told
