@@ -24,6 +24,7 @@ from cudalens.diagnosis.hints._makers import (
     makes_value,
     way_of,
 )
+from tests.hint_evidence import labels
 
 
 def step(op: str | None, text: str | None = "line", note: str | None = None) -> ProvenanceStep:
@@ -91,6 +92,17 @@ def test_what_came_in_before_arithmetic_is_another_value() -> None:
     assert makers("aten::view", came_in) == ["torch.tensor"]
     written = step("torch.Tensor.__setitem__", note=f"{WRITES} 9")
     assert makers(written, came_in) == ["torch.Tensor.__setitem__", "torch.tensor"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "made"),
+    [((9, 9), "torch.tensor"), ((9, 8), "aten::clamp"), ((8, 8), "aten::clamp")],
+)
+def test_a_clamp_hands_on_what_python_listed(bad: tuple[int, ...], made: str) -> None:
+    """All of the bad values: one that is not in the list is a bound of the clamp."""
+    came_in = step("torch.tensor", "y = torch.tensor([3, 9])", FIRST_BAD)
+    found = labels([0, *bad], 5, provenance=(step("aten::clamp"), came_in))
+    assert [it.op for it in maker_steps(found)] == [made]
 
 
 def test_a_division_is_named_beside_the_maker() -> None:
