@@ -50,6 +50,8 @@ def test_the_tensor_at_fault_is_the_one_of_the_list() -> None:
     found = fault(evidence)
     assert found is not None and found[1] is two
     assert fault(with_violation(evidence, list_position=2)) is None
+    first = fault(with_violation(evidence, list_position=0))
+    assert first is not None and first[1] is one
     assert fault(Evidence()) is None
 
 
