@@ -11,9 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from cudalens.core.call import Call, NodeMark
+from cudalens.core.call import ApiCall, Call, NodeMark
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Bounds, Offender, Offenders, OpName, Violation
+from cudalens.core.report_types import (
+    Bounds,
+    Offender,
+    Offenders,
+    OpName,
+    TensorFact,
+    Violation,
+)
 from cudalens.evidence import collect
 from cudalens.evidence.collect import (
     COLLECTORS,
@@ -223,3 +230,53 @@ def test_the_time_since_the_work_began() -> None:
     timing = timing_since(0.0)
     assert timing.diagnose_s > 0
     assert timing.recorded_ops == 0
+
+
+def test_the_tensors_of_a_lost_device_and_those_beside_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without values; of the others those that the line does not name, and not too many."""
+    beside = tuple(TensorFact(argument=None, expression=it) for it in ("x", "y", "z"))
+
+    def names(is_lost: bool) -> list[Any]:
+        def of(frames: Any) -> Any:
+            made = failure(
+                frames, arguments={"a": IDS, "b": torch.ones(2)}, is_lost=is_lost,
+                beside=lambda: beside,
+            )  # fmt: skip
+            return collect.tensors_of(made)
+
+        facts = asked("here(x)", of, x=IDS)[-1]
+        assert [it.summary is not None and it.summary.max for it in facts][:2] == (
+            [None, None] if is_lost else [5, None]
+        )
+        return [it.expression or it.argument for it in facts]
+
+    assert names(is_lost=False) == ["x", "b"]
+    assert names(is_lost=True) == ["x", "b", "y", "z"]
+    monkeypatch.setattr(collect, "MAX_TENSORS", 3)
+    assert names(is_lost=True) == ["x", "b", "y"]
+
+
+@pytest.mark.parametrize(
+    ("message", "worker_line", "asked_for"),
+    [("CUDA out of memory.", "", True), ("CUDA out of memory.", "f()", False), ("no", "", False)],
+)
+def test_the_holders_of_memory_are_those_of_this_process(
+    message: str, worker_line: str, *, asked_for: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect.memory, "largest", lambda frames: ("x: 2 GiB",))
+    made = failure(error=error_facts(RuntimeError(message)))
+    made.found.worker_line = worker_line
+    assert collect._memory(made) == (("x: 2 GiB",) if asked_for else ())
+
+
+def test_of_a_call_that_no_guard_saw_the_earlier_ones_are_counted() -> None:
+    counts = [2, 0]
+    snapshot = SimpleNamespace(calls_of_line=lambda raised: counts.pop(0))
+    recorder = SimpleNamespace(snapshot=lambda: snapshot)
+    made = failure(recorder=recorder, raised=ApiCall(func=torch.mm))
+    found = collect.seen_before(made)
+    assert found is not None and found.calls == 2
+    assert collect.seen_before(made) is None
+    assert collect.seen_before(failure(recorder=recorder)) is None
