@@ -117,6 +117,16 @@ CELLS = {
         (1, "n = 5", "torch.linspace(0, 1, n)"),
     ),
     "a number of classes": (f"n = 5\n{BAD}F.one_hot(y, n)", (1, "n = 5", None)),
+    "a tensor that gives another its type alone": (
+        f"x = torch.ones(5).cuda()\nz = x.new_zeros(5, 2)\n{BAD}z[y]",
+        (2, "x.new_zeros(5, 2)", None),
+    ),
+    "a square": (
+        f"n = 5\nx = torch.randn(n, 5).cuda().exp()\n{BAD}x[y]",
+        (1, "n = 5", "torch.randn(n, 5)"),
+    ),
+    "a number that the call computes": (f"{BAD}F.one_hot(y, len('abcde'))", None),
+    "a number that the call has": (f"{BAD}F.one_hot(y, 5)", None),
     "of two inputs that have the size none is named": (
         f"x, w = torch.randn(5, 5).cuda(), torch.randn(5, 5).cuda()\n{BAD}(x @ w)[y]",
         None,
