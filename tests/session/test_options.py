@@ -166,7 +166,7 @@ def test_help_names_every_option() -> None:
 def test_help_leaves_out_what_is_of_no_use_there() -> None:
     text = help_text("the usage 100 %", "the description", without=("--report", "--no-sync"))
     assert "usage: the usage 100 %" in text and "the description" in text
-    for name in ("--report", "-r ", "--no-sync"):
+    for name in ("--report", "  -r", "--no-sync"):
         assert name in help_text() and name not in text
     assert "--no-force-eager" in text
     assert "(default 4096)" in text
