@@ -11,6 +11,7 @@ import torch
 from cudalens import simulate
 from cudalens.core.errors import DeviceOffError
 from cudalens.simulate.memory import METER
+from tests.releases import needs_rehearsal
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The PyTorch API of nested tensors is in prototype",
@@ -49,6 +50,7 @@ def left() -> Iterator[dict[str, Any]]:
     made.clear()
 
 
+@needs_rehearsal
 @pytest.mark.parametrize(("kind", "use"), USES)
 def test_what_is_left_of_a_device_can_be_used_only_while_it_runs(
     kind: str, use: Callable[[Any], object], left: dict[str, Any]
@@ -59,6 +61,7 @@ def test_what_is_left_of_a_device_can_be_used_only_while_it_runs(
         use(left[kind])
 
 
+@needs_rehearsal
 def test_no_storage_keeps_a_refusal_once_the_device_runs_again(left: dict[str, Any]) -> None:
     """Each storage that lives has one, the first and the last alike."""
     assert all("clone" in vars(storage) for storage in METER.storages())
