@@ -88,7 +88,7 @@ def test_arguments_of_an_overload_in_the_order_of_its_schema() -> None:
     [
         (["aten::gather"], fits, False, GATHERS),
         (["aten::gather.default"], fits, False, {aten.gather.default}),
-        (["aten::gather"], fits, True, set()),
+        (["aten::gather.default"], fits, True, set()),
         (["aten::gather", "aten::gather.default"], fits, False, GATHERS),
         (["aten::no_such_op"], fits, False, set()), (["aten::gather.no_such"], fits, False, set()),
         (["aten::gather"], lambda self, other: None, False, set()),
