@@ -116,9 +116,10 @@ class HostWaits:
         for optimizer in live_instances(Optimizer):
             groups = vars(optimizer).get("param_groups", ())
             owners = (item for group in groups for item in group["params"])
-            owner = next((it for it in owners if it.requires_grad and it.grad is not None), None)
-            if owner is not None:
-                self._left[optimizer] = _LeftGradients(owner, error)
+            with _torch.NoTorchFunction():
+                owner = next((p for p in owners if p.requires_grad and p.grad is not None), None)
+                if owner is not None:
+                    self._left[optimizer] = _LeftGradients(owner, error)
 
     def _kernel(self, name: str, before: Callable[..., None]) -> Callable[..., Any]:
         op = _torch.op_of(name)
@@ -207,14 +208,16 @@ class _LeftGradients:
         self._hook.remove()
         if self._was_cleared is None:
             gradient = self._gradient()
-            self._was_cleared = gradient is None or gradient._version != self._version
+            with _torch.NoTorchFunction():
+                self._was_cleared = gradient is None or gradient._version != self._version
 
     def is_there(self) -> bool:
         """Return whether they are still there, alone or with those of other steps."""
         self._look()
         owner, gradient = self._owner(), self._gradient()
-        if owner is None or gradient is None or owner.grad is not gradient or self._was_cleared:
-            return False
-        if owner.requires_grad:
-            self._watch(owner)  # they may be cleared yet
+        with _torch.NoTorchFunction():
+            if owner is None or gradient is None or owner.grad is not gradient or self._was_cleared:
+                return False
+            if owner.requires_grad:
+                self._watch(owner)  # they may be cleared yet
         return True

@@ -420,13 +420,16 @@ def test_guards_are_put_in_once_and_taken_out(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_findings_wait_where_a_mode_of_the_users_is_open() -> None:
-    """The mode sees nothing of the look."""
-    host = OnHost(is_deferred=True)
+    """The mode sees nothing of the look, nor of a look at gradients that may come of it."""
+    host, p = OnHost(is_deferred=True), nn.Parameter(torch.ones(2))
+    p.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([p])
     try:
         host.call("aten::index_select", lambda *_: None, HERE, 0, THERE)
         with SeenOps() as seen, SeenFunctions() as functions:
             assert isinstance(host.guards.settle(), ArithmeticError)
             assert host.guards.settle() is None
+            assert host.guards._waits._left[optimizer].is_there()
         assert (seen.ops, functions.names) == ([], [])
     finally:
         PENDING.clear()
