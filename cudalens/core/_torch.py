@@ -21,10 +21,9 @@ from cudalens.core._python import Uninterrupted, live_instances
 from cudalens.core.report_types import TensorMeta
 
 ACCELERATORS = frozenset({"cuda", "xpu", "mps", "hpu", "npu", "mtia", "maia", "privateuseone"})
-"""Device types on which a bad value asserts, faults or is read silently.
+"""Device types on which a bad value asserts, faults or is read silently: where guards act.
 
-The one place that says where guards act; on ``cpu`` the op's own error is exact, and ``meta``
-tensors have no values.
+On ``cpu`` the op's own error is exact, and ``meta`` tensors have no values.
 """
 
 BACKEND_SELECT = "BackendSelect"
@@ -98,29 +97,30 @@ def register_kernels(
     """
     libraries: dict[str, Any] = {}
     try:
-        for name, kernel in kernels.items():
-            namespace = name.partition("::")[0]
-            if namespace not in libraries:
-                libraries[namespace] = torch.library.Library(namespace, "IMPL")
-            register_kernel(libraries[namespace], name, kernel, key, with_keyset=True)
+        with unlisted(kernels, key, libraries.values()):
+            for name, kernel in kernels.items():
+                namespace = name.partition("::")[0]
+                if namespace not in libraries:
+                    libraries[namespace] = torch.library.Library(namespace, "IMPL")
+                libraries[namespace].impl(name, kernel, key, with_keyset=True)
     except BaseException:
         destroy(libraries.values())
         raise
     return list(libraries.values())
 
 
-def register_kernel(
-    library: Any, name: str, kernel: Callable[..., Any], key: str, **options: Any
-) -> None:
-    """Register one kernel, off torch's list of them: its end would take a user's entry along."""
-    listed, entry = torch.library._impls, name.replace("::", "/") + f"/{key}"
-    of_others = listed & {entry}
+@contextmanager
+def unlisted(names: Iterable[str], key: str, libraries: Iterable[Any]) -> Iterator[None]:
+    """Keep kernels off torch's list of them, whose end would take a user's entries along."""
+    listed, ours = torch.library._impls, {f"{name.replace('::', '/')}/{key}" for name in names}
+    of_others = listed & ours
     listed -= of_others
     try:
-        library.impl(name, kernel, key, **options)
+        yield
     finally:
-        library._op_impls.discard(entry)
-        listed.discard(entry)
+        for library in libraries:
+            library._op_impls -= ours
+        listed -= ours
         listed |= of_others
 
 

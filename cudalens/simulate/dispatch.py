@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from cudalens.core._torch import all_op_names, has_kernel, op_of, register_kernel
+from cudalens.core._torch import all_op_names, has_kernel, op_of, unlisted
 from cudalens.core.errors import DeviceOffError
 from cudalens.simulate._internals import kernels_in_python
 from cudalens.simulate.kernels import Runtime, SpecialKernel, call_cpu, run
@@ -181,7 +181,9 @@ class Registrations:
             vars(storage).update(dict.fromkeys(_STORAGE_METHODS, _refuse_off))
 
     def _put(self, name: str, kernel: Callable[..., Any], key: str) -> None:
-        register_kernel(self._library(name.partition("::")[0]), name, kernel, key)
+        library = self._library(name.partition("::")[0])
+        with unlisted([name], key, [library]):
+            library.impl(name, kernel, key)
 
     def _fall_back(self, kernel: Callable[..., Any], key: str) -> None:
         self._library("_").fallback(kernel, key)

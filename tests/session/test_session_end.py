@@ -384,8 +384,14 @@ def test_whether_a_block_is_followed_is_asked_at_its_end(
         return followed
 
     handed: list[Any] = []
+    end = module.SUCCESSION.end
+
+    def watched(recorder: Any) -> None:
+        handed.append(recorder)
+        end(None)
+
     monkeypatch.setattr(module.SUCCESSION, "is_followed", is_followed)
-    monkeypatch.setattr(module.SUCCESSION, "end", handed.append)
+    monkeypatch.setattr(module.SUCCESSION, "end", watched)
     with cudalens.check() as session:
         recorder = session.recorder
     assert session.is_followed is followed
