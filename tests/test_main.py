@@ -623,6 +623,8 @@ def test_json_before_a_command_is_an_option_of_the_command(run_here: Run) -> Non
     ("word", "said"),
     [
         ("trian.py", "there is no script 'trian.py'; did you mean train.py?"),
+        ("src/modle.py", "there is no script 'src/modle.py'; did you mean src/model.py?"),
+        ("modle.py", "there is no script 'modle.py'"),
         ("x.py", "there is no script 'x.py'"),
         ("./guards", "there is no script './guards'"),
         (
@@ -642,6 +644,8 @@ def test_what_is_no_script_in_words(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     script(tmp_path, "")
+    (tmp_path / "src").mkdir()
+    script(tmp_path / "src", "", "model.py")
     assert command_line._no_script(word) == said
 
 

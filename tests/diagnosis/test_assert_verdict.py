@@ -53,6 +53,10 @@ CASES = {
         evidence(op=OpName(name="aten::relu"), device_text=LABELS), "unknown",
         "CUDA printed the assert of F.cross_entropy or F.nll_loss, "
         "but aten::relu was the op that reported it: a label"),
+    "a function of the API and a text that disagree": (
+        evidence(op=OpName(name="aten::relu", api="torch.relu"), device_text=LABELS), "unknown",
+        "CUDA printed the assert of F.cross_entropy or F.nll_loss, "
+        "but torch.relu was the op that reported it: a label"),
     "an extension that calls torch's kernel": (
         evidence(op=OpName(name="mine::pick"), device_text=ROWS), "likely",
         "mine::pick asserted on the device: an index is outside"),

@@ -624,6 +624,7 @@ REFUSED: dict[str, Callable[[Tensor], object]] = {
     "index_add_": lambda i: i.index_add_(0, i, i.clone()),
     "index_copy_": lambda i: i.index_copy_(0, i, i.clone()),
     "scatter_": lambda i: i.scatter_(0, i, 0),
+    "scatter_, a view": lambda i: i.scatter_(0, i[:2], i.clone()),
     "scatter_add_": lambda i: i.scatter_add_(0, i, i.clone()),
     "put_": lambda i: i.put_(i, i.clone()),
     "index_put_": lambda i: i.index_put_((i,), i.clone()),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 from weakref import ref
@@ -254,3 +256,21 @@ def test_gradients_are_gone_where_they_were_cleared_or_replaced() -> None:
     p, gradients = left()
     del p
     assert not gradients.is_there()
+
+
+def test_a_finding_that_was_caught_keeps_no_frame_alive(queue: Pending) -> None:
+    """What a frame holds may be memory of the device."""
+    made, seen = waits(Settled(Mine())), []
+
+    def step() -> None:
+        held = Mine()
+        seen.append(ref(held))
+        made._wait()
+
+    gc.disable()
+    try:
+        with suppress(Mine):
+            step()
+        assert seen[0]() is None
+    finally:
+        gc.enable()

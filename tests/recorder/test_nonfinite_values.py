@@ -234,6 +234,19 @@ def test_what_was_changed_in_place_was_not_saved() -> None:
     assert saved_values(node) == ()
 
 
+def test_one_factor_that_was_changed_in_place_hides_no_other() -> None:
+    one, two = (T([1.0, 4.0], requires_grad=True) for _ in range(2))
+    node: Any = (one * two).grad_fn
+    both = {"gradient", "self", "other"}
+    assert set(beside_of_node(node, "MulBackward0", [torch.ones(2)], (2,))) == both
+    for factor, name in ((one, "self"), (two, "other")):
+        node = (one * two).grad_fn
+        with torch.no_grad():
+            factor.add_(1)
+        found = set(beside_of_node(node, "MulBackward0", [torch.ones(2)], (2,)))
+        assert found == both - {name}
+
+
 @pytest.mark.parametrize(
     ("name", "steep"),
     [

@@ -198,6 +198,8 @@ def test_an_edge_that_would_close_a_circle_is_left_out() -> None:
     edges = (*chain("a", "b", "f"), GraphEdge(src="b", dst="a"), GraphEdge(src="gone", dst="a"))
     graph = AutogradNeighbourhood(nodes=nodes, edges=edges, focus="f")
     assert fold(graph)[1] == [("a", "b"), ("b", "f")]
+    wider = replace(graph, edges=(*chain("a", "b", "f"), GraphEdge(src="f", dst="a")))
+    assert fold(wider)[1] == [("a", "b"), ("b", "f")]
 
 
 def test_only_the_nodes_nearest_to_the_failure_are_looked_at() -> None:

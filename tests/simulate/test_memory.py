@@ -165,7 +165,7 @@ def test_a_number_of_bytes_is_written_as_by_the_allocator(count: int, size: str)
 
 def test_what_is_free_is_what_no_tensor_has_now() -> None:
     """The peak counts for nothing: what was freed is there again."""
-    x = torch.ones(2**20, device=CUDA)
+    x = torch.empty(2**23, device=CUDA)  # a number of bytes that the text would show
     del x
     y = torch.ones(1024, device=CUDA)
     free, total = torch.cuda.mem_get_info()
