@@ -115,7 +115,12 @@ def check_facts(report: Report, facts: dict[str, str]) -> None:
         assert facts.get("argument", report.argument) == report.argument
         assert report.offenders is not None
         values = [offender.value for offender in report.offenders.first]
-        assert "value" not in facts or float(facts["value"]) in values
+        if "value" in facts:
+            # Processors sum in orders of their own, so the last digits of a float32 may differ.
+            exact = float(facts["value"])
+            near = pytest.approx(exact, rel=1e-5)
+            is_near = any(isinstance(value, float) and value == near for value in values)
+            assert exact in values or is_near
     assert report.limits == ()
 
 
