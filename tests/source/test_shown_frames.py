@@ -389,10 +389,11 @@ def test_exceptions_that_led_to_one_are_each_there_once() -> None:
 TORCH = str(Path(torch.__file__).parent)
 SHELL = str(Path(IPython.core.interactiveshell.__file__))
 SHOWS, HIDDEN = "def f(): then()", "def f(): __tracebackhide__ = True; then()"
+# Those of ours are real: `coverage` stops at one that is not there.
 FILES = {
-    "cell": "<a cell>", "other cell": "<b cell>", "shell": SHELL, "own": f"{OWN}/a.py",
-    "own unmarked": f"{OWN}/b.py", "op": f"{TORCH}/_ops.py", "torch": f"{TORCH}/nn/functional.py",
-    "library": "/site-packages/lib.py",
+    "cell": "<a cell>", "other cell": "<b cell>", "shell": SHELL, "own": f"{OWN}/__init__.py",
+    "own unmarked": f"{OWN}/__main__.py", "op": f"{TORCH}/_ops.py",
+    "torch": f"{TORCH}/nn/functional.py", "library": "/site-packages/lib.py",
 }  # fmt: skip
 
 
