@@ -406,8 +406,17 @@ def empty_rows() -> Evidence:
     )
 
 
-def step(op: str, text: str, note: str | None = None, line: int = 4) -> ProvenanceStep:
-    return ProvenanceStep(op=op, source=LineRef(line=line, text=text, cell=1), note=note)
+def step(
+    op: str | None, text: str | None = "line", note: str | None = None, line: int = 4
+) -> ProvenanceStep:
+    source = None if text is None else LineRef(line=line, text=text, cell=1)
+    return ProvenanceStep(op=op, source=source, note=note)
+
+
+def behind(evidence: Evidence, *steps: ProvenanceStep | str) -> Evidence:
+    """Return the evidence with older steps behind its own, the newest first."""
+    older = (step(it) if isinstance(it, str) else it for it in steps)
+    return replace(evidence, provenance=(*evidence.provenance, *older))
 
 
 MASK = (2, 4, 4)
@@ -464,7 +473,8 @@ def observations(evidence: Evidence, trial: Trial | None = None) -> tuple[Observ
 
 def made(value: str | None, line: int = 2, **more: Any) -> Binding:
     text = None if value is None else spelled(value)
-    return Binding(at=SourceSpan(cell=1, line=line, text=value), value=text, **more)
+    at = SourceSpan(cell=1, line=line, end_line=line, text=value)
+    return Binding(at=at, value=text, **more)
 
 
 def with_offenders(evidence: Evidence, **changes: Any) -> Evidence:

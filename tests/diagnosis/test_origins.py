@@ -22,14 +22,9 @@ from cudalens.diagnosis.origins import (
 )
 from cudalens.diagnosis.user_code import Change, Fix
 from tests.builders import chain, fact, node, spelled
-from tests.hint_evidence import syntax_of
+from tests.hint_evidence import made, syntax_of
 
 HERE = SourceSpan(cell=1, line=9, end_line=9, text="f(y)")
-
-
-def made(value: str | None, line: int = 2, **more: Any) -> Binding:
-    text = None if value is None else spelled(value)
-    return Binding(at=SourceSpan(cell=1, line=line, end_line=line), value=text, **more)
 
 
 class Said(Trial):

@@ -15,7 +15,6 @@ from cudalens.core.graph_types import (
     ProvenanceStep,
 )
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import LineRef
 from cudalens.diagnosis.hints._makers import (
     calls_on_line,
     is_made,
@@ -24,21 +23,11 @@ from cudalens.diagnosis.hints._makers import (
     makes_value,
     way_of,
 )
-from tests.hint_evidence import labels
-
-
-def step(op: str | None, text: str | None = "line", note: str | None = None) -> ProvenanceStep:
-    source = None if text is None else LineRef(cell=1, line=4, text=text)
-    return ProvenanceStep(op=op, source=source, note=note)
-
-
-def behind(*steps: ProvenanceStep | str) -> Evidence:
-    """Return the evidence of steps, the newest first."""
-    return Evidence(provenance=tuple(step(it) if isinstance(it, str) else it for it in steps))
+from tests.hint_evidence import behind, labels, step
 
 
 def makers(*steps: ProvenanceStep | str) -> list[str | None]:
-    return [it.op for it in maker_steps(behind(*steps))]
+    return [it.op for it in maker_steps(behind(Evidence(), *steps))]
 
 
 # --- the makers -----------------------------------------------------------------------------------
@@ -149,7 +138,9 @@ def test_whether_a_step_makes_a_value(
 
 
 def test_the_ops_on_the_way_without_those_that_copy() -> None:
-    found = way_of(behind("aten::mul", "aten::clone", step("aten::exp", None), step(None)))
+    found = way_of(
+        behind(Evidence(), "aten::mul", "aten::clone", step("aten::exp", None), step(None))
+    )
     assert list(found) == [("mul", " in line 4"), ("exp", "")]
 
 
@@ -166,9 +157,9 @@ def test_the_last_op_of_autograd_where_nothing_was_recorded() -> None:
 
 
 def test_whether_arithmetic_made_the_values() -> None:
-    assert is_made(behind("aten::view", "aten::add"))
-    assert not is_made(behind("aten::view", "torch.randint"))
-    assert not is_made(behind("aten::view"))
+    assert is_made(behind(Evidence(), "aten::view", "aten::add"))
+    assert not is_made(behind(Evidence(), "aten::view", "torch.randint"))
+    assert not is_made(behind(Evidence(), "aten::view"))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +174,7 @@ def test_whether_arithmetic_made_the_values() -> None:
     ],
 )
 def test_values_that_number_things(op: str, text: str, is_one: bool) -> None:
-    assert is_numbered(behind(step(op, text))) is is_one
+    assert is_numbered(behind(Evidence(), step(op, text))) is is_one
 
 
 def test_the_calls_of_a_line_that_is_whole() -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from cudalens.core.evidence_types import DatasetColumn
-from cudalens.core.graph_types import WRITES, ProvenanceStep
+from cudalens.core.graph_types import WRITES
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import LineRef, SeenBefore, TensorFact
+from cudalens.core.report_types import SeenBefore, TensorFact
 from cudalens.diagnosis.hints._reading import (
     Ids,
     adding_line,
@@ -24,18 +24,13 @@ from cudalens.diagnosis.hints._reading import (
     shifting_step,
     whole_column,
 )
-from tests.hint_evidence import indexed, labels, lookup, tensor
+from tests.hint_evidence import behind, indexed, labels, lookup, step, tensor
 
 
 def ids(evidence: Evidence) -> Ids:
     found = ids_of(evidence, "label", "token", "index", "position")
     assert found is not None
     return found
-
-
-def behind(evidence: Evidence, op: str, text: str, note: str | None = None) -> Evidence:
-    step = ProvenanceStep(op=op, source=LineRef(cell=1, line=4, text=text), note=note)
-    return replace(evidence, provenance=(*evidence.provenance, step))
 
 
 # --- how they count -------------------------------------------------------------------------------
@@ -125,7 +120,7 @@ def test_of_a_part_of_a_vector_all_values_are_known() -> None:
     ],
 )
 def test_the_line_that_added_just_this_number(text: str, op: str, is_it: bool) -> None:
-    found = adding_line(behind(labels([10], 10), op, text, f"{WRITES} 10"), 1)
+    found = adding_line(behind(labels([10], 10), step(op, text, f"{WRITES} 10")), 1)
     assert (found is not None and found.text == text) is is_it
 
 
@@ -146,7 +141,7 @@ def test_numbers_that_may_count_from_one() -> None:
     assert not ids(lookup([0, 2, 5], 5)).may_count_from_one
     assert not ids(lookup([1, 2, 6], 5)).may_count_from_one
     assert not ids(lookup([1, 2, 5], 5, name="row * 2")).may_count_from_one
-    sorted_ones = behind(lookup([1, 2, 5], 5), "torch.argsort", "ids = x.argsort()")
+    sorted_ones = behind(lookup([1, 2, 5], 5), step("torch.argsort", "ids = x.argsort()"))
     assert not ids(sorted_ones).may_count_from_one
     whole = tensor(None, "batch", [0, 1, 2, 5], (2, 2))
     assert not ids(lookup([1, 2, 5], 5, name="batch[0]", others=(whole,))).may_count_from_one
@@ -238,11 +233,11 @@ def test_ids_that_the_line_shifts() -> None:
 
 def test_the_first_recorded_step_that_shifted_them() -> None:
     evidence = behind(
-        behind(indexed("at"), "aten::view", "at = b.view(-1)"), "aten::add", "b = a + 1"
+        indexed("at"), step("aten::view", "at = b.view(-1)"), step("aten::add", "b = a + 1")
     )
     line = shifting_step(evidence)
     assert line is not None and line.text == "b = a + 1"
-    assert shifting_step(behind(evidence, "aten::mul", "a = c * 2")) is None
+    assert shifting_step(behind(evidence, step("aten::mul", "a = c * 2"))) is None
     assert shifting_step(indexed("at")) is None
 
 
@@ -261,7 +256,7 @@ def test_the_first_recorded_step_that_shifted_them() -> None:
 def test_a_line_that_writes_just_this_number(
     op: str, text: str, note: str | None, is_it: bool
 ) -> None:
-    assert is_written(behind(labels([-1], 3), op, text, note), -1) is is_it
+    assert is_written(behind(labels([-1], 3), step(op, text, note)), -1) is is_it
 
 
 # --- sizes and expressions ------------------------------------------------------------------------
