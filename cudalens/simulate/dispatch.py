@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, Final
@@ -70,16 +70,15 @@ def _aten_names() -> frozenset[str]:
 
 
 @cache
-def _pairs(keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Return op and key of the compiled kernels under these keys."""
-    names = [name for name in all_op_names() if name.startswith("aten::")]
-    return tuple((name, key) for name in names for key in keys if has_kernel(name, key))
+def _compiled_under(key: str) -> frozenset[str]:
+    """Return torch's own ops that have a compiled kernel under this key."""
+    names = (name for name in all_op_names() if name.startswith("aten::"))
+    return frozenset(name for name in names if has_kernel(name, key))
 
 
-def _of_layouts() -> set[tuple[str, str]]:
-    """Return op and key of what else than the fallback would serve sparse and nested tensors."""
-    layouts = _LAYOUTS.items()
-    return {(name, key) for key, (_, host) in layouts for name, _ in _pairs((key, host))}
+def _of_layout(key: str) -> frozenset[str]:
+    """Return the ops of sparse or nested tensors that something else than the fallback serves."""
+    return _compiled_under(key) | _compiled_under(_LAYOUTS[key][1])
 
 
 def _serve(runtime: Runtime, keys: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -155,16 +154,16 @@ class Registrations:
                 names.append(name)
         with _overriding():
             self._fall_back(partial(_serve, runtime, CPU_KEYS), "CUDA")
-            for key in _REFUSED_KEYS:
-                self._fall_back(partial(_refuse, key), key)
-            for name in names:
-                self._put(name, partial(_serve_named, runtime, CPU_KEYS, name), "CUDA")
+            own = {name: partial(_serve_named, runtime, CPU_KEYS, name) for name in names}
+            self._put(own, "CUDA")
             for key, (keys, _) in _LAYOUTS.items():
                 self._fall_back(partial(_serve, runtime, keys), key)
-            for name, key in _of_layouts():
-                self._put(name, partial(_serve_named, runtime, _LAYOUTS[key][0], name), key)
-            for name, key in _pairs(_REFUSED_KEYS):
-                self._put(name, partial(_refuse, key, op_of(name)), key)
+                own = {it: partial(_serve_named, runtime, keys, it) for it in _of_layout(key)}
+                self._put(own, key)
+            for key in _REFUSED_KEYS:
+                self._fall_back(partial(_refuse, key), key)
+                refused = {it: partial(_refuse, key, op_of(it)) for it in _compiled_under(key)}
+                self._put(refused, key)
 
     def turn_off(self) -> None:
         """Take the kernels out; later calls on the device say that it is off."""
@@ -172,18 +171,18 @@ class Registrations:
         with _overriding():
             for key in ("CUDA", *_LAYOUTS):
                 self._fall_back(_refuse_off, key)
-            for name in _aten_names():
-                self._put(name, _refuse_off, "CUDA")
-            for name, key in _of_layouts():
-                self._put(name, _refuse_off, key)
+            self._put(dict.fromkeys(_aten_names(), _refuse_off), "CUDA")
+            for key in _LAYOUTS:
+                self._put(dict.fromkeys(_of_layout(key), _refuse_off), key)
         # Attributes of the storages themselves hide the methods; of torch nothing is replaced.
         for storage in METER.storages():
             vars(storage).update(dict.fromkeys(_STORAGE_METHODS, _refuse_off))
 
-    def _put(self, name: str, kernel: Callable[..., Any], key: str) -> None:
-        library = self._library(name.partition("::")[0])
-        with unlisted([name], key, [library]):
-            library.impl(name, kernel, key)
+    def _put(self, kernels: Mapping[str, Callable[..., Any]], key: str) -> None:
+        """Register the kernels of ops under one key."""
+        with unlisted(kernels, key, self._libraries.values()):
+            for name, kernel in kernels.items():
+                self._library(name.partition("::")[0]).impl(name, kernel, key)
 
     def _fall_back(self, kernel: Callable[..., Any], key: str) -> None:
         self._library("_").fallback(kernel, key)
