@@ -183,8 +183,7 @@ def _is_stale(call: Recorded, snapshot: Snapshot, write: Recorded) -> bool:
     if call.seq > write.seq:
         return False
     return any(
-        isinstance(item(), nn.Parameter)
-        and any(writer.seq >= call.seq for writer, _ in snapshot.writes_to(item))
+        isinstance(item(), nn.Parameter) and snapshot.has_write(item, call.seq)
         for item in call.inputs
     )
 

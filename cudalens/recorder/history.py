@@ -259,7 +259,11 @@ class Snapshot:
         living = tensor()
         place = None if living is None else address_of(living)
         is_written = place is not None and self._last_writes.get(place, -math.inf) >= since
-        return not is_written and not any(it.seq >= since for it, _ in self.writes_to(tensor))
+        return not is_written and not self.has_write(tensor, since)
+
+    def has_write(self, tensor: Ref, since: float) -> bool:
+        """Return whether a recorded call wrote to a tensor since call number ``since``."""
+        return any(it.seq >= since for it, _ in self.writes_to(tensor))
 
     @cached_property
     def _last_writes(self) -> dict[int, int]:
