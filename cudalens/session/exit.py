@@ -62,8 +62,9 @@ def explained(
         return own_report  # a session inside this one has reported it
     if early is not None:
         return attached(error, early, note_line(early, limits))
-    is_lost = limits.attempt("earlier failure", lambda: lost_context.is_lost(error_facts(error)))
-    if is_lost and (earlier := lost_context.end()) is not None:
+    if (earlier := lost_context.end()) is not None and limits.attempt(
+        "earlier failure", lambda: lost_context.is_lost(error_facts(error))
+    ):
         return attached(error, earlier, f"cudalens: {lost_context.reminder(earlier)}")
 
     def full() -> Report:
