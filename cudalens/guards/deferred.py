@@ -174,12 +174,12 @@ class PastCalls:
         """
         thread, running = running_call(self._is_users)
         count, is_captured = self._waits.count(), _torch.is_capturing()
+        # A lookup takes the table first.
+        written = written_by(op) if first is None else schema_parameters(op)[:1]
+        names = " and ".join(slot.name for slot in written)
 
         def report(smallest: Any, largest: Any) -> BaseException | None:
             violation, found_by = _violation_of(need, smallest, largest, guard.is_silent), guard
-            names = " and ".join(slot.name for slot in written_by(op))
-            if first is not None:
-                names = "weight"
             if first is not None and not first.low <= smallest <= largest <= first.high:
                 found_by = first.guard
                 own = _violation_of(first.need, smallest, largest, found_by.is_silent)
