@@ -446,7 +446,7 @@ class CellWatch:
                 print(line, file=sys.stderr)
         if result is not None and result.info.store_history and cell.number is not None:
             raw = result.info.raw_cell
-            if _MAGIC_LINE.match(raw):
+            if _MAGIC_LINE.fullmatch(raw):
                 self.shell.history_manager.input_hist_parsed[cell.number] = raw.rstrip("\n")
 
     # --- tracebacks -------------------------------------------------------------------------------

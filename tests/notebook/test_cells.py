@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from pathlib import Path
+from traceback import walk_tb
+from types import SimpleNamespace, TracebackType
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
+from IPython.core.compilerop import CachingCompiler
 
-from cudalens.core.errors import DeviceIndexError
+from cudalens.core.errors import DeviceIndexError, NonFiniteError
 from cudalens.guards.process import PROCESS
-from cudalens.notebook import cells
+from cudalens.notebook import cells, magics
 from cudalens.notebook.cells import CellWatch, _Cell
 from cudalens.session.options import Options
 from cudalens.session.succession import SUCCESSION
-from tests.shells import Notebook
+from cudalens.source.files import CELLS, CellRegistry
+from tests.shells import Notebook, new_shell
 
 FAST, NAN = Options(fast=True), Options(nan=True)
 
@@ -341,3 +347,427 @@ def test_a_traceback_shows_the_lines_of_magics_as_they_were_typed(
     except ValueError as error:
         watch._print_traceback(ValueError, error, [line, "# x"])
     assert printed == [[shown], [shown, "# x"]]
+
+
+# --- a cell that the shell runs -------------------------------------------------------------------
+
+
+async def body() -> None:
+    """Stand for the code of a cell."""
+
+
+@pytest.mark.parametrize("failing", ["_begun", "_open", None])
+@pytest.mark.parametrize("has_cell", [True, False])
+def test_code_whose_check_cannot_be_opened_is_dropped_and_another_raises(
+    watch: CellWatch, monkeypatch: pytest.MonkeyPatch, failing: str | None, has_cell: bool
+) -> None:
+    code, error = body(), ValueError("ours")
+    cell = _Cell()
+    watch._cells = [cell] if has_cell else []
+    watch._run_nodes = lambda *args, **options: code
+    watch.shell.run_code = lambda code, result: (code, result)
+    monkeypatch.setattr(watch, "_begun", lambda info: cell)
+    monkeypatch.setattr(watch, "_open", lambda cell, info: None)
+    if failing:
+        monkeypatch.setattr(watch, failing, Mock(side_effect=error))
+    result = SimpleNamespace(info=SILENT)
+    made = watch._run_checked([], "<the cell>", result=result)
+    assert (made is code) is (code.cr_frame is not None) is (failing is None)
+    if failing:
+        with pytest.raises(ValueError, match="ours"):
+            exec(made[0])
+        assert (made[0].co_filename, made[1]) == ("<the cell>", result)
+        assert cell.run is (made if has_cell else None)
+    code.close()
+
+
+def test_what_is_no_cell_is_run_as_it_is(watch: CellWatch) -> None:
+    watch._run_nodes = Mock(return_value="theirs")
+    assert watch._run_checked([], "a", "last", compiler=3) == "theirs"
+    watch._run_nodes.assert_called_once_with([], "a", "last", compiler=3)
+
+
+@pytest.mark.parametrize(
+    ("cells", "silent", "told"),
+    [
+        ("", False, ["any", "one"]), ("", True, ["any"]), ("noted", False, []),
+        ("noted running", False, ["any", "one"]), ("running noted", False, []),
+    ],
+)  # fmt: skip
+def test_a_cell_of_whose_beginning_nobody_has_told_begins_where_it_runs(
+    watch: CellWatch, monkeypatch: pytest.MonkeyPatch, cells: str, silent: bool, told: list[str]
+) -> None:
+    going, seen = body(), list[str]()
+
+    def before_any() -> None:
+        watch._cells.append(_Cell())
+        seen.append("any")
+
+    monkeypatch.setattr(watch, "_before_any", before_any)
+    monkeypatch.setattr(watch, "_before", lambda info: seen.append("one"))
+    watch._cells = [_Cell(run=going if kind == "running" else None) for kind in cells.split()]
+    assert watch._begun(SimpleNamespace(silent=silent)) is watch._cells[-1]
+    assert seen == told
+    going.close()
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> CellRegistry:
+    """Return what is known of the cells of a shell that keeps no map of their names."""
+    made = CellRegistry()
+    monkeypatch.setattr(cells, "CELLS", made)
+    return made
+
+
+@pytest.fixture
+def named(watch: CellWatch) -> CellWatch:
+    """Return the cells of a shell that calls the code of each as its text."""
+    watch.shell.compile = SimpleNamespace(get_code_name=lambda raw, text, number: text)
+    return watch
+
+
+def note(
+    watch: CellWatch, cell: _Cell, text: str, *, stores: bool = False, number: int = 7
+) -> None:
+    """Note the name of a cell that runs inside those that do."""
+    watch._cells.append(cell)
+    info = SimpleNamespace(raw_cell=text, transformed_cell=text, store_history=stores)
+    watch._note_name(cell, info, number)
+
+
+def test_the_outermost_cell_has_its_number_and_one_inside_that_of_its_place(
+    named: CellWatch, registry: CellRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that goes into the history has its own; any other is named by what runs it."""
+    whole = _Cell(typed=["%%time", "a"])
+    registry.titles["whole"] = "of an earlier one"
+    note(named, whole, "whole", number=3)
+    assert (whole.number, registry.numbers_of_shell, registry.titles) == (3, {"whole": 3}, {})
+    note(named, stored := _Cell(), "stored", stores=True, number=4)
+    assert (stored.number, registry.numbers_of_shell) == (4, {"whole": 3, "stored": 4})
+    for cell in (_Cell(part_of=whole), _Cell(is_by_hand=True)):
+        note(named, cell, "inside")
+        assert (cell.number, registry.numbers["inside"]) == (3, 3)
+    note(named, _Cell(), "other")
+    monkeypatch.setattr(cells._ipython, "running_script", lambda: "a.ipynb")
+    note(named, other := _Cell(), "of a script")
+    assert (other.number, registry.numbers["other"]) == (None, None)
+    assert registry.titles == {
+        "other": "<cell 3 run by In [3]>",
+        "of a script": "<cell 4 run by In [3] from a.ipynb>",
+    }
+
+
+def test_cells_inside_one_without_a_number_have_none(
+    named: CellWatch, registry: CellRegistry
+) -> None:
+    named._cells = [_Cell()]
+    note(named, cell := _Cell(is_by_hand=True), "inside")
+    assert (cell.number, registry.titles["inside"]) == (None, "<cell 1 run by In [0]>")
+
+
+def test_a_shell_that_keeps_the_names_of_its_cells_is_asked_for_them(
+    named: CellWatch, registry: CellRegistry
+) -> None:
+    named.shell.compile._filename_map = {"whole": 3}
+    named._comments = {"# %%time"}
+    note(named, _Cell(typed=["%%time", "a"]), "# %%time\na")
+    assert registry.numbers_of_shell == {}
+    assert registry.typed == {"# %%time\na": ("%%time", "a")}
+    assert named._comments_of == {"# %%time\na": {"# %%time"}}
+
+
+# --- the end of a cell ----------------------------------------------------------------------------
+
+
+def ended(raw: str = "a", *, stores: bool = True, error: BaseException | None = None) -> Any:
+    """Return the result of a cell."""
+    info = SimpleNamespace(raw_cell=raw, store_history=stores)
+    return SimpleNamespace(info=info, error_in_exec=error, success=error is None)
+
+
+@pytest.fixture
+def ending(watch: CellWatch) -> CellWatch:
+    """Return the cells of a shell with a history, whose last one is cell 2."""
+    watch.shell.history_manager = SimpleNamespace(input_hist_parsed=["", "one", "two"])
+    watch.shell.showtraceback = Mock()
+    watch._cells = [_Cell(number=2)]
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("raw", "stores", "number", "kept"),
+    [
+        ("%%cudacheck --nan\nx\n", True, 2, "%%cudacheck --nan\nx"),
+        ("\n%cudacheck x", True, 2, "\n%cudacheck x"),
+        ("x = 1\n%cudacheck x", True, 2, "two"),
+        ("%%cudachecks\nx", True, 2, "two"),
+        ("%%cudacheck\nx", False, 2, "two"),
+        ("%%cudacheck\nx", True, None, "two"),
+    ],
+)
+def test_the_history_has_the_magic_above_a_cell(
+    ending: CellWatch, raw: str, stores: bool, number: int | None, kept: str
+) -> None:
+    ending._cells[-1].number = number
+    ending._end(ended(raw, stores=stores))
+    assert ending.shell.history_manager.input_hist_parsed == ["", "one", kept]
+    assert ending._cells == []
+
+
+@pytest.mark.parametrize(
+    ("version", "is_beside", "report", "said"),
+    [
+        ((8, 13), False, None, "cudalens: mine\n"), ((8, 14), False, None, ""),
+        ((8, 13), True, None, "cudalens: try: f(y)\n"), ((8, 13), True, "its own", ""),
+    ],
+)  # fmt: skip
+def test_an_old_shell_has_the_notes_of_an_exception_printed(
+    ending: CellWatch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    version: tuple[int, int], is_beside: bool, report: object, said: str,
+) -> None:  # fmt: skip
+    """Beside its report the one action alone, which an error that has a report says itself."""
+    monkeypatch.setattr(cells._ipython, "version", lambda: version)
+    monkeypatch.setattr(cells, "is_reported", lambda error, it: is_beside)
+    monkeypatch.setattr(cells, "action_line", lambda it: "try: f(y)")
+    error = ValueError("bad")
+    error.__notes__ = ["cudalens: mine", "of the user"]
+    error.report = report  # type: ignore[attr-defined]
+    ending._end(ended(error=error))
+    assert capsys.readouterr().err == said
+
+
+LATE, EARLIER, MINE = (
+    DeviceIndexError("late", None),
+    DeviceIndexError("e", None),
+    ValueError("mine"),
+)
+
+
+@pytest.mark.parametrize(
+    ("closed", "kept", "error", "shown", "left"),
+    [
+        (LATE, None, None, LATE, LATE), (None, EARLIER, None, EARLIER, EARLIER),
+        (LATE, EARLIER, None, LATE, LATE), (LATE, None, MINE, LATE, MINE),
+        (None, None, MINE, None, MINE), (None, None, None, None, None),
+    ],
+)  # fmt: skip
+def test_what_comes_to_light_where_a_cell_ends_is_shown_and_ends_a_good_one(
+    ending: CellWatch, monkeypatch: pytest.MonkeyPatch, closed: BaseException | None,
+    kept: BaseException | None, error: BaseException | None, shown: BaseException | None,
+    left: BaseException | None,
+) -> None:  # fmt: skip
+    given: list[Any] = []
+    monkeypatch.setattr(ending, "_closed", lambda cell, error: given.append(error) or closed)
+    monkeypatch.setattr(cells, "give_line", lambda shell, error: given.append(error))
+    ending._cells[-1].late = kept
+    result = ended(error=error)
+    ending._end(result)
+    assert given == [error, *([shown] if shown else [])]
+    calls = [call.args[0] for call in ending.shell.showtraceback.call_args_list]
+    assert calls == ([(type(shown), shown, None)] if shown else [])
+    assert result.error_in_exec is left
+
+
+def test_the_innermost_cell_ends_and_what_is_timed_is_kept_until_all_have(
+    ending: CellWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ``%time`` has shown is the error of its cell, where the shell knows of none."""
+    errors: list[Any] = []
+    monkeypatch.setattr(ending, "_closed", lambda cell, error: errors.append(error))
+    outer, inner = _Cell(number=2), _Cell(shown_by_time=MINE)
+    ending._cells, ending._timed = [outer, inner], {"f(x)": None}
+    ending._end(None)
+    assert (ending._cells, ending._timed) == ([outer], {"f(x)": None})
+    ending._end(None)
+    assert (ending._cells, ending._timed, errors) == ([], {}, [MINE, None])
+
+
+# --- tracebacks -----------------------------------------------------------------------------------
+
+
+class Net(torch.nn.Module):
+    def forward(self, error: BaseException) -> None:
+        raise error
+
+
+@pytest.fixture
+def showing(watch: CellWatch, monkeypatch: pytest.MonkeyPatch) -> CellWatch:
+    """Return the cells of a shell that takes note of what it shows."""
+    watch.shell.InteractiveTB = SimpleNamespace(tb=None)
+    watch._show = Mock()
+    monkeypatch.setattr(sys, "last_traceback", None, raising=False)
+    return watch
+
+
+def files(trace: TracebackType | None) -> set[str]:
+    return {Path(frame.f_code.co_filename).name for frame, _ in walk_tb(trace)}
+
+
+@pytest.mark.parametrize(
+    ("error", "is_beside", "is_cut"),
+    [
+        (DeviceIndexError("mine", None), False, True), (NonFiniteError("mine", None), False, True),
+        (ValueError("mine"), False, False), (ValueError("mine"), True, True),
+    ],
+)  # fmt: skip
+def test_torchs_frames_are_shown_where_no_report_says_the_rest_and_a_debugger_has_them(
+    showing: CellWatch, monkeypatch: pytest.MonkeyPatch, error: Exception, is_beside: bool,
+    is_cut: bool,
+) -> None:  # fmt: skip
+    hidden: list[Any] = []
+    monkeypatch.setattr(cells, "is_reported", lambda error, report: is_beside)
+    monkeypatch.setattr(cells, "hide_own_frames", hidden.append)
+    with pytest.raises(type(error)) as caught:
+        Net()(error)
+    showing._showtraceback((type(error), error, caught.tb), tb_offset=1)
+    (((kind, given, trace),), options) = showing._show.call_args
+    assert (kind, given, options, hidden) == (type(error), error, {"tb_offset": 1}, [error])
+    assert files(trace) == {"test_cells.py", *(() if is_cut else ["module.py"])}
+    for kept in (sys.last_traceback, showing.shell.InteractiveTB.tb):
+        assert files(kept) == {"test_cells.py", "module.py"}
+
+
+def test_an_exception_that_is_handled_is_shown_and_each_check_told_of_it(
+    showing: CellWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    listener = SimpleNamespace(note_shown=told.append)
+    monkeypatch.setattr(type(PROCESS), "listeners", (listener, object(), listener))
+    try:
+        raise MINE
+    except ValueError:
+        showing._showtraceback()
+    assert showing._show.call_args.args[0][:2] == (ValueError, MINE)
+    assert told == [MINE, MINE]
+    showing._showtraceback((None, None, None), tb_offset=2)
+    showing._show.assert_called_with((None, None, None), tb_offset=2)
+    assert told == [MINE, MINE]
+
+
+@pytest.mark.parametrize("is_by_hand", [True, False])
+def test_a_cell_that_fails_is_closed_before_it_is_shown(
+    showing: CellWatch, monkeypatch: pytest.MonkeyPatch, is_by_hand: bool
+) -> None:
+    """One that was called by hand is not shown, and the cell around it knows the error."""
+    closed: list[Any] = []
+    monkeypatch.setattr(showing, "_close", lambda cell, error: closed.append((cell, error)))
+    first, outer, cell = _Cell(), _Cell(), _Cell(is_by_hand=is_by_hand)
+    showing._cells = [first, outer, cell]
+    showing._showtraceback((ValueError, MINE, None), running_compiled_code=True)
+    assert closed == [(cell, MINE)]
+    assert showing._show.called is not is_by_hand
+    assert (first.explained, outer.explained) == (None, MINE if is_by_hand else None)
+
+
+@pytest.mark.parametrize("is_time", [True, False])
+def test_what_time_shows_is_kept_in_the_innermost_cell(
+    showing: CellWatch, monkeypatch: pytest.MonkeyPatch, is_time: bool
+) -> None:
+    monkeypatch.setattr(cells._ipython, "is_shown_by_time", lambda frame: is_time)
+    showing._cells = [_Cell(), _Cell()]
+    showing._showtraceback((ValueError, MINE, None))
+    kept = [cell.shown_by_time for cell in showing._cells]
+    assert kept == [None, MINE if is_time else None]
+
+
+@pytest.mark.parametrize("has_kernel", [True, False])
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_behind_shift_enter_a_frame_has_its_arrow_line_alone_beside_a_report(
+    watch: CellWatch, has_kernel: bool, is_beside: bool
+) -> None:
+    frame = "Cell In[3]\n      1 a\n----> 2 b"
+    watch.shell.kernel = object() if has_kernel else None
+    traceback = SimpleNamespace(structured_traceback=lambda *args: [*args, frame])
+    watch.shell.InteractiveTB, before = traceback, traceback.structured_traceback
+    with pytest.raises(ValueError, match="mine"), watch._arrow_lines(is_beside):
+        is_short = has_kernel and is_beside
+        short = "Cell In[3]\n----> 2 b" if is_short else frame
+        assert traceback.structured_traceback("head") == ["head", short]
+        raise MINE
+    assert traceback.structured_traceback is before
+
+
+# --- loading and unloading ------------------------------------------------------------------------
+
+
+def test_the_cell_that_loads_the_extension_is_known_to_a_shell_without_a_map() -> None:
+    with new_shell() as shell:
+        shell.compile._filename_map = None
+        code = compile("load(shell)", "the cell", "exec").replace(co_name="<cell line: 1>")
+        try:
+            exec(code, {"load": magics.load, "shell": shell})
+            assert CELLS.numbers_of_shell == {"the cell": shell.execution_count}
+        finally:
+            magics.unload(shell)
+        assert CELLS.numbers_of_shell == {}
+
+
+def test_a_shell_that_is_left_tells_of_no_cell_and_hands_nothing_on() -> None:
+    with new_shell() as shell:
+        magics.load(shell)
+        assert SUCCESSION.sees_cells
+        SUCCESSION._earlier = object()
+        watch = magics._loaded[shell]._watch
+        watch._cells, watch.always = [_Cell(), _Cell()], FAST
+        magics.unload(shell)
+        assert (SUCCESSION.sees_cells, SUCCESSION._earlier) == (False, None)
+        assert (watch._cells, watch.always) == ([], None)
+        names = {"run_ast_nodes", "showtraceback", "_showtraceback"}
+        assert not names & vars(shell).keys()
+        assert type(shell.compile).__call__ is CachingCompiler.__call__
+
+
+@pytest.mark.parametrize("over", [0, 1, 2])
+def test_a_cell_of_whose_end_nobody_has_told_ends_where_the_next_begins(
+    watch: CellWatch, monkeypatch: pytest.MonkeyPatch, over: int
+) -> None:
+    going = body()
+    watch._cells = [_Cell(run=None if at < over else going) for at in range(2)][::-1]
+    monkeypatch.setattr(watch, "_end", lambda result: watch._cells.pop())
+    read, watch._is_by_hand = watch._next, True
+    watch._before_any()
+    assert len(watch._cells) == 3 - over and watch._cells[-1] is read
+    assert watch._next is not read and not watch._is_by_hand
+    going.close()
+
+
+@pytest.mark.parametrize(
+    ("cells_before", "silent", "number"),
+    [(1, True, 5), (1, False, None), (1, None, None), (0, True, None)],
+)
+def test_a_silent_cell_inside_another_gets_its_name_where_it_begins(
+    watch: CellWatch, monkeypatch: pytest.MonkeyPatch, cells_before: int, silent: bool | None,
+    number: int | None,
+) -> None:  # fmt: skip
+    """The shell tells of one that is not silent later, and of the outermost it names itself."""
+    info = None if silent is None else SimpleNamespace(silent=silent)
+    monkeypatch.setattr(cells._ipython, "info_of_running_cell", lambda: info)
+    noted: list[Any] = []
+    monkeypatch.setattr(watch, "_note_name", lambda *given: noted.append(given))
+    going = body()
+    watch._cells = [_Cell(run=going)] * cells_before
+    watch._before_any()
+    assert noted == ([] if number is None else [(watch._cells[-1], info, number)])
+    monkeypatch.setattr(watch, "_note_name", Mock(side_effect=MINE))
+    watch._cells = [_Cell(run=going)] * cells_before
+    watch._before_any()
+    assert watch._cells[-1].failure is (None if number is None else MINE)
+    going.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "stores", "number"),
+    [((9, 8), True, 4), ((9, 8), False, 5), ((9, 7), True, 5), ((9, 7), False, 5)],
+)
+def test_the_number_of_a_cell_is_that_before_the_shell_has_raised_its_count(
+    watch: CellWatch, monkeypatch: pytest.MonkeyPatch, version: Any, stores: bool, number: int
+) -> None:
+    monkeypatch.setattr(cells._ipython, "version", lambda: version)
+    noted = Mock(side_effect=[None, MINE])
+    monkeypatch.setattr(watch, "_note_name", noted)
+    watch._cells, info = [_Cell()], SimpleNamespace(store_history=stores)
+    for failure in (None, MINE):
+        watch._before(info)
+        assert (watch._cells[-1].is_silent, watch._cells[-1].failure) == (False, failure)
+    assert noted.call_args.args == (watch._cells[-1], info, number)
