@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import linecache
 import re
@@ -9,14 +10,16 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any
 from unittest.mock import Mock
 
 import IPython
 import pytest
 import torch
+from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionResult
 
 import cudalens
@@ -25,6 +28,7 @@ from cudalens.guards.process import PROCESS
 from cudalens.notebook import _ipython, cells, magics
 from cudalens.session.options import Options
 from cudalens.source.cell_text import counted_lines, typed_lines
+from tests.builders import make_report
 from tests.processes import python
 from tests.releases import needs_rehearsal
 from tests.shells import ANSI, BAD, SETUP, Notebook, new_shell
@@ -786,3 +790,203 @@ def test_a_bare_comment_sign_stays_below_blank_lines(notebook: Notebook) -> None
     lines = [line.rstrip() for line in notebook.out.splitlines()]
     at = next(at for at, line in enumerate(lines) if line.endswith("5 1/0"))
     assert lines[at - 2 : at] == ["      3 %%cudacheck", "      4 #"]
+
+
+# --- the magics alone -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def front_end(monkeypatch: pytest.MonkeyPatch) -> magics.FrontEnd:
+    """Return the magics of a shell that does nothing."""
+    return magics.FrontEnd(SimpleNamespace(user_ns={"known": 1}, user_global_ns={}, kernel=None))
+
+
+@pytest.mark.parametrize(
+    ("line", "cell", "said"),
+    [
+        ("--fast", None, "nothing to check: give a statement, or put %%cudacheck over a cell"),
+        ("f(x)", "a", "%%cudacheck takes options only, not 'f(x)': put the code below it"),
+        ("status --fast x", None, "%cudacheck status takes options only, not 'x'"),
+        ("simulate off --nan 1 2", None, "%cudacheck simulate off takes options only, not '1 2'"),
+        (
+            "stauts",
+            None,
+            "there is no command and no variable 'stauts'; did you mean %cudacheck status?",
+        ),
+    ],
+)
+def test_a_misuse_says_what_to_write(
+    front_end: magics.FrontEnd, line: str, cell: str | None, said: str
+) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(said)}$"):
+        front_end.cudacheck(line, cell)
+
+
+def test_without_torch_a_check_says_why_it_cannot_be_imported(
+    front_end: magics.FrontEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = Mock(side_effect=ImportError("libcudart.so is missing"))
+    monkeypatch.setattr(magics.importlib, "import_module", missing)
+    said = "cudalens needs torch, which cannot be imported here (libcudart.so is missing)"
+    for words in (("", "a"), ("known", None), ("on", None), ("explain", None)):
+        with pytest.raises(UsageError, match=f"^{re.escape(said)}$"):
+            front_end.cudacheck(*words)
+
+
+class Checked(nullcontext[None]):
+    """A session that does nothing."""
+
+    shown_error: BaseException | None = None
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Checked, Options, bool]]:
+    """Return each session that was shown, its options, and whether its error was explained."""
+    shown: list[tuple[Checked, Options, bool]] = []
+    monkeypatch.setattr(magics, "new_session", lambda options: Checked())
+    monkeypatch.setattr(
+        magics, "finish", lambda shell, it, options, is_shown: shown.append((it, options, is_shown))
+    )
+    return shown
+
+
+def test_a_variable_of_a_function_may_be_named_much_like_a_command(
+    front_end: magics.FrontEnd, sessions: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [compile("stauts + 1", "a", "eval")]
+    monkeypatch.setattr(magics.statement, "compiled", lambda shell, text: parts)
+    assert front_end.cudacheck("--fast stauts", None, {"stauts": 3}) == 4
+    assert [options for _, options, _ in sessions] == [Options(fast=True)]
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), None])
+@pytest.mark.parametrize("before", [True, False])
+def test_an_error_of_a_statement_is_explained_once(
+    front_end: magics.FrontEnd, sessions: list[Any], error: BaseException | None, before: bool
+) -> None:
+    cell = cells._Cell(explained=error if before else None)
+    front_end._watch._cells = [cell]
+    with nullcontext() if error is None else pytest.raises(type(error)):
+        with front_end._reported(Options()):
+            if error is not None:
+                raise error
+    ((session, _, is_shown),) = sessions
+    assert (session.shown_error, is_shown) == (None, before and error is not None)
+    assert cell.explained is error
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize("is_explained", [True, False])
+def test_what_time_shows_within_a_statement_is_its_error(
+    front_end: magics.FrontEnd, sessions: list[Any], is_new: bool, is_explained: bool
+) -> None:
+    error = ValueError("mine")
+    cell = cells._Cell(explained=error if is_explained else None)
+    front_end._watch._cells = [cell]
+    cell.shown_by_time = None if is_new else error
+    with front_end._reported(Options()):
+        cell.shown_by_time = error
+    ((session, _, is_shown),) = sessions
+    assert (session.shown_error, is_shown) == ((error, is_explained) if is_new else (None, False))
+
+
+def test_the_commands_say_what_every_cell_is_from_now_on(
+    front_end: magics.FrontEnd,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("cudalens.session.process.status", lambda: "the rest")
+    front_end.cudacheck("on --fast")
+    assert front_end._watch.always == Options(fast=True)
+    front_end.cudacheck("status")
+    front_end.cudacheck("off")
+    assert front_end._watch.always is None
+    front_end.cudacheck("status")
+    assert capsys.readouterr().out.splitlines() == [
+        "cudacheck is on: every following cell is checked",
+        "cells:        checked",
+        "the rest",
+        "cudacheck is off",
+        "cells:        checked under %%cudacheck only; %cudacheck on: every cell",
+        "the rest",
+    ]
+
+
+@pytest.mark.parametrize("has_error", [True, False])
+def test_explain_is_given_the_variables_the_last_error_and_what_cuda_printed(
+    front_end: magics.FrontEnd, monkeypatch: pytest.MonkeyPatch, has_error: bool
+) -> None:
+    explain, error = Mock(return_value=None), ValueError("mine")
+    monkeypatch.setattr("cudalens.session.explain.explain", explain)
+    monkeypatch.setattr(front_end._printed, "text", lambda: "an assertion")
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+    if not has_error:
+        monkeypatch.delattr(sys, "last_value")
+    front_end.cudacheck("explain")
+    names = front_end.shell.user_ns
+    explain.assert_called_once_with(names, error if has_error else None, "an assertion")
+
+
+def test_a_report_that_is_shown_again_says_which_file_was_not_written(
+    front_end: magics.FrontEnd, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = make_report(limits=("one is unknown",))
+    write, publish = Mock(return_value=([Path("a.html")], ["b.json was not written"])), Mock()
+    monkeypatch.setattr("cudalens.session.exit.write_files", write)
+    monkeypatch.setattr(magics, "publish", publish)
+    monkeypatch.setattr(cudalens, "last_report", lambda: report)
+    front_end.cudacheck("last -r again --html a.html --json b.json --no-widgets")
+    write.assert_called_once_with(report, "a.html", "b.json")
+    found = front_end.shell.user_ns["again"]
+    assert found.limits == ("one is unknown", "b.json was not written")
+    publish.assert_called_once_with(front_end.shell, found, widgets=False)
+    assert capsys.readouterr().out == "cudalens: the report is in a.html\n"
+
+
+class Flushed(io.StringIO):
+    """Standard output that knows how much of it was handed on."""
+
+    seen = ""
+
+    def flush(self) -> None:
+        self.seen = self.getvalue()
+
+
+def test_a_rehearsal_is_announced_before_it_starts_and_ends_with_the_magics_that_began_it(
+    front_end: magics.FrontEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, started, seen = Flushed(), Mock(), list[str]()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.delitem(sys.modules, magics._ACTIVATION)
+    results = iter([started, None])  # one that is running is not started again
+    monkeypatch.setattr(
+        "cudalens.session.process.start_simulation",
+        lambda: seen.append(out.seen) or next(results),  # type: ignore[func-returns-value]
+    )
+    for _ in range(2):
+        front_end.cudacheck("simulate")
+    assert seen[0] == "starting the rehearsal device ...\n"
+    for name in ("_watch", "_printed"):
+        monkeypatch.setattr(front_end, name, Mock())
+    front_end.shell.magics_manager = SimpleNamespace(magics={"line": {}, "cell": {}})
+    front_end.detach()
+    started.stop.assert_called_once_with()
+
+
+def test_the_asserts_that_cuda_prints_are_listened_to_while_the_extension_is_loaded(
+    bare: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a magic of somebody else's is back in each of its kinds."""
+    done: list[str] = []
+    for name in ("attach", "detach"):
+        monkeypatch.setattr(magics.PrintedAsserts, name, lambda self, it=name: done.append(it))
+    found = bare.shell.magics_manager.magics
+    found["cell"]["cudacheck"] = theirs = object()
+    magics.load(bare.shell)
+    assert done == ["attach"] and {"cudacheck", "%cudacheck"} <= found["line"].keys()
+    magics.load(bare.shell)
+    magics.unload(bare.shell)
+    magics.unload(bare.shell)
+    assert done == ["attach", "detach"]
+    assert found["cell"]["cudacheck"] is theirs
+    assert not {"cudacheck", "%cudacheck"} & found["line"].keys()
