@@ -75,6 +75,12 @@ CASES = {
     "a node of torch's with a text that is none of torch's": (
         evidence(op=NODE, phase="backward", device_text=OWN), "unknown",
         "CUDA asserted `mine < yours` by the end of SigmoidBackward0 in the backward pass"),
+    "a function of the API in backward": (
+        evidence(op=OpName(name="aten::relu", api="torch.relu"), phase="backward"), "unknown",
+        "torch.relu in the backward pass is the op after which CUDA reported"),
+    "a node that a function of the API ran": (
+        evidence(op=replace(NODE, api="torch.Tensor.backward"), phase="backward"), "unknown",
+        "SigmoidBackward0 in the backward pass is the op after which CUDA reported"),
     "a node of a Function with a text of its own": (
         evidence(op=OpName(name="PickBackward"), phase="backward", device_text=OWN), "likely",
         "PickBackward in the backward pass asserted on the device: `mine < yours` failed"),
@@ -160,8 +166,10 @@ def test_the_error_code_alone_is_enough() -> None:
         # The ops in compiled code cannot be told apart: run it eagerly.
         ({"device_text": COMPILED}, "run the cell without --no-force-eager", True),
         # The first is the cause; that there were more is said.
-        ({"device_text": LABELS}, "2 different assertions", False),
-        ({"device_text": f"{LABELS}\n{ROWS}"}, "2 different assertions", True),
+        ({"device_text": LABELS}, "different assertions", False),
+        ({"device_text": f"{LABELS}\n{ROWS}"}, "2 different assertions, the first comes", True),
+        ({"device_text": LABELS}, "printed `t >= 0 && t < n_classes`, the check of F.cross", True),
+        ({"device_text": COMPILED}, "CUDA printed `", False),
         # How to name the op: only where none is named, and waiting would have named one.
         ({"synchronization": UNWAITING, "device_text": OWN}, WAIT, True),
         ({"synchronization": WAITING, "device_text": OWN}, WAIT, False),
@@ -212,6 +220,7 @@ def test_without_a_check_the_line_is_the_launch_s_only_where_launches_block(
     assert ("CUDA_LAUNCH_BLOCKING=1 is set" in text) is is_set
     assert ("CUDA reports asserts late" in text) is not is_set
     assert "Next step: restart the kernel, run `%load_ext cudalens`" in text
+    assert text.count("Next step:") == 1
     checked = diagnose(evidence(error=error)).explanation
     assert "CUDA reports asserts late" not in checked and "LAUNCH_BLOCKING" not in checked
 

@@ -53,9 +53,10 @@ def test_equal_bad_values_are_said_as_one() -> None:
     assert observed(labels([1, 2, 10, 9, 10], 10), "values") == [
         "2 of 5 labels are 10, all others 1 … 9"
     ]
-    assert observed(labels([1, 2, 10, 9, 12], 10), "values") == [
-        "2 of 5 labels are 10, 12, all others 1 … 9"
-    ]
+    (item,) = [it for it in observations(labels([1, 2, 12, 9, 10], 10)) if it.kind == "values"]
+    assert item.text == "2 of 5 labels are 10, 12, all others 1 … 9"
+    known = {"count": 2, "total": 5, "values": (10, 12), "others": "1 … 9", "allowed": 0}
+    assert item.facts == known
 
 
 def test_indices_of_classes_are_labels_in_every_loss() -> None:
@@ -89,6 +90,8 @@ def test_values_that_expand_shows_several_times_are_counted_once() -> None:
     assert observed(lookup([7, 7, 7, 1, 1, 1], 5, marks=twice), "values") == [
         "3 of 6 ids are 7, all others 1"
     ]
+    ignored = labels([9, 9, -100, -100], 7, marks=replace(twice, value=9))
+    assert observed(ignored, "values") == ["2 of 4 labels are 9, 2 are -100 (ignored)"]
 
 
 def test_one_value_alone_is_in_the_headline() -> None:
@@ -102,6 +105,9 @@ def test_allowed_values_are_counted_apart() -> None:
     ]
     evidence = with_offenders(labels([9, -100, -100], 7), allowed=2)
     assert observed(evidence, "values") == ["1 of 3 labels is 9, 2 are -100 (ignored)"]
+    # Of a mark that the call does not name it is not known why it is allowed.
+    evidence = with_offenders(labels([9, -100], 7, scalars={}), allowed=1)
+    assert observed(evidence, "values") == ["1 of 2 labels is 9, 1 is -100 (allowed)"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from cudalens.core.report_types import LineRef, OpName, SourceSpan
 from tests.builders import fact
 from tests.hint_evidence import (
     Bound,
+    bert,
     exchanged,
     gathered,
     labels,
@@ -19,6 +20,7 @@ from tests.hint_evidence import (
     made,
     observations,
     observed,
+    one_hot,
     tensor,
     with_offenders,
 )
@@ -65,6 +67,17 @@ def test_a_bound_of_the_failing_line_is_not_repeated() -> None:
     assert observed(with_offenders(lookup([7, 1], 3, bound=origin)), "bound") == []
 
 
+def test_of_values_that_are_not_finite_no_size_is_said() -> None:
+    evidence = with_offenders(
+        lookup([7, 1], 5, bound=BoundOrigin(at=SourceSpan(cell=1, line=3), expression="n = 5"))
+    )
+    assert evidence.violation is not None
+    for is_nonfinite in (False, True):
+        violation = replace(evidence.violation, is_nonfinite=is_nonfinite)
+        said = observed(replace(evidence, violation=violation), "bound")
+        assert said == ([] if is_nonfinite else ["5 rows, set in line 3: n = 5"])
+
+
 def test_what_a_data_set_and_a_model_say_of_the_number_of_classes() -> None:
     column = DatasetColumn(name="data", classes=10)
     assert observed(labels([1, 9], 7, dataset_column=column), "bound") == ["data names 10 classes"]
@@ -109,6 +122,19 @@ def test_the_variables_that_have_the_size() -> None:
     assert bounded(Bound(emb=made("nn.ModuleList()", 4))) == []
     assert bounded(Bound(emb=replace(shown, at=SourceSpan(cell=1, line=9)))) == []
     assert bounded(Bound()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("w.shape[0]", ["4 classes, read in line 3: w.shape[0]"]),
+        ("4", ["4 classes, set in line 3: 4"]),
+        ("m", ["4 classes, those of n, made in line 3: m"]),
+    ],
+)
+def test_the_number_of_classes_that_the_line_gives(code: str, text: list[str]) -> None:
+    evidence = with_offenders(one_hot([4, 1], "F.one_hot(y, n)"))
+    assert observed(evidence, "bound", Bound(n=made(code, 3))) == text
 
 
 def test_what_else_changes_with_the_size() -> None:
@@ -195,3 +221,12 @@ def test_the_users_tensor_behind_the_ids_of_a_library() -> None:
     assert said([7, 0]) == []  # one number may be in it by chance
     assert said([7, 8, 1]) == []  # the very values of the index
     assert said([7, 8, 0], "ids") == []
+
+
+@pytest.mark.parametrize(("table", "is_said"), [("word", True), ("position", False)])
+def test_positions_that_a_library_counted_are_no_ids_of_the_users(
+    table: str, is_said: bool
+) -> None:
+    ids = tensor(None, "ids", [7, 8, 0])
+    evidence = bert([7, 8, 1], 5, f"{table}_embeddings", name=None, others=(ids,))
+    assert ("ids is 0 … 8" in observed(evidence, "values")) is is_said
