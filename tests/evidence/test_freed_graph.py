@@ -63,6 +63,24 @@ for x in data:
     loss.backward()
     pass
 """
+HELPED = """
+def back(loss):
+    loss.backward()
+h = torch.zeros(3, 8, device="cuda")
+for x in data:
+    h = cell_(x[0], h)
+    back(head(h).square().mean())
+    pass
+"""
+TWO = """
+cells = nn.LSTMCell(4, 8).cuda()
+h, c = torch.zeros(3, 8, device="cuda"), torch.zeros(3, 8, device="cuda")
+for x in data:
+    h, c = cells(x[0], (h, c))
+    loss = head(h).square().mean()
+    loss.backward()
+    pass
+"""
 RUNNING = """
 total = 0
 for x in data:
@@ -133,6 +151,13 @@ FREED: dict[str, Row] = {
         "carried_state",
         "self.state still has the graph of the previous step: detach it before the next step, or "
         "start anew"),
+    # Where another function calls backward, no line of this one follows it.
+    "pass of a function": (HELPED, ("pass", "h = h.detach()"), "carried_state",
+        "h still has the graph of the previous step: detach it before the next step, or start "
+        "anew"),
+    "two states": (TWO, ("pass", "h, c = h.detach(), c.detach()"), "carried_state",
+        "h and c still have the graph of the previous step: add h, c = h.detach(), c.detach() "
+        "after line <.backward(>", "used the h, c that line <cells(> made before"),
     # Read on both sides of a backward, it is made by a line that has not run again.
     "made once": (ONCE, ("backward()", "backward(retain_graph=True)"), "made_once",
         EITHER.format("out", "loss ="),

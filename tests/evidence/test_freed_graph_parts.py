@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from cudalens.core._python import entries_from_traceback
 from cudalens.core.call import NodeMark
+from cudalens.core.report_types import SourceSpan
 from cudalens.evidence import freed_graph
 from cudalens.recorder import Recorder
 
@@ -86,6 +89,15 @@ def test_the_graph_is_followed_from_what_backward_was_asked_of(
     assert (freed is not None and freed.freed is not None) is is_root
 
 
+def test_without_an_earlier_pass_the_failing_one_has_freed_it() -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    with Recorder() as recorder:
+        part = leaf.exp()
+        raising = NodeMark.of(part.grad_fn)
+        assert raising is not None
+        assert freed_graph.freed_graph({"self": part}, recorder, [], None, raising) is None
+
+
 @pytest.mark.parametrize(
     ("lines", "names"),
     [
@@ -142,3 +154,56 @@ def test_what_a_caller_or_the_base_of_a_view_has_is_shared(
     lines: str, tmp_path: Path, *, is_it: bool
 ) -> None:
     assert shared(lines, tmp_path / "write.py") is is_it
+
+
+STALE = """\
+class Half(nn.Module):
+    def __init__(self, w):
+        super().__init__()
+        self.w = w
+    def forward(self, x):
+        return torch.mul(self.w, x)
+def make(w, x):
+    return torch.mul(w, x)
+def f(w, v, x, half):
+    a = {first}
+    b = torch.exp(x)
+    e = torch.exp(a)
+    c = torch.add(torch.add(a, b), e)
+    with torch.no_grad(): u.mul_(2), w.add_(1)
+    d = torch.mul(c, w)
+    1 / 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "lines"),
+    [
+        ("torch.mul(w, x)", [10, 12, 13]),
+        ("half(x) + half(x)", [10, 12, 13]),  # the line of the function that calls backward
+        ("torch.mul(v, x)", []),  # another parameter
+        ("torch.mul(u, x)", []),  # no parameter
+        ("make(w, x)", []),  # of the function no caller is known, which would have to call it again
+    ],
+)
+def test_the_lines_to_run_again_after_a_parameter_was_changed(
+    first: str, lines: list[int], tmp_path: Path
+) -> None:
+    """Those that read it before, and what is made of that until then: nothing that came after."""
+    file = tmp_path / "step.py"
+    file.write_text(code := STALE.format(first=first))
+    run: dict[str, Any] = {"torch": torch, "nn": nn, "u": torch.ones(3)}
+    exec(compile(code, str(file), "exec"), run)
+    w, v = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    with Recorder() as recorder:
+        with pytest.raises(ZeroDivisionError) as caught:
+            # The line of the caller has the same number.
+            run |= {"w": w, "v": v, "x": torch.ones(3, requires_grad=True), "half": run["Half"](w)}
+            exec(compile("\n" * 15 + "f(w, v, x, half)", "<caller>", "exec"), run)
+        snapshot = recorder.snapshot()
+    entries = entries_from_traceback(caught.value.__traceback__)
+    root = {"self": entries[-1].tb_frame.f_locals["d"]}
+    (write,) = [call for call in snapshot.calls if call.api.stem == "add_"]
+    here = SourceSpan(file=str(file), line=16)
+    found = freed_graph.stale_lines(root, snapshot, entries, here, write)
+    assert [it.line for it in found] == lines
