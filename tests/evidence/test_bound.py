@@ -131,6 +131,24 @@ CELLS = {
         f"x, w = torch.randn(5, 5).cuda(), torch.randn(5, 5).cuda()\n{BAD}(x @ w)[y]",
         None,
     ),
+    "the channels of a convolution, whose input has as many steps": (
+        f"conv = nn.Conv1d(3, 5, 1).cuda()\nx = conv(torch.randn(1, 3, 5).cuda())\n{BAD}"
+        "x.index_select(1, y)",
+        (1, "nn.Conv1d(3, 5, 1)", None),
+    ),
+    "the steps of a convolution": (
+        f"conv = nn.Conv1d(3, 4, 1).cuda()\nx = conv(torch.randn(1, 3, 5).cuda())\n{BAD}"
+        "x.index_select(2, y)",
+        (2, "torch.randn(1, 3, 5)", None),
+    ),
+    "the columns of a table, whose line has another number first": (
+        f"t = nn.Embedding(9, 5).cuda()\nx = t(torch.tensor([[1]]).cuda())\n{BAD}"
+        "x.index_select(2, y)",
+        None,
+    ),
+    "a table that was cut since": (
+        f"t = nn.Embedding(9, 2).cuda()\nt.weight.data = t.weight.data[:5]\n{BAD}t(y)", None,
+    ),
     "a layer whose line has another size by a number that is computed": (
         f"words = list('abcde')\nt = nn.Embedding(len(words), 2).cuda()\n{BAD}t(y)",
         (2, "nn.Embedding(len(words), 2)", None),
@@ -163,6 +181,14 @@ def test_the_line_that_chose_the_size(
     assert said == (wanted and wanted[:2])
     made = origin and origin.made_by
     assert (made or "").replace(".cuda()", "") == ((wanted and wanted[2]) or "")
+
+
+@pytest.mark.parametrize("names", ["_3 = t", "t = _3"])
+def test_the_names_that_a_shell_keeps_are_not_the_users(
+    names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = origin_of(f"{SETUP}{names} = nn.Embedding(5, 2).cuda()\n{BAD}t(y)", monkeypatch)
+    assert origin is not None and origin.holder == "t"
 
 
 @pytest.mark.parametrize("read", ["n = x.size(1)", "m, n = x.shape"])

@@ -153,3 +153,8 @@ def test_of_two_tensors_that_may_have_been_counted_none_is_named() -> None:
     found = cell("twin = truth.clone()\ntorch.bincount(twin, weights=truth)", -1).shown
     assert (found.offenders, found.limits) == (None, ())
     assert "non-negative" in found.headline
+
+
+def test_another_refusal_of_negative_numbers_keeps_the_words_of_torch() -> None:
+    found = cell("truth.expand(2)", -1).shown
+    assert (found.offenders, "expanded size" in found.headline) == (None, True)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from cudalens.core.report import Report
 from cudalens.evidence import dataset_column
@@ -163,6 +164,7 @@ def test_the_labels_are_not_taken_for_another_column(ds: str, less: int, says: s
     assert says_one(report, says)
 
 
+PAIR = "return self.x[at], self.y[at]"
 GIVEN = """\
 import torch
 from torch.nn import functional as F
@@ -194,6 +196,11 @@ for batch in DataLoader(ds, 5):
         ("at = min(at, 12); return self.x[at], self.y[at]", False),
         ("if at < 13: return self.x[at], self.y[at]\n        return (), self.y[0]", False),
         ("return {**{'x': self.x[at]}, 'y': self.y[at] * 1}", False),
+        ("pair = self.x[at], self.y[at]; return pair", False),
+        # What gives the items is another function than the one of this class and name.
+        (f"{PAIR}\n    def __getitems__(self, at):\n        return [self[it] for it in at]", False),
+        ("return 0\n    __getitem__ = lambda self, at: (self.x[at], self.y[at])", False),
+        (f"{PAIR}\nclass Own(Own):\n    def __getitem__(self, at):\n        {PAIR} * 1", False),
     ],
 )
 def test_an_edit_needs_an_attribute_that_the_dataset_hands_on(
@@ -321,6 +328,22 @@ def test_whole_numbers_of_a_column_and_the_row_of_each(column: Any, wanted: Any)
 
 
 @pytest.mark.parametrize(
+    ("column", "is_read"),
+    [
+        ([3, 1, 2], True), ([3, 1, 2, 0], False), ([[3, 1], [2]], True), ([[3, 1], [2, 0]], False),
+        (torch.arange(3), True), (torch.arange(4), False),
+    ],
+)  # fmt: skip
+def test_columns_of_too_many_values_are_not_read(
+    column: Any, *, is_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset_column, "_MAX_VALUES", 3)
+    assert (dataset_column._whole_numbers(column) is not None) is is_read
+    if type(column) is list:
+        assert bool(arrow({"ids": ("int64", column)}, None)) is (len(column) <= 3)
+
+
+@pytest.mark.parametrize(
     ("samples", "columns"),
     [
         ([(1, 2), (3, 4)], [(0, [1, 3]), (1, [2, 4])]),
@@ -337,8 +360,8 @@ def test_columns_of_a_list_of_samples(samples: list[Any], columns: list[Any]) ->
     assert found == columns
 
 
-def arrow(values: dict[str, tuple[str, list[Any]]], order: list[int] | None) -> list[Any]:
-    """Return the columns of a stored table with these types and values, in an order of rows."""
+def stored(values: dict[str, tuple[str, list[Any]]], order: list[int] | None) -> dict[str, Any]:
+    """Return the attributes of a table with these types and values, in an order of rows."""
 
     def column(kind: str, items: list[Any]) -> Any:
         class Column:
@@ -351,7 +374,12 @@ def arrow(values: dict[str, tuple[str, list[Any]]], order: list[int] | None) -> 
     made = {name: column(*item) for name, item in values.items()}
     table = SimpleNamespace(column_names=list(values), column=made.__getitem__)
     rows = None if order is None else SimpleNamespace(column=lambda at: column("int64", order))
-    return list(dataset_column._of_arrow({"_data": table, "_indices": rows}))
+    return {"_data": table, "_indices": rows}
+
+
+def arrow(values: dict[str, tuple[str, list[Any]]], order: list[int] | None) -> list[Any]:
+    """Return the columns of such a table."""
+    return list(dataset_column._of_arrow(stored(values, order)))
 
 
 def test_columns_of_a_table_are_in_the_order_of_its_rows() -> None:
@@ -361,6 +389,19 @@ def test_columns_of_a_table_are_in_the_order_of_its_rows() -> None:
     assert arrow({"ids": ("list<item: int32>", [[1], [2]])}, None) == [("ids", [[1], [2]])]
     assert arrow({"ids": ("struct<a: int32>", [{}])}, None) == []
     assert list(dataset_column._of_arrow({})) == []
+
+
+def test_where_a_dataset_keeps_its_columns() -> None:
+    def keys(dataset: Any) -> list[Any]:
+        return [*dataset_column._columns(dataset)]
+
+    table = type("Dataset", (), {"__module__": "datasets.arrow_dataset"})()
+    vars(table).update(stored({"label": ("int64", [7])}, None), y=[1])
+    assert keys(table) == ["label"]
+    assert keys(data_set(y=[1], x=[2], ids=3)) == ["y", "ids"]
+    assert keys(TensorDataset(torch.ones(1), torch.ones(1))) == [0, 1]
+    assert keys([(1, 2, 3)]) == [0, 1, 2]
+    assert keys([]) == keys(data_set()) == []
 
 
 class ClassLabel:
