@@ -388,7 +388,7 @@ class ProvenanceWalk:
         living = self._at.tensor()
         base = None if living is None else base_of(living)
         if living is not None and base is not None and base.numel() == living.numel():
-            positions = reshaped(self._at.positions, living.shape, base.shape)
+            positions = in_memory(self._at.positions, living, base)
             self._at = self._at._replace(tensor=ref(base), positions=positions, bad=None)
             return True
         self.provenance.is_open = True

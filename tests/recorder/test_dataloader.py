@@ -269,6 +269,9 @@ def test_what_was_written_into_a_batch_did_not_come_with_it(value: int, op: str 
         (lambda pairs: pairs[..., 1], True),
         (lambda pairs: pairs.t(), True),
         (lambda pairs: pairs[20:], True),
+        (lambda pairs: pairs[:, 1:].clone(), True),  # of a view that is gone
+        (lambda pairs: pairs[20:].clone(), False),
+        (lambda pairs: pairs.as_strided((40,), (1,), 10).clone(), False),
         (lambda pairs: pairs[:, None].expand(40, 40, 2)[23], False),  # as long by chance
     ],
 )

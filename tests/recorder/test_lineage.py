@@ -268,6 +268,10 @@ WRITERS = {
         f"{BATCH}batch[0][1:3] = 12\nbatch[1][batch[1] == 7] = 12\nreturn batch",
         [(2, "it writes 12", 2)],
     ),
+    "a mask that is gone in a view with another number": (
+        f"{BATCH}batch[0][1:3] = 12\nbatch[1][:2] = 13\nbatch[1][batch[1] == 7] = 12\nreturn batch",
+        [(3, "it writes 13", 2), (2, "it writes 12", 2)],
+    ),
     "a view through another dtype has other places": (
         f"{BATCH}batch.view(torch.float64)[0] = 1.0\nreturn batch",
         [],

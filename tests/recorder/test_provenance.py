@@ -11,10 +11,12 @@ import numpy
 import pytest
 import torch
 from torch import Tensor, tensor
+from torch.utils.data import DataLoader
 
 from cudalens.core.graph_types import DIVIDES, FIRST_BAD
 from cudalens.recorder import Recorder
 from cudalens.recorder.provenance import Provenance
+from cudalens.source.stack import line_of
 
 
 def is_above_9(item: Tensor) -> bool:
@@ -64,6 +66,20 @@ def test_an_older_tensor_is_the_origin_while_it_is_unchanged() -> None:
     provenance, _ = walked(lambda: old.flip(0))
     assert provenance.is_open
     assert provenance.origin is old
+    good = tensor([1, 2])
+    assert walked(lambda: good)[0].origin is None
+
+
+@pytest.mark.parametrize("is_read_again", [False, True])
+def test_what_an_earlier_block_has_read_may_have_changed_since(is_read_again: bool) -> None:
+    old = tensor([1, 16])
+    with Recorder() as first:
+        y = old + 0
+    with Recorder() as recorder:
+        recorder.follow(first.handed_on())
+        z = (old if is_read_again else y) * 1
+        found = recorder.provenance(z, is_above_9, [(1,)], z > 9)
+    assert found.origin is (old if is_read_again else None)
 
 
 def test_a_write_of_one_number_is_told_with_it() -> None:
@@ -156,6 +172,9 @@ def test_a_division_by_0_is_told_behind_the_call_that_made_nan_of_it() -> None:
 
     provenance, _ = walked(one, is_nan)
     assert told(provenance) == [("softmax", FIRST_BAD), ("div", DIVIDES)]
+    large = torch.full((3,), math.inf)
+    provenance, _ = walked(lambda: [x := large / 2, x.softmax(0)], is_nan)
+    assert told(provenance) == [("softmax", FIRST_BAD)]
 
 
 def test_views_are_looked_through() -> None:
@@ -207,11 +226,11 @@ def test_of_two_inputs_with_bad_elements_none_is_followed() -> None:
 # --- where a walk ends ---------------------------------------------------------------------------
 
 
-def chosen(other: int) -> list[Tensor]:
+def chosen(other: int, where: Any = None) -> list[Tensor]:
     """Return what a choice made of a bad tensor, with a number at other places."""
     x = torch.tensor([1, 8])
-    made = x * 2
-    return [x, made, torch.where(x > 0, made, other)]
+    made, is_taken = x * 2, x > 0
+    return [x, made, where(made, is_taken, other) if where else torch.where(is_taken, made, other)]
 
 
 def written_out(x: Tensor, run: Callable[[Tensor], Any]) -> Tensor:
@@ -220,10 +239,39 @@ def written_out(x: Tensor, run: Callable[[Tensor], Any]) -> Tensor:
     return x
 
 
-def read_bits(*, keeps: bool) -> list[Tensor]:
-    x = torch.tensor([1.0, 16.0])
-    y = x + 0
-    return [x, y.view(torch.int32)] if keeps else [y.view(torch.int32)]
+def shown_bits() -> list[Tensor]:
+    """Return a float and its bits, which in inference mode are a view of it."""
+    with torch.inference_mode():
+        x = torch.zeros(2)
+        x[1] = 16
+        return [x, x.view(torch.int32)]
+
+
+def turned() -> list[Tensor]:
+    x = torch.zeros(2, 2, dtype=torch.int64)
+    x[0, 1] = 16
+    return [x, x.t()]
+
+
+def unseen(show: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Return what is made of a view that no call has shown, as a scripted function makes."""
+    x = torch.zeros(2, 2, dtype=torch.int64)
+    x[0, 1] = 16
+    base = x.clone()
+    with torch._C.DisableTorchFunction():
+        view = show(base)
+    return [x, base, view, view.clone()]
+
+
+def in_place(x: Tensor, *, keeps: bool) -> list[Tensor]:
+    """Return a tensor that another one was added to."""
+    x.add_(y := torch.tensor([1, 8]))
+    return [y, x] if keeps else [x]
+
+
+def taken() -> list[Tensor]:
+    table, index = torch.arange(13), torch.tensor([1, 12])
+    return [table, index, torch.take(table, index)]
 
 
 def copied(dtype: torch.dtype) -> list[Tensor]:
@@ -235,12 +283,14 @@ def copied(dtype: torch.dtype) -> list[Tensor]:
 
 FROM_OUTSIDE = numpy.array([1, 16])
 MUL, TENSOR = ("mul", FIRST_BAD), ("tensor", FIRST_BAD)
+CLONE, WRITE = ("clone", None), ("__setitem__", "it writes 16")
 
 
 @pytest.mark.parametrize(
     ("run", "steps"),
     {
         "choice": (lambda: chosen(3), [MUL]),
+        "choice by a method": (lambda: chosen(3, Tensor.where), [MUL]),
         "choice of a bad number": (lambda: chosen(16), [("where", None), MUL]),
         "filled": (
             lambda: written_out(torch.tensor([1]), lambda x: x.fill_(16)),
@@ -256,7 +306,29 @@ MUL, TENSOR = ("mul", FIRST_BAD), ("tensor", FIRST_BAD)
             ),
             [],
         ),
-        "other bits": (lambda: read_bits(keeps=True), [("view", FIRST_BAD)]),
+        "other bits": (
+            lambda: [x := torch.tensor([1.0, 16.0]), (x + 0).view(torch.int32)],
+            [("view", FIRST_BAD)],
+        ),
+        "view of other bits": (shown_bits, [WRITE]),
+        "turned": (turned, [WRITE]),
+        "unseen view": (lambda: unseen(lambda x: x.view(4)), [CLONE, CLONE, WRITE]),
+        "unseen and turned": (lambda: unseen(Tensor.t), [CLONE, CLONE, WRITE]),
+        "taken": (taken, [("take", None), ("arange", FIRST_BAD)]),
+        "whole copy": (
+            lambda: written_out(torch.zeros(2), lambda x: x.copy_(torch.tensor([1.0, 16.0]))),
+            [("copy_", None), ("tensor", FIRST_BAD)],
+        ),
+        "added to": (lambda: in_place(torch.tensor([1, 8]), keeps=True), [("add_", None)]),
+        "added to, gone": (lambda: in_place(torch.tensor([1, 8]), keeps=False), [("add_", None)]),
+        "of another precision": (
+            lambda: [x := torch.tensor([1, 16.1], dtype=torch.float64), x.float()],
+            [("float", None), TENSOR],
+        ),
+        "of floats": (
+            lambda: [x := torch.tensor([1.0, 16.0]), x.long()],
+            [("long", None), ("tensor", None)],
+        ),
         "copy": (lambda: copied(torch.int64), [("__setitem__", None), TENSOR]),
         "copy of another type": (lambda: copied(torch.float64), [("__setitem__", None)]),
     }.values(),
@@ -307,6 +379,38 @@ def test_what_came_from_outside_is_entered_where_it_was_first_read() -> None:
     assert provenance.origin is not None and provenance.origin.tolist() == [1, 16]
     provenance, _ = walked(lambda: torch.from_numpy(FROM_OUTSIDE) + torch.from_numpy(FROM_OUTSIDE))
     assert not provenance.is_open and provenance.entry is None
+
+
+def test_what_is_dead_is_entered_where_it_was_read_first() -> None:
+    def run() -> Any:
+        x = torch.from_numpy(FROM_OUTSIDE) + 0
+        return x, x * 1
+
+    provenance, _ = walked(run)
+    entry: Any = provenance.entry
+    assert told(provenance) == [("mul", None), ("add", None)]
+    assert provenance.steps[-1].source is not None
+    assert line_of(*entry[:2]) == provenance.steps[-1].source.line
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_what_numpy_was_given_is_not_the_loaders_batch_any_more(is_given: bool) -> None:
+    def run() -> Any:
+        (batch,) = DataLoader([1, 16], batch_size=2)  # type: ignore[arg-type]
+        if is_given:
+            batch.numpy()
+        return batch, batch + 0
+
+    provenance, _ = walked(run)
+    assert (provenance.batch is None) is is_given
+
+
+@pytest.mark.parametrize("is_part", [False, True])
+def test_of_a_view_of_all_elements_the_base_is_the_origin(is_part: bool) -> None:
+    base = tensor([1, 16, 3, 4])
+    view = base[:2] if is_part else base.view(2, 2)
+    provenance, _ = walked(lambda: view + 0)
+    assert provenance.origin is (view if is_part else base)
 
 
 def test_a_view_that_torch_alone_knows_leads_to_its_base() -> None:
@@ -388,6 +492,17 @@ def test_each_source_of_a_tensor_is_followed_the_newest_write_first() -> None:
         ("mul", None),
         ("add", None),
     ]
+
+
+@pytest.mark.parametrize(("rows", "count"), [(1, 1), (2, None)])
+def test_a_row_that_a_choice_has_repeated_is_not_counted(rows: int, count: int | None) -> None:
+    def run() -> Any:
+        y = torch.tensor([1, 8])
+        x = y * 2
+        return y, x, torch.where(torch.ones(rows, 2, dtype=torch.bool), x, 3)
+
+    provenance, _ = walked(run)
+    assert told(provenance) == [MUL] and provenance.steps[0].count == count
 
 
 @pytest.mark.parametrize(
