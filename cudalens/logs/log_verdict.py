@@ -278,7 +278,7 @@ def _call_that_fits(failure: Failure, meaning: Meaning, read: Read) -> FittingCa
     trees = {name: tree for name in files if (tree := _tree_of(name, frames, read)) is not None}
     if not trees and frames:
         here = frames[-1].line
-        lines = failure.cell_lines or {here: frames[-1].text.removesuffix(":")}
+        lines = failure.cell_lines or {here: frames[-1].text}
         first = min(lines)
         text = "\n".join(lines.get(at, "") for at in range(first, max(lines) + 1))
         tree = ast.increment_lineno(_parsed(textwrap.dedent(text)), first - 1)

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -24,7 +25,13 @@ from torch.utils.checkpoint import checkpoint
 from cudalens.core import _torch
 from cudalens.core.report_types import Violation
 from cudalens.guards import Guard, pending
-from cudalens.guards.deferred import CheckedTensors, _violation_of, remembering_draws
+from cudalens.guards.deferred import (
+    CheckedTensors,
+    DeferredOp,
+    PastCalls,
+    _violation_of,
+    remembering_draws,
+)
 from cudalens.guards.engine import UNIT_INTERVAL, Between, Within
 from cudalens.guards.pending import PENDING
 from cudalens.guards.plans import is_deferred
@@ -275,6 +282,55 @@ def test_few_views_of_one_tensor_are_remembered(guards: Collector) -> None:
     assert known._owners == {}
 
 
+@pytest.mark.parametrize("in_backward", [True, False])
+@pytest.mark.parametrize("captures", [True, False])
+@pytest.mark.parametrize(
+    ("op", "is_written"), [("index_put_.default", "self"), ("gather.default", "")]
+)
+def test_what_is_said_of_a_call_that_is_over(
+    in_backward: bool, captures: bool, op: str, is_written: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines that it was compiled from are those of its forward call."""
+    monkeypatch.setattr(_torch, "is_capturing", lambda: captures)
+    counts, told = iter((3, 8)), list[Any]()
+    waits: Any = SimpleNamespace(count=lambda: next(counts), written_since=lambda count: (count,))
+    past = PastCalls(lambda *all: told.append(all), waits, lambda file: False, told.append)  # type: ignore[func-returns-value]
+    packet, _, overload = op.partition(".")
+    which = getattr(getattr(torch.ops.aten, packet), overload)
+    guard: Any = SimpleNamespace(is_silent=False)
+    traced = [("a.py", 3, "forward")]
+    check = past.check(which, guard, required(), in_backward=in_backward, traced=traced)
+    assert (check.low, check.high, check.report(0, 5)) == (0, 4, None)
+    ((_, found_by, found, call),) = told
+    forward = [code.co_name for code, _ in call.forward]
+    lines = [code.co_name for code, _ in call.lines]
+    assert (forward, "forward" in lines) == (["forward"] * in_backward, not in_backward)
+    assert (found_by, call.in_backward, call.buffers) == (guard, in_backward, (3,))
+    assert call.calls_ago == (None if captures else 5)
+    assert (f"{is_written} was written to" in found.explanation) is bool(is_written)
+
+
+@pytest.mark.parametrize(("ends", "is_first"), [((0, 5), False), ((0, 6), True), ((-7, 5), True)])
+def test_of_a_lookup_that_cuts_norms_the_assertion_that_comes_first_is_told(
+    ends: tuple[int, int], is_first: bool
+) -> None:
+    """That of the op which cuts them takes more, and its table is the first argument."""
+    told = list[Any]()
+    waits: Any = SimpleNamespace(count=lambda: 0, written_since=lambda count: ())
+    past = PastCalls(lambda *all: told.append(all), waits, lambda file: False, told.append)  # type: ignore[func-returns-value]
+    own: Any = SimpleNamespace(is_silent=False)
+    cuts: Any = SimpleNamespace(is_silent=False)
+    need = required(asserts="bce_input")
+    first: Any = SimpleNamespace(low=-6, high=5, need=need, guard=cuts)
+    op = torch.ops.aten.embedding.default
+    past.check(op, own, required(), in_backward=False, first=first).report(*ends)
+    ((_, found_by, found, _),) = told
+    assert found_by is (cuts if is_first else own)
+    texts = [_violation_of(it, *ends, False).device_text for it in (required(), need)]
+    assert found.device_text == texts[is_first]
+    assert "weight was written to" in found.explanation
+
+
 def test_values_that_are_known_are_bad_in_narrower_bounds(guards: Collector) -> None:
     for is_known in (True, False):
         ids = tensor([0, 4])
@@ -372,6 +428,23 @@ def test_where_a_deferred_look_fails_the_guard_looks_at_once(
     guards.trouble.clear()
     assert guards.look(lambda: F.embedding(tensor([0, 2]), TABLE)) is None
     guards.trouble.clear()
+
+
+def test_each_guard_whose_deferred_look_fails_looks_at_once() -> None:
+    """Beside those that always do."""
+    told = list[str]()
+    look = DeferredOp(GATHER, CheckedTensors(), SimpleNamespace(complain=told.append)).look  # type: ignore[arg-type]
+    failing = [SimpleNamespace(guard=SimpleNamespace(name=name)) for name in ("b", "c")]
+    needs: Any = SimpleNamespace(at_once=["a"], deferred=failing)
+    noted = look(needs, (1,), {"k": 2}, is_captured=False)
+    assert noted is not None
+    assert noted.at_once == ["a", *(item.guard for item in failing)]
+    assert (noted.args, noted.kwargs, noted.checks, noted.error) == ((1,), {"k": 2}, [], None)
+    assert [line.partition(" unavailable")[0] for line in told] == ["deferred b", "deferred c"]
+    assert needs.at_once == ["a"]  # those of the form are shared
+
+
+GATHER = torch.ops.aten.gather.default
 
 
 def required(**more: Any) -> Within:

@@ -102,12 +102,14 @@ def test_an_item_of_a_list_is_told_by_its_place() -> None:
     assert one([good, bad]).headline.startswith("{argument}[1][1] = 5 is outside dimension 0")
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("count", [1, FEW + 1])
-def test_the_first_item_that_is_outside_is_told(count: int) -> None:
+def test_the_first_item_that_is_outside_is_told(count: int, dtype: torch.dtype) -> None:
+    """Those of different types share no buffer."""
     needs = [within(item=0), within(0, 2, item=2)]
     good, bad = torch.full((count,), 3), torch.full((count,), 5)
     every = checker(lambda _: needs, ["index"], False)
-    assert every([good, bad, torch.full((count,), 2)]) is None
+    assert every([good, bad, torch.full((count,), 2, dtype=dtype)]) is None
     assert every([good, None, good]).list_position == 2
     assert every([bad, None, good]).list_position == 0
 

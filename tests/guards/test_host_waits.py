@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cudalens.core import _torch
 from cudalens.guards import host_waits
 from cudalens.guards.host_waits import HostWaits, _LeftGradients
 
@@ -126,6 +127,29 @@ def test_only_a_copy_to_the_host_that_waits_anyway_waits(
     assert made._settle.asked == ([[]] if is_waited else [])
 
 
+@pytest.mark.parametrize(("device", "is_watched"), [("cpu", False), ("cuda", True)])
+def test_copies_are_watched_where_they_may_come_from_a_device(
+    device: str, is_watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels: dict[str, Any] = {}
+    monkeypatch.setattr(_torch, "register_kernels", lambda them: kernels.update(them) or [])
+    waits(devices=frozenset({device})).install()()
+    assert ("aten::copy_" in kernels) is is_watched
+    assert "aten::item" not in kernels and "aten::_local_scalar_dense" in kernels
+    sends = {name for name in kernels if name.startswith("c10d::")}
+    assert {"c10d::send", "c10d::allreduce_"} <= sends and "c10d::barrier" not in sends
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_number_in_place_of_a_tensor_is_handed_on_as_one(queue: Pending, at: int) -> None:
+    """The dispatcher gives a kernel of Python's the number, and those below take tensors alone."""
+    made, x = waits(), torch.tensor(2.0)
+    args: list[Any] = [x, x]
+    args[at] = 2.0
+    kernel = made._kernel("aten::equal", made._wait)
+    assert kernel(torch._C._dispatch_keys(x), *args)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_running_statistics_that_were_written_are_known(installed: Any, training: bool) -> None:
     norm = nn.BatchNorm1d(2)
@@ -139,6 +163,13 @@ def test_running_statistics_that_were_written_are_known(installed: Any, training
     del norm, found, wanted
     assert [item() for item in gone] == [None, None]
     assert installed.written_since(7) == ()
+
+
+def test_a_norm_that_always_trains_writes_its_statistics(installed: Any) -> None:
+    """It is not told whether it trains: its sixth argument is a momentum."""
+    mean, var = torch.zeros(2), torch.ones(2)
+    installed._before_norm(torch.ones(3, 2), None, None, mean, var, 0.1, 1e-5)
+    assert {id(item) for item in installed.written_since(7)} == {id(mean), id(var)}
 
 
 def parameter(grad: float | None = 1.0) -> nn.Parameter:

@@ -6,8 +6,8 @@ its flag is all that the code asks for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from traceback import walk_tb
 from typing import Any
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cudalens
-from cudalens import simulate
+from cudalens import guards, simulate
 from cudalens.core import _torch
 from cudalens.evidence import lost_context
-from cudalens.guards import interceptor
+from cudalens.guards import interceptor, pending
 from cudalens.guards.deferred import NO_ROOM
 from cudalens.guards.interceptor import Interceptor
 from cudalens.guards.pending import PENDING
@@ -453,3 +453,89 @@ def test_the_first_finding_is_raised_with_the_others_as_notes(
     error = guards._raised(errors, now and ValueError(f"{now}\nmore"))  # type: ignore[arg-type]
     assert (error and str(error).splitlines()[0]) == raised
     assert getattr(error, "__notes__", []) == notes
+
+
+@contextmanager
+def of_the_users(op: Any, *says: str | None) -> Iterator[list[int]]:
+    """Add guards that wait, and say something or nothing; give those that were asked."""
+    asked: list[int] = []
+
+    def look(at: int) -> str | None:
+        asked.append(at)
+        return says[at]
+
+    def guard(at: int) -> Callable[[Tensor], str | None]:
+        return lambda self: look(at)
+
+    added = [guards.add(op, guard(at), f"guard_{at}") for at in range(len(says))]
+    try:
+        yield asked
+    finally:
+        for guard in added:
+            guards.remove(guard)
+
+
+SELECT = torch.ops.aten.index_select.default
+
+
+@pytest.mark.parametrize("is_deferred", [True, False])
+@pytest.mark.parametrize(
+    ("says", "found"),
+    [
+        (("a", None), "a"),
+        ((None, "b"), "b"),
+        (("a", "b"), "a"),
+        ((None, None), None),
+    ],
+)
+def test_of_several_guards_that_wait_the_first_finding_is_raised(
+    is_deferred: bool, says: tuple[str | None, ...], found: str | None
+) -> None:
+    host = OnHost(lambda call, found: ArithmeticError(found.headline), is_deferred=is_deferred)
+    with of_the_users(SELECT, *says):
+        with nullcontext() if found is None else pytest.raises(ArithmeticError, match=found):
+            assert host.call("aten::index_select", lambda *_: "done", HERE, 0, GOOD) == "done"
+    PENDING.clear()
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_guards_that_wait_are_not_asked_in_a_capture(
+    captures: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_torch, "is_capturing", lambda: captures)
+    monkeypatch.setattr(_torch, "current_device", lambda: HERE.device)
+    monkeypatch.setattr(PENDING, "can_note", lambda device: True)
+    monkeypatch.setattr(PENDING, "note", lambda *noted: None)
+    host = OnHost(is_deferred=True)
+    with of_the_users(SELECT, None) as asked:
+        host.call("aten::index_select", lambda *_: "done", HERE, 0, GOOD)
+    assert asked == ([] if captures else [0])
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_a_wait_within_a_guard_leaves_the_thread_inside(is_inside: bool) -> None:
+    guarding = OnHost(is_deferred=True).guards
+    guarding._inside.busy = is_inside
+    try:
+        PENDING.note(GOOD, pending.Check(0, 9, lambda *ends: None))
+        assert guarding.settle() is None
+        assert guarding._inside.busy is is_inside
+        assert PENDING.count == 0
+    finally:
+        PENDING.clear()
+
+
+@pytest.mark.parametrize(
+    ("labels", "rest", "options"),
+    [([1], (), {}), ([1], (2, 0), {}), ([1, 1], (0, 0, True), {}), ([1], (), {"blank": 2})],
+)
+def test_lengths_that_are_tensors_are_read_for_ctc_loss(
+    labels: list[int], rest: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    """With all that is given besides; two equal labels need a third step."""
+    scores, targets = torch.arange(6.0).reshape(2, 1, 3).log_softmax(2), torch.tensor([labels])
+    lengths = torch.tensor([2]), torch.tensor([len(labels)])
+    made = interceptor._ctc_loss(None, scores, targets, *lengths, *rest, **options)
+    lists = [item.tolist() for item in lengths]
+    wanted = torch.ops.aten.ctc_loss.IntList(scores, targets, *lists, *rest, **options)
+    assert torch.equal(made, wanted)

@@ -257,17 +257,46 @@ def test_the_one_call_of_a_cell_that_fits(
     assert "may be an earlier line" in found.explanation
 
 
+def from_files(files: dict[str, list[str]], *frames: Frame) -> Report:
+    """Return what is said of an assert where these files are at hand."""
+    log = CrashLog(failures=(failure(frames=frames),), asserts=tuple(fold(f"{ASSERT} failed.")))
+    found = explain_log(log, lambda name: files.get(name, ()))
+    assert found is not None
+    return found
+
+
 def test_code_that_ran_after_the_failing_line_does_not_fit() -> None:
     """Of a file that is imported all of it may have run before."""
-    text = ["F.nll_loss(out, y)", "train()", "F.cross_entropy(out, y)"]
-    main, imported = frame("a.py", 2, "train()"), frame("a.py", 2, "train()", "f")
-    log = {"failures": (failure(frames=(main,)),), "asserts": tuple(fold(f"{ASSERT} failed."))}
-    found = explain_log(CrashLog(**log), lambda name: text)
-    assert found is not None and found.op.api == "F.nll_loss"
-    log["failures"] = (failure(frames=(imported,)),)
-    found = explain_log(CrashLog(**log), lambda name: text)
-    assert found is not None and found.op.api is None
+    files = {"a.py": ["F.nll_loss(out, y)", "train()", "F.cross_entropy(out, y)"]}
+    assert from_files(files, frame("a.py", 2, "train()")).op.api == "F.nll_loss"
+    found = from_files(files, frame("a.py", 2, "train()", "f"))
+    assert found.op.api is None
     assert found.headline.startswith("F.cross_entropy or F.nll_loss asserted")
+
+
+FITS, OTHER = ["F.nll_loss(out, y)", "train()"], ["out = net(x)", "out.item()"]
+IN_TRAIN = frame("/job/b.py", 2, "out.item()", "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "where"),
+    [
+        ("/job/a.py", {"/job/a.py": FITS, "/job/b.py": OTHER}, "a.py"),
+        (r"C:\job\a.py", {r"C:\job\a.py": FITS, "/job/b.py": OTHER}, "a.py"),
+        ("/job/a.py", {"/job/a.py": OTHER, "/job/b.py": [*OTHER, *FITS]}, "b.py"),
+        # Two calls, a file that was edited since, and one that holds no Python.
+        ("/job/a.py", {"/job/a.py": FITS, "/job/b.py": [*OTHER, *FITS]}, None),
+        ("/job/a.py", {"/job/a.py": FITS[:1], "/job/b.py": OTHER}, None),
+        ("/job/a.txt", {"/job/a.txt": FITS, "/job/b.py": OTHER}, None),
+        ("/job/a.py", {}, None),
+    ],
+)
+def test_the_one_call_of_all_files_that_fits(
+    name: str, files: dict[str, list[str]], where: str | None
+) -> None:
+    headline = from_files(files, frame(name, 2, "train()"), IN_TRAIN).headline
+    assert (where is None) is ("the only call" not in headline)
+    assert where is None or f"is the only call of {where} that fits" in headline
 
 
 def test_several_asserts_and_one_of_no_kernel_of_torchs() -> None:

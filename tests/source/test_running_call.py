@@ -38,7 +38,8 @@ def call_of(text: str, **names: Any) -> RunningCall:
     place = Place(code, 1, steps[-1].offset, frame) if steps else place_of(frame)
     node: ast.AST = statement.value if isinstance(statement, ast.Expr) else statement
     if steps and isinstance(statement, ast.Assign | ast.Delete):
-        node = statement.targets[0]
+        first = statement.targets[0]
+        node = first if isinstance(first, ast.Subscript) else statement.value  # type: ignore[union-attr]
     return RunningCall(Running(place=place, node=node, statement=statement))
 
 
@@ -197,6 +198,7 @@ def test_whether_it_is_proven_to_use_torch(text: str, *, uses: bool) -> None:
         ("-x", ["x"]),
         ("x[0]", ["x", "0"]),
         ("x[0] = y", ["x", "0", "y"]),
+        ("z = x[0]", ["x", "0"]),
         ("del x[0]", ["x", "0"]),
         ("made(x)", []),
     ],
