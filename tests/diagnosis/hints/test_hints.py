@@ -12,7 +12,7 @@ import pytest
 from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import Hint, OpName, TensorFact, TensorSummary
-from cudalens.diagnosis.hints import READINGS, nonfinite
+from cudalens.diagnosis.hints import READINGS, find_hints, nonfinite
 from cudalens.diagnosis.hints._base import first_reading
 from tests.builders import fact
 from tests.diagnosis.hints import test_indexes as indexes_test
@@ -410,3 +410,23 @@ def test_a_reading_that_raises_leaves_a_line_and_the_next_is_asked() -> None:
     hints = first_reading((broken, lambda evidence: Hint(rule="next", text="")), Evidence(), limits)
     assert [item.rule for item in hints] == ["next"]
     assert limits.lines[0].startswith("hint broken unavailable: ZeroDivision")
+
+
+def of_a_row(**facts: Any) -> Evidence:
+    evidence = bce([0.5, math.nan])
+    assert evidence.violation is not None
+    return replace(evidence, violation=replace(evidence.violation, is_masked_row=True, **facts))
+
+
+@pytest.mark.parametrize(
+    ("evidence", "rule"),
+    [
+        (Evidence(), None),
+        (labels(ONE_TO_TEN, 10), "one_based_labels"),
+        (of_a_row(is_nonfinite=False), "nan_before"),
+        (of_a_row(is_nonfinite=True), "all_masked"),
+    ],
+)
+def test_the_readings_of_a_kind_of_value_are_asked(evidence: Evidence, rule: str | None) -> None:
+    hints = find_hints(evidence, Limits())
+    assert [hint.rule for hint in hints] == ([] if rule is None else [rule])

@@ -19,6 +19,7 @@ from cudalens.diagnosis.hints.labels import (
 from tests.hint_evidence import (
     MASK,
     ONE_TO_TEN,
+    TRANSFORMERS,
     WRITTEN,
     Cause,
     bert,
@@ -360,3 +361,35 @@ def test_what_the_head_of_a_model_scores(model: str, head: str | None) -> None:
     evidence = replace(bert([5, 100], 100, "word_embeddings"), module_type=model)
     assert head_of(evidence) == head
     assert head_of(replace(evidence, frames=())) is None
+
+
+@pytest.mark.parametrize(("number", "is_named"), [(5, True), (4, False)])
+def test_the_line_that_shifted_labels_is_named(number: int, is_named: bool) -> None:
+    added = step("aten::add.Tensor", f"y = y + {number}")
+    hint = relabel(labels([5, 6, 7] * 9, 3, provenance=(added,)))
+    text = "line 4 adds 5 (y = y + 5), and the 3 outputs are numbered 0 … 2"
+    assert hint is not None and (hint.text == text) is is_named
+    assert (hint.fix is None) is is_named
+
+
+@pytest.mark.parametrize(
+    ("model", "is_told"), [("GPT2LMHeadModel", False), ("BertForSequenceClassification", True)]
+)
+def test_tokens_keep_their_numbers(model: str, is_told: bool) -> None:
+    """A model that scores tokens has its vocabulary from elsewhere."""
+    for rule, values in ((relabel, [10, 20, 30]), (one_based_labels, [1, 2, 3] * 9)):
+        given = labels(values, 3, library=TRANSFORMERS, module_type=model)
+        assert (rule(given) is not None) is is_told
+
+
+def test_a_mark_that_no_argument_ignores_is_written_over_by_nothing() -> None:
+    hint = mark_not_ignored(labels([3, -1, 2, -1], 10, provenance=(WRITTEN,), scalars={}))
+    assert hint is not None and hint.fix is None
+    assert hint.text == "-1 usually marks labels to leave out. This loss ignores nothing"
+
+
+def test_without_its_line_no_line_before_is_named() -> None:
+    evidence = behind("y[mask] -= 1")
+    for given in (replace(evidence, source=None), replace(evidence, call=None)):
+        hint = mark_not_ignored(given)
+        assert hint is not None and "subtracts" not in hint.text

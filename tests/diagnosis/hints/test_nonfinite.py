@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from cudalens.core.report_types import (
 )
 from cudalens.diagnosis.hints import nonfinite
 from tests.builders import fact
-from tests.hint_evidence import syntax_of
+from tests.hint_evidence import syntax_of, with_offenders
 
 
 def made_by(op: str, *tensors: Any, value: Any = "nan", **facts: Any) -> Evidence:
@@ -204,6 +205,18 @@ def test_a_row_with_an_infinity() -> None:
     assert said(inf=0) is None
     assert said(is_masked_row=True) is None
     assert said(phase="backward") is None
+    unnamed = fact("input", "float32[2]", summary=TensorSummary(inf=1))
+    masked = made_by("softmax", unnamed, inputs={"self": "-inf"})
+    assert text_of(nonfinite.row_with_infinity(masked)) == (
+        "the input contains inf, and softmax of a row with inf is nan"
+    )
+    places = tuple(
+        Offender(position=(at,), value="nan", inputs=(("self", "-inf"),)) for at in (0, 1)
+    )
+    for count, is_said in ((2, False), (1, True)):
+        first = (*places[:count], Offender(position=(2,), value="nan"))[:2]
+        of_a_mask = with_offenders(masked, first=first)
+        assert (nonfinite.row_with_infinity(of_a_mask) is not None) is is_said
 
 
 def test_a_target_of_kl_div_below_zero() -> None:
@@ -217,6 +230,14 @@ def test_a_target_of_kl_div_below_zero() -> None:
     assert (said(-2.0, 0.0) or "").endswith("with log_target=True the target is log-probabilities")
     assert said(0.0, 1.0) is None
     assert said(-0.5, 1.0, "torch.mul") is None
+    ends: Any
+    for ends in ((-0.5, "inf"), ("-inf", 1.0), (None, None)):
+        assert said(*ends) is None
+    t = fact("target", "float32[2]", summary=TensorSummary(min=-0.5, max=1.0))
+    kl_div = "torch.nn.functional.kl_div"
+    unnamed = nonfinite.negative_target(made_by(kl_div, t))
+    assert (text_of(unnamed) or "").startswith("the target runs from -0.5 to 1")
+    assert nonfinite.negative_target(made_by(kl_div, t, phase="backward")) is None
 
 
 def test_a_mean_of_nothing_and_a_deviation_of_one() -> None:
@@ -232,6 +253,9 @@ def test_a_mean_of_nothing_and_a_deviation_of_one() -> None:
     assert said("torch.std", "float32[2,3]") is None
     assert said("torch.std", "float32[1,3]", "inf") is None
     assert said("torch.sum", "float32[0]") is None
+    assert nonfinite.of_too_few(made_by("torch.mean")) is None
+    x = fact("self", "float32[1,3]", "x", summary=TensorSummary(inf=1))
+    assert nonfinite.of_too_few(made_by("torch.std", x)) is None
 
 
 def test_labels_that_are_all_ignored() -> None:
@@ -276,6 +300,14 @@ def test_a_gradient_of_zero_times_an_infinite_slope() -> None:
         "SqrtBackward0", line="y = torch.where(m, x.sqrt(), 0)", result=0.0, gradient=0.0
     )
     assert (hidden or "").startswith("where() hides the value in forward")
+    evidence = made_by(
+        "SqrtBackward0",
+        inputs={"result": 0.0, "gradient": 0.0},
+        phase="backward",
+        line="loss.backward()",
+        forward_source=SourceSpan(cell=1, line=1, text="y = torch.where(m, x.sqrt(), 0)"),
+    )
+    assert text_of(nonfinite.slope_at_zero(evidence)) == hidden  # it is the forward line's
 
 
 def test_no_slope_in_forward() -> None:
@@ -299,6 +331,7 @@ def test_a_result_beyond_the_largest_number_of_its_type() -> None:
     )
     assert said("torch.log", inputs={"self": 0.0}) is None
     assert said("torch.unknown_function") is None
+    assert said("torch.nn.functional.mse_loss") is not None
 
 
 def test_a_division_that_overflowed_or_had_a_divisor_of_zero() -> None:
@@ -313,7 +346,35 @@ def test_a_division_that_overflowed_or_had_a_divisor_of_zero() -> None:
     assert said(1e-30, overwritten=("self",)) is None
 
 
+@pytest.mark.parametrize(
+    ("node", "inputs", "is_said"),
+    [
+        ("MmBackward0", {}, True),
+        ("MseLossBackward0", {}, True),
+        ("LogBackward0", {"self": 2.0}, False),
+        # Of what divides, the divisor must be known, and no 0.
+        ("DivBackward0", {"self": 0.0, "other": 2.0}, True),
+        ("DivBackward0", {"self": 2.0, "other": 0.0}, False),
+        ("DivBackward0", {"self": 2.0}, False),
+        ("ReciprocalBackward0", {"self": 2.0}, True),
+        ("ReciprocalBackward0", {"self": 0.0}, False),
+        ("PowBackward0", {"self": 2.0, "exponent": 2.0}, True),
+        ("PowBackward0", {"self": 0.0, "exponent": 2.0}, False),
+    ],
+)
+def test_a_gradient_that_overflowed(node: str, inputs: dict[str, float], is_said: bool) -> None:
+    hint = nonfinite.overflow(made_by(node, value="inf", inputs=inputs, phase="backward"))
+    assert text_of(hint) == (
+        "the largest float32 is 3.4e+38: the result overflowed" if is_said else None
+    )
+
+
 def test_the_name_of_what_made_it() -> None:
+    read = made_by("torch.log")
+    assert read.violation is not None
+    for change in ({"argument": "self"}, {"is_nonfinite": False}):
+        violation = replace(read.violation, **change)  # type: ignore[arg-type]
+        assert nonfinite.made(replace(read, violation=violation)) == ""
     assert nonfinite.made(made_by("torch.Tensor.div_")) == "div"
     assert nonfinite.made(made_by("torch.true_divide")) == "div"
     assert nonfinite.made(made_by("torch.Tensor.__rtruediv__")) == "rdiv"

@@ -58,3 +58,13 @@ def test_earlier_calls_within_the_bound_leave_both_sides_open(
 def test_one_place_counts_nothing(places: int, is_told: bool) -> None:
     hint = too_few_places(labels([*range(places + 1)] * 4, places))
     assert (hint is not None) is is_told
+
+
+@pytest.mark.parametrize(("least", "is_told"), [(0, True), (1, False)])
+def test_a_batch_that_counts_from_one_beside_another_leaves_both_open(
+    least: int, is_told: bool
+) -> None:
+    """One from 0 has numbered something else."""
+    batch = [*range(least, 6)] * 9
+    seen = SeenBefore(calls=3, min=0, max=5)
+    assert (too_few_places(labels(batch, 5, seen_before=seen)) is not None) is is_told

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from cudalens.core.evidence_types import Marks, NanHolder
-from cudalens.core.graph_types import FIRST_NAN
+from cudalens.core.evidence_types import Marks, NanCause, NanHolder
+from cudalens.core.graph_types import DIVIDES, FIRST_NAN, WRITES
 from cudalens.core.report_types import LineRef, Offender, Offenders, SeenBefore
 from cudalens.diagnosis.hints.probabilities import (
     bad_weights,
@@ -387,3 +388,106 @@ def test_a_column_for_each_class_may_hold_counts(shape: tuple[int, ...], is_told
 def test_values_that_were_nan_before(values: list[float], start: str) -> None:
     hint = nan_before(bce(values))
     assert hint is not None and hint.text.startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "end"),
+    [
+        ("torch.relu", "p", "made by relu in line 4: probabilities end with a sigmoid"),
+        ("torch.sub", "p", "as sub in line 4 gives it. It has to be 0 … 1"),
+        (None, "p - q", "as a difference gives it. It has to be 0 … 1"),
+        (None, "p + q", "which no sigmoid gives. If they are scores, "
+         "binary_cross_entropy_with_logits takes them as they are"),
+    ],
+)  # fmt: skip
+def test_where_numbers_that_are_no_probabilities_come_from(
+    op: str | None, name: str, end: str
+) -> None:
+    way = () if op is None else (step(op, "p = f(x)"),)
+    hint = not_probabilities(bce([-2.5, 0.5, 3.0], name=name, provenance=way))
+    assert hint is not None and hint.text.endswith(f" runs from -2.5 to 3, {end}")
+
+
+def test_scores_that_are_drawn_from_need_a_sigmoid() -> None:
+    way = (step("torch.nn.functional.linear", "p = f(x)"),)
+    given = numbers("aten::bernoulli", "self", [-2.5, 0.5], call="p.bernoulli()", provenance=way)
+    hint = not_probabilities(given)
+    assert hint is not None and hint.fix == "torch.sigmoid(p).bernoulli()"
+    assert hint.text.endswith("of a layer in line 4. torch.sigmoid makes probabilities of them")
+
+
+@pytest.mark.parametrize(
+    ("values", "start"),
+    [
+        ([-1.0, 0.0, 1.0], "t goes down to -1: "),
+        ([-1.0, -1.0], "t is -1 everywhere: "),
+        ([1.0, 2.0], "t goes from 1 to 2: this loss takes 0 and 1"),
+        ([1.0, 2.0, 3.0], "t has labels up to 3: "),
+        ([0.0, 255.0], None),  # an image
+    ],
+)
+def test_labels_of_a_binary_loss(values: list[float], start: str | None) -> None:
+    hint = labels_as_binary_target(bce(values, "target"))
+    assert (hint and hint.text.startswith(start or "")) == (start and True)
+
+
+@pytest.mark.parametrize(
+    ("way", "cause", "end"),
+    [
+        (step("torch.div", "p = a / b", DIVIDES), None, ". Line 4 divides by 0: p = a / b"),
+        (SOFTMAX, None, ". Softmax gives NaN for a row with inf, and for one of -inf alone"),
+        (SOFTMAX, "infinity", "p = z.softmax(-1). Softmax was given a row with inf"),
+        (SOFTMAX, "masked row", "is -inf everywhere: all its places are masked"),
+        (step("torch.sqrt", "p = g(x)", FIRST_NAN), None, ". Line 4 made them: p = g(x)"),
+        (
+            step("torch.Tensor.__setitem__", "p[0] = NAN", f"{WRITES} nan"),
+            None,
+            ". Line 4 wrote NaN: p[0] = NAN",
+        ),
+        (step("torch.add", "p = g(x)"), None, "stops at the first one"),
+    ],
+)
+def test_how_far_back_a_nan_is_known(way: Any, cause: NanCause | None, end: str) -> None:
+    hint = nan_before(bce([0.5, NAN], provenance=(way,), nan_cause=cause))
+    assert hint is not None and hint.text.endswith(end)
+    assert ("--nan" in hint.text) is end.startswith("stops")
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "is_said"),
+    [("q", [NAN, 1.0, NAN], True), ("q", [1.0], False), (None, [NAN], False)],
+)
+def test_another_tensor_of_the_line_with_nan(
+    name: str | None, values: list[float], is_said: bool
+) -> None:
+    evidence = bce([0.5, NAN], others=(tensor("other", name, values),))
+    hint = nan_before(evidence)
+    assert hint is not None
+    end = "in the input of this op. q contains NaN too (2 of 3 values)"
+    assert (end in hint.text) is ("contains" in hint.text) is is_said
+    assert nan_before(bce([0.5, 1.5])) is None
+
+
+@pytest.mark.parametrize(
+    ("op", "end"),
+    [
+        ("torch.nn.functional.linear", ": the scores of a layer in line 4, of which softmax makes "
+         "weights"),
+        ("torch.log_softmax", ": logarithms of probabilities in line 4, of which exp makes "
+         "weights"),
+        ("torch.add", ": softmax makes weights of scores, abs() of errors"),
+    ],
+)  # fmt: skip
+def test_weights_below_zero_by_what_made_them(op: str, end: str) -> None:
+    evidence = drawn([-2.5, 0.5, 3.0], provenance=(step(op, "p = f(x)"),))
+    hint = bad_weights(evidence)
+    assert hint is not None
+    assert hint.text == f"the weights run from -2.5 to 3, and none may be below 0{end}"
+    assert evidence.violation is not None
+    silent = replace(evidence.violation, is_silent=True)
+    assert bad_weights(replace(evidence, violation=silent)) is None
+
+
+@pytest.mark.parametrize(("least", "is_said"), [(-0.01, False), (-0.011, True)])
+def test_weights_that_rounding_took_below_zero(least: float, is_said: bool) -> None:
+    assert (bad_weights(drawn([least, 0.5])) is not None) is is_said

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cudalens.core.evidence_types import OwnerModule
+from cudalens.core.evidence_types import CallContext, OwnerModule
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact
 from cudalens.diagnosis.hints._roles import (
@@ -129,6 +129,18 @@ def test_the_role_of_ids_by_their_table(
     path: str | None, kind: str, name: str | None, role: str
 ) -> None:
     assert role_of(lookup([5], 5, path=path, kind=kind, name=name)) == role
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "role"),
+    [("position_ids", "x", "position"), ("input", "positions", "token"), (None, "seg", "segment")],
+)
+def test_a_librarys_name_for_the_ids_comes_before_the_users(
+    library: str | None, name: str, role: str
+) -> None:
+    names = () if library is None else (("indices", library),)
+    context = CallContext(library_names=names)
+    assert role_of(lookup([5], 5, path="net.table", name=name, call_context=context)) == role
 
 
 def test_the_last_part_of_a_path_names_the_table() -> None:
