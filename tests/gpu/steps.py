@@ -57,6 +57,12 @@ DEFAULT = TINY if os.environ.get("HOUR_TINY") else BERT_BASE
 """A rehearsal without a GPU has no time for the large one."""
 
 
+def _debug_mode() -> AbstractContextManager[Any]:
+    from torch.utils._debug_mode import DebugMode  # from torch 2.9 on
+
+    return DebugMode()
+
+
 def run_step(kind: str, size: Size = DEFAULT, device: str = "cuda") -> dict[str, Any]:
     """Train a few steps in one way and tell losses, time and memory.
 
@@ -69,7 +75,6 @@ def run_step(kind: str, size: Size = DEFAULT, device: str = "cuda") -> dict[str,
     if kind == BLOCKING:
         os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
     import torch
-    from torch.utils._debug_mode import DebugMode
 
     import cudalens
 
@@ -77,7 +82,7 @@ def run_step(kind: str, size: Size = DEFAULT, device: str = "cuda") -> dict[str,
         "plain": nullcontext,
         AGAIN: nullcontext,
         BLOCKING: nullcontext,
-        DEBUG: DebugMode,
+        DEBUG: _debug_mode,
         "guards": cudalens.guard,
         "deferred": partial(cudalens.guard, deferred=True),
         **{name: partial(cudalens.check, **options) for name, options in MODES.items()},
