@@ -14,6 +14,7 @@ from weakref import ref
 
 from torch import Tensor, nn
 
+from cudalens.core._torch import base_of, meta_of
 from cudalens.core.evidence_types import BoundOrigin
 from cudalens.core.report_types import SourceSpan
 from cudalens.core.torch_functions import Trait, functions
@@ -77,7 +78,7 @@ def bound_origin(
     if dim is None:
         dims = [at for at, it in enumerate(tensor.shape) if it == size]
         dim = dims[0] if len(dims) == 1 else None
-    way = _Way(_Size(ref(tensor), dim))
+    way = _Way(_Size(ref(_shown_whole(tensor)), dim))
     if snapshot is not None:
         way = _way_of_size(way.end, size, snapshot)
     end = way.end.tensor()
@@ -115,6 +116,19 @@ def bound_origin(
 
 
 # --- recorded calls -------------------------------------------------------------------------------
+
+
+def _shown_whole(tensor: Tensor) -> Tensor:
+    """Return the tensor that a view shows all of; others as they are.
+
+    Before torch 2.9 an index with a colon first makes such a view, which no mode sees.
+    """
+    base = base_of(tensor)
+    if base is None:
+        return tensor
+    whole, shown = meta_of(base), meta_of(tensor)
+    is_whole = (whole.shape, whole.stride) == (shown.shape, shown.stride)
+    return base if is_whole else tensor
 
 
 def _way_of_size(start: _Size, size: int, snapshot: Snapshot) -> _Way:

@@ -53,6 +53,7 @@ class Store(nn.Module):
 """
 SIX = "y = torch.tensor([0, 5]).cuda()\n"
 BAD = "y = torch.tensor([5]).cuda()\n"
+UNSEEN = "with torch._C.DisableTorchFunction():\n"
 CELLS = {
     "a layer": (f"t = nn.Embedding(5, 2).cuda()\n{BAD}t(y)", (1, "nn.Embedding(5, 2)", None)),
     "a layer of a model, by what the model was given": (
@@ -124,6 +125,18 @@ CELLS = {
     "a square": (
         f"n = 5\nx = torch.randn(n, 5).cuda().exp()\n{BAD}x[y]",
         (1, "n = 5", "torch.randn(n, 5)"),
+    ),
+    "a view of all of it that nothing recorded": (
+        f"n = 5\nt = torch.zeros(n, 2).cuda()\n{UNSEEN}    v = t[:]\n{BAD}v[y]",
+        (1, "n = 5", "torch.zeros(n, 2)"),
+    ),
+    "a view of a part that nothing recorded": (
+        f"n = 6\nt = torch.zeros(n, 2).cuda()\n{UNSEEN}    v = t[:5]\n{BAD}v[y]",
+        (4, "t[:5]", None),
+    ),
+    "a view that turns a square": (
+        f"m, n = 5, 5\nt = torch.zeros(m, n).cuda()\n{UNSEEN}    v = t.t()\n{BAD}v[y]",
+        (4, "t.t()", None),
     ),
     "a number that the call computes": (f"{BAD}F.one_hot(y, len('abcde'))", None),
     "a number that the call has": (f"{BAD}F.one_hot(y, 5)", None),
