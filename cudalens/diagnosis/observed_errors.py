@@ -196,11 +196,16 @@ _PLAIN = frozenset({"int", "float", "bool", "tuple", "str", "module"})
 """Types that most arguments have: to be one is no fact about a refused call."""
 
 
+_REFUSED = "received an invalid combination of arguments"
+
+
 def _arguments(evidence: Evidence) -> Iterator[Observation]:
     """Yield what an argument is whose type the message speaks of."""
     message = evidence.error.message if evidence.error is not None else ""
     for item in evidence.refused_arguments.odd_arguments:
-        is_meant = re.search(rf"(?<!\w){re.escape(item.type_name)}\b", message)
+        is_meant = bool(re.search(rf"(?<!\w){re.escape(item.type_name)}\b", message))
+        # Up to torch 2.10 the message does not say what a tuple of sizes holds.
+        is_meant = is_meant or (item.type_name == "method" and _REFUSED in message)
         is_written_out = item.name.startswith(("[", "(", "{"))  # the line shows what it is
         if item.type_name in _PLAIN or is_written_out:
             continue

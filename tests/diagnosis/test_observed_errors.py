@@ -273,6 +273,10 @@ def test_an_argument_whose_type_the_message_names() -> None:
     for text in ("[1, 2]", "(1, 2)", "{1: 2}"):  # the line shows what it is
         assert said("must be Tensor, not dict", "dict", text) == []
     assert said("must be Tensor, not dict", "dict") != []
+    refused = "empty() received an invalid combination of arguments - got (tuple)"
+    assert said(refused, "method") != []
+    assert said("empty(): a size is missing", "method") == []
+    assert said(refused, "list") == []
 
 
 def test_the_line_that_set_a_number() -> None:
