@@ -25,6 +25,12 @@ class Net(nn.Module):
     def forward(self, ids):
         return self.head(self.items(ids))
 """
+NESTED = """\
+class Nested(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.parts = nn.ModuleList([nn.ModuleList([nn.Embedding(n, 8)])])
+"""
 WRAP = """\
 class Wrap(nn.Module):
     def __init__(self, inner):
@@ -119,8 +125,17 @@ CELLS = {
     ),
     "a number of classes": (f"n = 5\n{BAD}F.one_hot(y, n)", (1, "n = 5", None)),
     "a tensor that gives another its type alone": (
-        f"x = torch.ones(5).cuda()\nz = x.new_zeros(5, 2)\n{BAD}z[y]",
-        (2, "x.new_zeros(5, 2)", None),
+        f"x = torch.ones(5).cuda()\nz = x.new_ones(5, 2)\n{BAD}z[y]",
+        (2, "x.new_ones(5, 2)", None),
+    ),
+    "a tensor that a call returned as it was": (
+        f"n = 5\nx = torch.zeros(n, 2).cuda()\nx = x.contiguous()\n{BAD}x[y]",
+        (1, "n = 5", "torch.zeros(n, 2)"),
+    ),
+    "the columns of a table of tensors": (
+        "n = 5\nw = torch.randn(9, n, device='cuda')\n"
+        f"x = F.embedding(torch.tensor([[1]]).cuda(), w)\n{BAD}x.index_select(2, y)",
+        (1, "n = 5", "torch.randn(9, n, device='cuda')"),
     ),
     "a square": (
         f"n = 5\nx = torch.randn(n, 5).cuda().exp()\n{BAD}x[y]",
@@ -194,6 +209,7 @@ def test_the_line_that_chose_the_size(
     assert said == (wanted and wanted[:2])
     made = origin and origin.made_by
     assert (made or "").replace(".cuda()", "") == ((wanted and wanted[2]) or "")
+    assert bool(origin and origin.made) is bool(made)
 
 
 @pytest.mark.parametrize("names", ["_3 = t", "t = _3"])
@@ -272,6 +288,7 @@ def test_a_line_that_only_reads_the_number_has_not_set_it(
         (f"{NET}t = Net(5, 3).cuda()", "t(y)", "Net(5, 3)"),
         (f"{NET}t = Net(9, 5).cuda()", "F.cross_entropy(t(y), y)", "Net(9, 5)"),
         ("n = 5\nt = torch.zeros(n, 2).cuda()", "t[y]", "n = 5"),
+        (f"{NESTED}t = Nested(5).cuda()", "t.parts[0][0](y)", "Nested(5)"),
         # Which of the two made it, the source does not tell.
         ("t = nn.Embedding(5, 2).cuda()\nt = nn.Embedding(5, 3).cuda()", "t(y)", None),
     ],
@@ -286,19 +303,38 @@ def test_what_is_older_than_the_record_is_found_by_its_source(
     assert (origin and origin.expression) == wanted
 
 
+LAYER, TABLE = "t = nn.Embedding(5, 2).cuda()", "t = nn.Parameter(torch.zeros(5, 2).cuda())"
+
+
 @pytest.mark.parametrize(
-    "write",
+    ("made", "write", "wanted"),
     [
-        "opt = torch.optim.SGD(t.parameters(), lr=0.1)\nt(y * 0).sum().backward()\nopt.step()\n",
-        "nn.init.normal_(t.weight)\n",
+        (
+            LAYER,
+            "opt = torch.optim.SGD(t.parameters(), lr=0.1)\nt(y * 0).sum().backward()\nopt.step()",
+            "nn.Embedding(5, 2)",
+        ),
+        (LAYER, "nn.init.normal_(t.weight)", "nn.Embedding(5, 2)"),
+        (LAYER, "t.load_state_dict(t.state_dict())", "nn.Embedding(5, 2)"),
+        (TABLE, "nn.init.normal_(t)", "torch.zeros(5, 2)"),
     ],
-    ids=["a step", "an initialiser"],
+    ids=["a step", "an initialiser", "a load", "the first write of all"],
 )
 def test_what_writes_to_an_older_layer_has_not_set_its_size(
-    write: str, monkeypatch: pytest.MonkeyPatch
+    made: str, write: str, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: dict[str, Any] = {}
-    with cell(SETUP + "t = nn.Embedding(5, 2).cuda()") as code:
+    with cell(SETUP + made) as code:
         exec(code, names)
-        origin = origin_of(BAD + write + "t(y)", monkeypatch, names=names)
-    assert origin is not None and origin.expression == "nn.Embedding(5, 2)"
+        use = "t(y)" if made is LAYER else "t[y]"
+        origin = origin_of(f"{BAD}{write}\n{use}", monkeypatch, names=names)
+    assert origin is not None and origin.expression == wanted
+
+
+@pytest.mark.parametrize("lines", [1, 2])
+def test_the_line_that_chose_the_size_is_shown_whole(
+    lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = "t = torch.zeros(" + "\n" * (lines - 1) + "5, 2)"
+    origin = origin_of(f"{SETUP}{made}\nt = t.cuda()\n{BAD}t[y]", monkeypatch)
+    assert origin is not None and (origin.at.line, origin.at.end_line) == (5, 4 + lines)
