@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from cudalens.core.call import ApiCall, Call, NodeMark
+from cudalens.core.call import ApiCall, Call, NodeMark, OpCall
+from cudalens.core.evidence_types import BoundOrigin
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import (
     Bounds,
     Offender,
     Offenders,
     OpName,
+    Replay,
+    SourceSpan,
     TensorFact,
     Violation,
 )
@@ -36,7 +40,9 @@ from cudalens.evidence.failure import (
     error_facts,
     has_infinity,
 )
+from cudalens.recorder import Recorder
 from cudalens.recorder.provenance import Provenance
+from cudalens.source.locate import CallSite
 from tests.probes import asked
 
 
@@ -118,15 +124,18 @@ def test_the_forward_call_behind_a_node() -> None:
     recorded = SimpleNamespace(site=None, name="torch.mul")
     reader = SimpleNamespace(module=lambda site: SimpleNamespace(path="net.0"))
 
-    def of(call: Any, node: Any = mark) -> tuple[Any, list[str]]:
+    def of(call: Any, node: Any = mark, path: str | None = None) -> tuple[Any, list[str]]:
         snapshot = SimpleNamespace(
             forward_call=lambda number: call if number == 7 else None, reader=reader
         )
         recorder = SimpleNamespace(snapshot=lambda: snapshot, beyond_ring=lambda what: f"{what} …")
         made = failure(call=Call(node=node), recorder=recorder)
+        made.found.module_path = path
         return forward_of(made), made.limits.lines
 
     assert of(recorded)[0][1] == "net.0"
+    # The user's own line has the path of a module that runs; the forward call is of another one.
+    assert of(recorded, path="net.9")[0][1] == "net.9"
     assert of(None) == ((None, None), ["the forward call of the op that failed …"])
     assert of(recorded, None) == ((None, None), [])
 
@@ -203,8 +212,8 @@ def test_the_graph_behind_the_tensors_of_a_line_that_fails() -> None:
     x = torch.ones(2, requires_grad=True)
 
     def graph(value: Tensor) -> Any:
-        error = error_facts(RuntimeError("no"))
-        return asked("here(y)", lambda frames: graph_of(failure(frames, error=error)), y=value)[-1]
+        made = partial(failure, error=error_facts(RuntimeError("no")))
+        return asked("here(z, y)", lambda it: graph_of(made(it)), y=value, z=torch.ones(2))[-1]
 
     assert [item.name for item in graph(x * 2).nodes if item.role == "upstream"]
     assert graph(torch.ones(2)).nodes == ()
@@ -226,10 +235,61 @@ def test_each_bad_value_gets_its_row_of_the_dataset() -> None:
     assert [item.sample for item in found.offenders.first] == [40]
 
 
-def test_the_time_since_the_work_began() -> None:
-    timing = timing_since(0.0)
-    assert timing.diagnose_s > 0
-    assert timing.recorded_ops == 0
+def test_the_time_since_the_work_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect.time, "perf_counter", lambda: 7.25)
+    timing = timing_since(5.0)
+    assert (timing.diagnose_s, timing.recorded_ops) == (2.25, 0)
+
+
+@pytest.mark.parametrize(
+    ("recorder", "has_watch"),
+    [(None, False), (Recorder(), False), (SimpleNamespace(watch=object()), True)],
+)
+def test_whether_a_watch_looks_for_nan(recorder: Any, *, has_watch: bool) -> None:
+    assert evidence_of(failure(recorder=recorder)).has_nan_watch is has_watch
+
+
+def test_what_the_line_does_not_tell_comes_before_what_failed() -> None:
+    made = failure(recorder=SimpleNamespace(snapshot=None, recorded_ops=0))
+    made.site = CallSite(limits=("the file has changed",))
+    first, second, *_ = evidence_of(made).limits
+    assert (first, second.partition(" ")[0]) == ("the file has changed", "history")
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_only_a_line_that_set_the_bound_is_its_source(is_set: bool) -> None:
+    made, at = failure(), SourceSpan(cell=1, line=3)
+    assert collect._line_of_bound(made) is None
+    made.found.bound = BoundOrigin(at=at, expression="n = 5", is_set=is_set)
+    assert collect._line_of_bound(made) == (at if is_set else None)
+
+
+@pytest.mark.parametrize(
+    ("func", "op", "is_whole"),
+    [
+        (torch.nn.functional.one_hot, "aten::scatter_", True),
+        (torch.scatter, "aten::scatter_", False),
+        (torch.scatter_add, "aten::scatter_add_", False),
+        # What Python calls is read there: its op is what checks the values.
+        (torch.nn.functional.embedding, "aten::index_select", False),
+    ],
+)
+def test_the_cpu_is_asked_for_the_call_or_for_its_op(
+    func: Any, op: str, *, is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function of C++ that makes an op of another name may check its arguments before."""
+    monkeypatch.setattr(collect, "replay", lambda func, args, kwargs, is_safe: (func, args))
+    inner = torch.ops.aten.gather.default
+    made = failure(
+        violation=Violation(headline="", op=op),
+        call=Call(
+            api=ApiCall(func=func, args=(1,)),
+            op=OpCall(op=inner, args=(2,), kwargs={}, arguments={}, name=op),
+        ),
+    )
+    asked_for: Any = collect.replay_of(made)
+    assert asked_for == ((func, (1,)) if is_whole else (inner, (2,)))
+    assert collect.replay_of(failure(call=made.call)) == Replay()
 
 
 def test_the_tensors_of_a_lost_device_and_those_beside_them(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from cudalens.core.call import ApiCall
 from cudalens.evidence import host_value
@@ -261,7 +263,7 @@ def test_the_lengths_are_those_of_the_frame_that_raised(
 
 
 MINE = """
-from torch.distributions import Distribution, Normal, constraints
+from torch.distributions import Distribution, LogNormal, Normal, constraints
 
 class Mine(Distribution):
     arg_constraints = {"scale": constraints.positive}
@@ -273,10 +275,58 @@ class Mine(Distribution):
 
 
 @pytest.mark.parametrize(
-    ("kind", "api"), [("Normal", "torch.distributions.Normal"), ("Mine", None)]
+    ("kind", "api"),
+    [
+        ("Normal", "torch.distributions.Normal"),
+        # It is made of a Normal, which refuses its scale.
+        ("LogNormal", "torch.distributions.LogNormal"),
+        ("Mine", None),
+    ],
 )
 def test_only_a_distribution_of_torch_s_is_named_as_one(kind: str, api: str | None) -> None:
     found = cell(f"{MINE}\n{kind}(weights, weights)").shown
     assert (found.argument, found.offenders.first[0].value) == ("scale", -1.0)
     assert found.explanation.startswith(f"{kind} checks its parameters")
     assert found.op.api == api
+
+
+def matrix(values: str) -> Outcome:
+    made = "from torch.distributions import MultivariateNormal\nnan = float('nan')\n"
+    return cell(f"{made}m = tensor({values})\nMultivariateNormal(torch.zeros(2), m)")
+
+
+def test_of_a_condition_on_matrices_only_nan_has_a_place() -> None:
+    found = matrix("[[1.0, 0.0], [nan, 1.0]]").shown
+    assert found.headline == "m[1, 0] = nan is not a number; 1 of 4 values is NaN"
+    assert matrix("[[1.0, 2.0], [2.0, 1.0]]").shown.offenders is None
+    assert matrix("[[2.0, 1.0], [1.0, 2.0]]").report is None
+
+
+def refused_by(*ops: Callable[[Tensor], object]) -> tuple[Any, Tensor]:
+    """Return the answer on a call that runs some ops, and the tensor that they are given."""
+    x = torch.zeros(3)
+    call = ApiCall(func=lambda: [op(x) for op in ops])
+    answer = host_value._ask_again(call)
+    return answer and answer[0].offenders.first[0].value, x
+
+
+def outside(x: Tensor) -> Tensor:
+    return x[torch.tensor([9])]
+
+
+@pytest.mark.parametrize(
+    ("first", "is_found"),
+    [
+        (lambda x: x + 1, True),
+        (lambda x: x.add_(1), False),  # it writes
+        (torch.bernoulli, False),  # it draws
+    ],
+    ids=["computes", "writes", "draws"],
+)
+def test_a_call_is_run_again_up_to_what_leaves_a_trace(
+    first: Callable[[Tensor], object], is_found: bool
+) -> None:
+    state = torch.get_rng_state()
+    value, x = refused_by(first, outside)
+    assert value == (9 if is_found else None)
+    assert not x.any() and torch.equal(torch.get_rng_state(), state)
