@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from cudalens.core.report_types import (
     Frame,
     Observation,
     Offender,
+    Plane,
     SourceSpan,
     TensorFact,
 )
@@ -85,6 +87,12 @@ def test_a_value_of_another_type_is_refused(
     data[path[0]] = value
     with pytest.raises(ValueError, match=words):
         Report.from_dict(data)
+
+
+@pytest.mark.parametrize(("size", "is_read"), [([2, 3], True), ([2], False), ([2, 3, 4], False)])
+def test_a_pair_has_two_values(size: list[int], is_read: bool) -> None:
+    with nullcontext() if is_read else pytest.raises(ValueError):
+        assert from_plain(Plane, {"size": size}).size == (2, 3)
 
 
 def test_a_number_that_is_not_finite_is_a_text_of_a_float_alone() -> None:

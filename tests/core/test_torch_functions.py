@@ -526,6 +526,28 @@ def test_these_give_one_tensor(name: str) -> None:
     assert isinstance(_call(name, _x()), Tensor)
 
 
+_AS_CALLED_HERE = {"bool", "repeat_interleave", "unfold"}
+"""Functions that have every element, or none, only with the arguments of these tests."""
+_SEEN = {*_SIMPLE_TENSOR, *_CALLS} - functions(Trait.SHARES) - {"one_hot"}
+
+
+@pytest.mark.parametrize("name", sorted(_SEEN - {"dsplit", "split_with_sizes"}))
+def test_what_a_function_is_seen_to_do_is_among_its_traits(name: str) -> None:
+    """Its type, its memory, its elements: a row that leaves one out says too little."""
+    x, y = _x(), torch.tensor([[1.0, 2.0], [0.0, 1.0], [2.0, 0.0]])
+    made, traits = _call(name, x, y), TRAITS[name]
+    kinds = Trait.TO_INTEGER | Trait.COMPARES | Trait.NUMBERS
+    takes_another = name in ("type_as", "cumsum")
+    assert made.is_floating_point() or takes_another or traits & kinds
+    assert made.dtype is not torch.bool or traits & (Trait.TO_INTEGER | Trait.COMPARES)
+    assert made.element_size() != 2 or traits & (Trait.TO_HALF | Trait.TO_INTEGER)
+    assert made.dtype is torch.float32 or traits & (Trait.CAST | kinds)
+    assert not _shares(made, x) or Trait.VIEW in traits
+    if Trait.KEEPS in traits and Trait.JOINS not in traits and name not in _AS_CALLED_HERE:
+        assert (_elements(made) >= _elements(x)) is (Trait.WHOLE in traits)
+        assert made.flatten().tolist() != x.flatten().tolist() or Trait.IN_ORDER in traits
+
+
 # --- the table itself -----------------------------------------------------------------------------
 
 

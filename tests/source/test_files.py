@@ -393,3 +393,10 @@ def test_a_folder_of_the_search_path_that_is_gone_hides_no_other(
     (tmp_path / "pkg" / "sub" / "mod.py").unlink()
     (tmp_path / "pkg" / "sub").rmdir()
     assert not files.is_user_file(str(tmp_path / "pkg" / "sub" / "mod.py"))
+
+
+def test_cells_are_listed_from_the_newest_and_texts_without_a_number_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(files.CELLS, "numbers", {"a": 3, "text": None, "c": 12, "d": 5})
+    assert files.CELLS.names() == ["c", "d", "a", "text"]
