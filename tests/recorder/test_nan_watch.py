@@ -25,12 +25,15 @@ class Told:
     def __init__(self) -> None:
         self.stops: list[str] = []
         self.arrivals: list[Arrival] = []
+        self.conditions: list[Any] = []
 
     def stop(self, arguments: Any, violation: Any, condition: Any = None) -> BaseException:
         self.stops.append(violation.op)
+        self.conditions.append(condition)
         return ArithmeticError(violation.headline)
 
-    def note(self, arguments: Any, violation: Any, condition: Any = None) -> None: ...
+    def note(self, arguments: Any, violation: Any, condition: Any = None) -> None:
+        self.conditions.append(condition)
 
     def arrived(self, arrival: Arrival) -> BaseException:
         self.arrivals.append(arrival)
@@ -135,6 +138,23 @@ BIG = tensor([INF, 1.0])
         "a NaN besides one that was asked for": (
             lambda: neg().log().masked_fill(tensor([False, True]), -INF),
             ["made", "log", "masked_fill", "sum"],
+        ),
+        "a NaN that was asked for, besides an infinity": (
+            lambda: (1 / tensor([0.0, 1.0])).masked_fill(tensor([False, True]), NAN),
+            None,
+        ),
+        "a mask by its name": (
+            lambda: neg().masked_fill(mask=tensor([False, True]), value=NAN),
+            None,
+        ),
+        "computed with in place": (
+            lambda: then(neg().log(), lambda x: x.add_(1)),
+            ["made", "log", "add_", "sum"],
+        ),
+        "made of the good part": (lambda: neg().log()[1:].acos(), ["made", "acos", "sum"]),
+        "made of an infinity beside a NaN": (
+            lambda: (x := tensor([NAN, INF])[1:]) - x,
+            ["made", "sub", "sum"],
         ),
         "a mask alone": (lambda: neg().masked_fill(tensor([False, True]), NAN), None),
         "the NaN of two that are bad": (
@@ -253,6 +273,12 @@ def test_a_parameter_that_a_nan_is_copied_into() -> None:
     assert arrived(run) == [("parameter", "made", "log", "copy_")]
 
 
+def test_of_a_list_that_was_written_to_the_bad_item_is_told() -> None:
+    (found,) = told(lambda: listed().sum().item()).arrivals
+    assert found.maker is not None and found.maker.violation is not None
+    assert "of item 1" in found.maker.violation.headline
+
+
 def test_running_statistics_are_written_beside_the_result() -> None:
     mean, var = torch.zeros(3), torch.ones(3)
 
@@ -320,6 +346,10 @@ def test_of_a_gradient_that_was_bad_before_no_node_is_the_maker() -> None:
     assert violation is not None and violation.argument == "gradient"
     strict = told(lambda: (weight * 2).exp().backward(tensor([NAN, 1.0])), is_strict=True)
     assert (strict.stops, strict.arrivals) == ([], [])
+    second = tensor([2.0, 2.0]) * weight
+    assert arrived(lambda: second.backward(tensor([NAN, 1.0]))) == [
+        ("gradient", "entered", "MulBackward0", "backward")
+    ]
 
 
 def test_a_node_that_computes_with_a_nan_of_forward_leads_to_its_call() -> None:
@@ -330,9 +360,61 @@ def test_a_node_that_computes_with_a_nan_of_forward_leads_to_its_call() -> None:
 
     assert arrived(lambda: run(neg().log())) == [("gradient", "made", "log", "mul", "backward")]
     weight.grad = None
+    assert arrived(lambda: run(1 / tensor([0.0, 1.0]))) == [
+        ("gradient", "made", "__rtruediv__", "mul", "backward")
+    ]
+    weight.grad = None
     assert arrived(lambda: run(neg().exp())) == []
     (found,) = told(lambda: run(tensor([INF, 1.0]))).arrivals
     assert found.maker is not None and found.maker.step.name == "MulBackward0"
+
+
+def test_a_node_that_computes_with_a_nan_of_its_own_result_leads_to_its_call() -> None:
+    weight = parameter(-1.0, 1.0)
+
+    def run() -> None:
+        weight.sqrt().nan_to_num().sum().backward()
+
+    assert arrived(run) == [("gradient", "made", "sqrt", "backward")]
+
+    def run_discarded() -> None:
+        torch.where(tensor([False, True]), weight.sqrt(), 0.0).sum().backward()
+
+    weight.grad = None  # what ``where`` takes nothing of was no cause
+    assert arrived(run_discarded) == [("gradient", "made", "SqrtBackward0", "backward")]
+
+
+@pytest.mark.parametrize(("value", "kind"), [(NAN, "entered"), (INF, "made")])
+def test_what_forward_had_saved_before_the_watch_began(value: float, kind: str) -> None:
+    weight = parameter(4.0, 1.0)
+    loss = torch.where(tensor([False, True]), weight * tensor([value, 1.0]), 0.0).sum()
+    (found,) = told(loss.backward).arrivals
+    assert found.maker is not None and found.maker.violation is not None
+    assert (found.maker.kind, found.maker.step.name) == (kind, "MulBackward0")
+    is_saved = "computes with a nan that forward has saved" in found.maker.violation.headline
+    assert is_saved is (kind == "entered")
+
+
+def test_of_two_nans_of_forward_neither_is_taken_for_the_cause() -> None:
+    weight = parameter(4.0, 1.0)
+
+    def run() -> None:
+        both = (weight * neg().log()) * neg().sqrt()
+        torch.where(tensor([False, True]), both, 0.0).sum().backward()
+
+    assert arrived(run) == [("gradient", "entered", "MulBackward0", "backward")]
+
+
+def test_a_loss_that_a_scaler_has_made_infinite_hides_no_other() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1e38)
+    weight = parameter(1e5, -1.0)
+
+    def run(*, both: bool) -> None:
+        scaled = scaler.scale(weight.sum())
+        torch.autograd.backward([scaled, weight.log().sum()] if both else [scaled])
+
+    assert arrived(lambda: run(both=False)) == []
+    assert arrived(lambda: run(both=True)) == [("loss", "made", "log", "sum")]
 
 
 @pytest.mark.parametrize(("takes", "is_discarded"), [(False, True), (True, False)])
@@ -348,11 +430,14 @@ def test_what_where_discards_is_told(takes: bool, is_discarded: bool, is_first: 
         else:
             torch.where(~taken, other, root).sum().backward()
 
-    (found,) = told(run).arrivals
-    assert found.maker is not None and found.maker.violation is not None
-    assert found.maker.violation.is_discarded is is_discarded
-    (stop,) = told(run, is_strict=True).stops
-    assert stop == "SqrtBackward0"
+    found = told(run)
+    (arrival,) = found.arrivals
+    assert arrival.maker is not None and arrival.maker.violation is not None
+    assert arrival.maker.violation.is_discarded is is_discarded
+    strict = told(run, is_strict=True)
+    assert strict.stops == ["SqrtBackward0"]
+    for (condition,) in (found.conditions, strict.conditions):
+        assert condition.tolist() == [takes is is_first, is_first]
 
 
 def test_the_makers_of_a_pass_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,7 +487,7 @@ def test_what_an_optimizer_computes_is_its_own() -> None:
 
 
 def test_a_guard_meets_a_nan_that_has_a_cause() -> None:
-    reports, old = Told(), tensor([NAN, 1.0])
+    reports, old, loss = Told(), tensor([NAN, 1.0]), tensor([NAN])
     watch = NonFiniteWatch(reports, lambda: recorder)
     with Recorder(watch=watch) as recorder:
         made, big, asked = neg().log(), 1 / tensor([0.0]), torch.full((1,), NAN)
@@ -412,6 +497,8 @@ def test_a_guard_meets_a_nan_that_has_a_cause() -> None:
         found = [watch.of_guard("op", it, None) for it in (made, old, big, asked, entered, good)]
         assert [it is not None for it in found] == [True, True, False, False, False, False]
         assert [it.sink for it in reports.arrivals] == ["guard", "guard"]
+        watch.of_loss([loss], None)
+        assert watch.of_guard("op", loss, None) is None  # nobody knows how it became so
         assert reports.arrivals[0].step.name == "op"
         watch.let_go()
         assert watch.of_guard("op", made, None) is None
