@@ -333,6 +333,7 @@ def test_a_cast_form_of_a_drawn_tensor_is_not_told(other: TensorFact, is_shown: 
         ("f(a, b, c)", 5, 8, ["f(a,", "b, c)"]),
         ("abc + defg", 4, 4, ["abc + defg"]),
         ("f('a b c', d)", 5, 5, ["f(", "'a b c',", "d)"]),
+        ("f(aa )", 5, 5, ["f(", "aa )"]),  # a row begins with no closing bracket
         ("f(''' open", 3, 3, ["f(''' open"]),
         ("", 3, 3, [""]),
     ],
@@ -341,3 +342,104 @@ def test_code_is_broken_within_brackets_alone(
     code: str, first: int, width: int, rows: list[str]
 ) -> None:
     assert code_rows(code, first, width) == rows
+
+
+# --- the bounds of labels and rows ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fold", "rows"),
+    [
+        (16, ["        f(aaaa, ", "        bbbb, ", "        cccc)"]),  # half of the width
+        (40, ["        f(aaaa, bbbb, cccc)"]),
+    ],
+)
+def test_a_line_far_to_the_right_goes_on_no_deeper_than_the_middle(
+    fold: int, rows: list[str]
+) -> None:
+    line = "        f(aaaa, bbbb, cccc)"
+    here = source(("x = 1", line), 1, line.strip())
+    mark = LineMark((7, None), 9, "", "m")
+    found = blocks(here, mark, fold=fold)[0].rows
+    assert [row.text for row in found if row.number != 9] == rows
+
+
+def test_spans_that_are_no_columns_of_the_line_have_no_label() -> None:
+    line = "f(y)"
+    for start, end in ((-1, 3), (3, 3), (3, 5)):
+        y = fact("x", "int64[3]", "y", span=(9, start, end))
+        assert texts(y, line=line, call=line) == [line]
+
+
+@pytest.mark.parametrize(
+    ("inner", "end", "labels"),
+    [("float32[3, 3]", 7, 1), ("float16[3, 3]", 7, 2), ("float32[3, 3]", 3, 2)],
+)
+def test_an_inner_tensor_of_another_dtype_or_of_the_same_text_has_its_label(
+    inner: str, end: int, labels: int
+) -> None:
+    line = "f(x.t())"
+    x = fact(None, inner, "x", span=(9, 2, 3))
+    outer = fact("input", "float32[3, 3]", "x.t()", span=(9, 2, end))
+    assert len(texts(x, outer, line=line, call=line)) - 1 == labels
+
+
+@pytest.mark.parametrize(
+    ("expression", "label"),
+    [("y", "└ i64[3]"), ("y[0]", "└ y[0]: i64[3]"), ("yy", "└ i64[3]"), (None, "└ i64[3]")],
+)
+def test_a_label_has_the_name_where_the_line_shows_its_container(
+    expression: str | None, label: str
+) -> None:
+    y = fact("x", "int64[3]", expression, span=(9, 2, 3))
+    assert texts(y, line="f(y)", call="f(y)") == ["f(y)", f"  {label}"]
+
+
+def looks(report: Report) -> list[list[tuple[str, str]]]:
+    (block,) = code_blocks(report, (), report.source, fold=100, label_room=20)
+    return [[(it.text, it.tone) for it in row.pieces if it.text.strip()] for row in block.rows]
+
+
+@pytest.mark.parametrize(
+    ("argument", "bad_at", "tones"),
+    [("x", None, ("bad", "badlabel")), (None, (0,), ("bad", "badlabel")),
+     (None, None, ("tensor", "label"))],
+)  # fmt: skip
+def test_a_tensor_at_fault_and_one_as_it_was_typed_are_red(
+    argument: str | None, bad_at: tuple[int, ...] | None, tones: tuple[str, str]
+) -> None:
+    y = fact("x", "int64[3]", "y", span=(9, 2, 3), bad_at=bad_at)
+    report = make_report(
+        source=source(("f(y)",), 0, "f(y)"), tensors=(y,), argument=argument, offenders=None
+    )
+    first, below = looks(report)
+    assert first == [("f(", "call"), ("y", tones[0]), (")", "call")]
+    assert below == [("└ ", "rule"), ("i64[3]", tones[1])]
+
+
+@pytest.mark.parametrize("end_line", [9, None])
+def test_a_call_of_one_line_has_its_look_up_to_its_end(end_line: int | None) -> None:
+    here = replace(source(("z = f(a) + 1",), 0, "f(a)"), end_line=end_line)
+    (drawn,) = looks(make_report(source=here, tensors=()))
+    assert drawn == [("z = ", "plain"), ("f(a)", "call"), (" + 1", "plain")]
+
+
+def test_a_call_of_several_lines_has_its_look_without_the_indentation() -> None:
+    here = replace(source(("z = f(", "    a,", "    x) + 1"), 0, "f("), end_line=11)
+    assert looks(make_report(source=here, tensors=())) == [
+        [("z = ", "plain"), ("f(", "call")],
+        [("a,", "call")],
+        [("x)", "call"), (" + 1", "plain")],
+    ]
+
+
+def test_the_names_for_narrow_pages_stand_in_the_first_row_of_labels_alone() -> None:
+    line = "f(a, bb)"
+    facts = [tensor(line, 9, it, it, "int64[3]", device=None) for it in ("a", "bb")]
+    report = make_report(
+        source=source((line,), 0, line), tensors=facts, argument="a", offenders=None
+    )
+    (found,) = code_blocks(report, (), report.source, fold=100, label_room=20)
+    assert [row.names for row in found.rows] == [
+        (), (("a", "i64[3]", True), ("bb", "i64[3]", False)), (),
+    ]  # fmt: skip

@@ -22,7 +22,16 @@ from cudalens.core.report import (
 from cudalens.core.report_types import MarkedLine, RaisedException, SeenBefore
 from cudalens.render import screen
 from cudalens.render.markdown import MAX_LINES, render
-from tests.builders import CELL, REPRESENTATIVE, make_report, offenders, one_row, source, user_frame
+from tests.builders import (
+    CELL,
+    REPRESENTATIVE,
+    fact,
+    make_report,
+    offenders,
+    one_row,
+    source,
+    user_frame,
+)
 from tests.rendering import check_golden
 
 
@@ -616,3 +625,153 @@ def test_a_line_of_the_failing_cell_may_be_at_fault(
         both = replace(report, observations=(said, other))
         assert screen._suspected(both) == expected
     assert screen._suspected(replace(report, source=None)) is None
+
+
+# --- tones, order and words -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "tone"),
+    [
+        ({"context_usable": False}, "bad"), ({"kind": "silent"}, "plain"),
+        ({"deferred": True}, "ok"), ({"context_usable": None}, "plain"), ({}, "ok"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("simulated", [True, False])
+def test_the_status_has_the_tone_of_what_became_of_cuda(
+    facts: dict[str, Any], tone: str, simulated: bool
+) -> None:
+    environment = Environment(device="NVIDIA H200", simulated=simulated)
+    status = screen.build(make_report(environment=environment, **facts)).status
+    assert status is not None and (status.tone, status.is_rehearsal) == (tone, simulated)
+
+
+@pytest.mark.parametrize(
+    ("kind", "certainty", "tone", "sign"),
+    [
+        ("device_assert", "proven", "bad", "✗"), ("nonfinite", "unknown", "bad", "✗"),
+        ("silent", "proven", "warn", "⚠"), ("silent", "likely", "likely", "?"),
+    ],
+)  # fmt: skip
+def test_the_sign_says_how_bad_and_how_certain_it_is(
+    kind: str, certainty: str, tone: str, sign: str
+) -> None:
+    parts = screen.build(make_report(kind=kind, certainty=certainty))
+    assert (parts.tone, parts.sign) == (tone, sign)
+    assert ("cause not established" in map(screen.plain, parts.facts)) is (certainty == "unknown")
+
+
+@pytest.mark.parametrize(("length", "is_long"), [(screen.LONG, False), (screen.LONG + 1, True)])
+def test_a_headline_is_long_beyond_a_limit(length: int, is_long: bool) -> None:
+    assert screen.build(make_report(headline="y" * length)).is_long is is_long
+
+
+@pytest.mark.parametrize(
+    ("value", "position", "headline", "element"),
+    [
+        (0.1234567891, (17,), "y[17] = 0.1234567891 is bad", "y[17] = 0.1234567891"),
+        (0.1234567891, (17,), "y[17] = 0.123457 is bad", "y[17] = 0.123457"),
+        (9, (1, 0, 2), "z[1, 2] = 9 is bad", "z[1, 2] = 9"),  # as it was typed
+        (9, (1, 0, 2), "z[1, 0, 2] = 9 is bad", "z[1, 0, 2] = 9"),  # as the op was given it
+        (9, (1, 0, 2), "third[1, 0, 2] = 9 is bad", "third[1, 0, 2] = 9"),
+        (9, (), "z = 9 is bad", "z = 9"),
+    ],
+)
+def test_the_bad_element_may_be_written_as_it_was_typed_or_as_the_op_has_it(
+    value: float, position: tuple[int, ...], headline: str, element: str
+) -> None:
+    tensors = (
+        fact("self", "float32[3]", "x"), fact(None, "int64[2,3]", "z", bad_at=(1, 2)),
+        fact("target", "int64[2,1,3]"), fact("weight", "float32[3]", "third"),
+    )  # fmt: skip
+    found = offenders(6, 1, first=[(position, value)])
+    name = headline.partition(" ")[0].partition("[")[0]
+    report = make_report(
+        headline=headline,
+        offenders=found,
+        tensors=tensors,
+        expression=None if name == "third" else name,
+    )
+    first = screen.build(report).headline[0]
+    assert (first.text, first.look) == (element, "badcode")
+
+
+def test_tensors_beside_the_line_are_told_with_the_one_at_fault_first() -> None:
+    tensors = (fact("self", "float32[32,10]", "logits"), fact("target", "int64[32]", "y"))
+    parts = screen.build(make_report(tensors=tensors))
+    assert parts.loose == (("y", "i64[32], 3 bad", True), ("logits", "f32[32, 10]", False))
+
+
+def test_the_notes_are_other_events_and_then_what_is_unknown() -> None:
+    other = Observation(kind="others", text="1 more in this cell")
+    report = make_report(observations=(other,), limits=("the graph\nis unknown",))
+    assert screen.build(report).notes == ("1 more in this cell", "the graph is unknown")
+
+
+def test_what_two_observations_say_of_a_line_is_said_once_and_cut() -> None:
+    line = MarkedLine(cell=7, line=10, text=CELL[1].strip(), mark="m" * 91)
+    seen = tuple(Observation(kind=kind, text="t", sources=(line,)) for kind in ("write", "graph"))
+    marks = screen.line_marks(make_report(observations=seen, provenance=()))
+    assert [mark.said for mark in marks] == ["m" * 89 + "…"]
+
+
+NO_CELL = SourceSpan(file="/a/train.py", line=3, text="f(y)")
+
+
+@pytest.mark.parametrize(
+    ("here", "certainty", "reading", "reason"),
+    [
+        (source(("f(y)",), 0, "f(y)"), "proven", None, "Restart the kernel to use the GPU again."),
+        (None, "proven", None, "Restart the kernel to use the GPU again."),
+        (NO_CELL, "proven", None, "Start the process again to use the GPU again."),
+        (
+            NO_CELL,
+            "proven",
+            Hint(text="it was asked twice"),
+            "Start the process again to use the GPU again. It was asked twice.",
+        ),
+        (
+            NO_CELL,
+            "likely",
+            Hint(text="it was asked twice"),
+            "Run the whole script with python -m cudalens: a full check names the op at fault if "
+            "torch called it, and the value if a guard knows the op.",
+        ),
+    ],
+)
+def test_the_step_after_a_lost_device_is_that_of_a_notebook_or_a_script(
+    here: SourceSpan | None, certainty: str, reading: Hint | None, reason: str
+) -> None:
+    frames = (user_frame("/a/train.py", 3, "f", "f(y)"),)
+    report = make_report(
+        source=here, certainty=certainty, context_usable=False, frames=frames,
+        hints=(reading,) if reading else (),
+    )  # fmt: skip
+    action = screen.action_of(report)
+    assert action is not None and (action.label, action.reason) == ("next", reason)
+
+
+def test_behind_the_drawers_is_each_fact_that_the_first_screen_leaves_out() -> None:
+    edit = Hint(text="they look 1-based", fix="f(y - 1)", tried=True)
+    others = (Hint(text="or take more classes", fix="nn.Linear(16, 11)"), Hint(text="look at y"))
+    report = make_report(
+        exception=RaisedException(type="IndexError", message="y is\nbad"), module_path="net.3",
+        hints=(edit, *others), limits=("the graph is unknown",), explanation="the reason",
+        environment=Environment(device="NVIDIA H200", torch="2.13.0", rank=1),
+    )  # fmt: skip
+    assert [(it.name, it.text, it.is_code) for it in screen.details(report)] == [
+        ("exception", "IndexError: y is bad", True),
+        ("finding", "device-side assert, proven", False),
+        ("operator", "F.cross_entropy → aten::nll_loss_forward, argument target", True),
+        ("module", "net.3", True),
+        ("phase", "forward", False),
+        ("allowed", "0 … 9 or -100 (ignore_index)", False),
+        ("CPU", "IndexError: Target 10 is out of bounds.", True),
+        ("CUDA would print", "Assertion `t >= 0 && t < n_classes` failed.", True),
+        ("why", "the reason", False),
+        ("also", "nn.Linear(16, 11)  or take more classes", False),
+        ("also", "look at y", False),
+        ("ran on", "device NVIDIA H200, torch 2.13.0, rank 1", False),
+        ("checked", "4 guarded calls, 412 ops recorded", False),
+        ("unknown", "the graph is unknown", False),
+    ]
