@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ast
 import linecache
+import sys
 import traceback
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from cudalens.core.report import SourceSpan
 from cudalens.notebook import statement
 from cudalens.notebook.statement import CellPlace, compiled, give_line, place_in_cell, raising, run
-from cudalens.source.files import CELLS
+from cudalens.source.files import CELLS, CellRegistry
 from tests.shells import new_shell, shell_with_cudalens
 from tests.shells import run as run_cell
 
@@ -69,6 +71,50 @@ def test_a_statement_of_no_cell_has_a_place_of_its_own(shell: Any) -> None:
     assert CELLS.of_shell(shell)[code.co_filename] == shell.execution_count
     assert code.co_firstlineno == 1
     assert place_in_cell(shell, "x = 1") is None
+
+
+def test_a_statement_of_a_cell_that_calls_no_magic_has_the_number_of_the_cell(shell: Any) -> None:
+    names = CELLS.of_shell(shell)
+    found: list[Any] = []
+    with patch.dict(names, {"its cell": shell.execution_count + 7}):
+        call = compile("found.extend(compiled(shell, 'x = 7'))", "its cell", "exec")
+        exec(call, {"found": found, "compiled": compiled, "shell": shell})
+        assert names[found[0].co_filename] == shell.execution_count + 7
+
+
+def test_the_place_of_a_statement_is_known_to_a_shell_without_a_map(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(statement, "CELLS", CellRegistry())
+    compiler = SimpleNamespace(cache=lambda text, number: f"<cell {number}>")
+    bare = SimpleNamespace(compile=compiler, execution_count=8)
+    assert statement._place_of_its_own(bare, "x = 1\ny = 2") == CellPlace("<cell 8>")
+    assert statement.CELLS.numbers_of_shell == statement.CELLS.numbers == {"<cell 8>": 8}
+    assert linecache.getlines("<cell 8>") == ["x = 1\n", "y = 2\n"]
+    statement.CELLS.forget("<cell 8>")
+
+
+@pytest.mark.parametrize(("text", "is_known"), [("t[i]", True), ("t[\ni]", False)])
+@pytest.mark.parametrize("of_cell", [True, False])
+def test_a_line_of_code_has_a_place_in_a_cell_that_the_shell_knows(
+    text: str, is_known: bool, of_cell: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = CellRegistry()
+    monkeypatch.setattr(statement, "CELLS", registry)
+    registry.register("the cell", 4, ["a = 1", "b = call()", "c = 2"], ["%a"])
+    registry.numbers_of_shell = {"the cell": 4} if of_cell else {}
+    frames: list[Any] = []
+    given = {"call": lambda: frames.append(sys._getframe().f_back) or place_in_cell(bare, text)}
+    monkeypatch.setattr(statement._ipython, "caller_of_line_magic", lambda: frames[0])
+    bare = SimpleNamespace(compile=None)
+    exec(compile("a = 1\nb = call()\nc = 2", "the cell", "exec"), given)
+    place = CellPlace("the cell", 1, "b = ") if is_known and of_cell else None
+    assert given["b"] == place
+    if place is not None:
+        lines = ["a = 1\n", f"b = {text}\n", "c = 2\n"]
+        assert linecache.getlines("the cell") == lines
+        assert registry.typed == {"the cell": ("%a",)}
+    registry.forget("the cell")
 
 
 @pytest.mark.parametrize("name", ["size", "größe", "大きさ"])
