@@ -14,15 +14,17 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from traceback import walk_tb
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from cudalens import __main__ as command_line
 from cudalens.__main__ import main
-from cudalens.core.errors import SimulationError
+from cudalens.core.errors import DeviceIndexError, SimulationError
 from cudalens.core.report import Report
 from cudalens.core.report_types import Environment, SourceSpan
 from cudalens.core.version import __version__
@@ -221,9 +223,12 @@ def assert_one_line(
     ("words", "said"),
     [
         (["--bogus", "train.py"], "--bogus"),
-        (["--fast"], "nothing to run"),
-        (["-m"], "-m needs"),
-        (["-r", "found", "train.py"], "--json FILE"),
+        (["--fast"], "cudalens: nothing to run: name a script, or -m and a module\n"),
+        (["-m"], "cudalens: -m needs the name of a module\n"),
+        (
+            ["-r", "found", "train.py"],
+            "-r binds a variable of a notebook; use --json FILE or --html FILE here\n",
+        ),
         (["missing.py"], "missing.py"),
         (["show"], "required: FILE (cudalens show --help"),
         (["guards", "--xml"], "unrecognized arguments: --xml"),
@@ -254,8 +259,14 @@ def test_help(run_here: Run, words: list[str]) -> None:
     assert "--no-widgets" not in done.stdout
     assert "--report" not in done.stdout
     assert "%" not in done.stdout  # whoever types it here is not sent to the magic
-    for command in COMMANDS:
-        assert f"cudalens {command}" in done.stdout
+    lines = [line.removeprefix("usage:").strip() for line in done.stdout.splitlines()]
+    for form, does in (
+        ("cudalens [options] script.py [args...]", ""),
+        ("cudalens [options] -m package.module [args...]", ""),
+        *((f"cudalens {it.form}", it.does) for it in command_line._COMMANDS.values()),
+        ("cudalens --version", "the version of cudalens"),
+    ):
+        assert (f"{form:<28}{does}" if does else form) in lines
 
 
 COMMANDS = ("demo", "explain", "guards", "help", "page", "show")
@@ -738,6 +749,41 @@ def test_the_report_of_a_rank_is_left_for_the_others(
     assert (err == "cudalens: the report is above\n") is is_early
     assert ("y[17] = 10" in err) is not (is_early or is_rank)
     assert concluded == ([(error, report)] if is_rank and not is_early else [])
+
+
+@pytest.mark.parametrize(
+    ("parts", "is_rank", "is_short"),
+    [
+        ({}, False, True), ({"is_shown_early": True}, False, False),
+        ({"is_reminder": True}, False, False), ({}, True, False), ({"report": None}, False, False),
+    ],
+)  # fmt: skip
+def test_a_traceback_is_short_where_the_report_comes_next(
+    parts: dict[str, Any], is_rank: bool, is_short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It then has the script's own frames and the first line of the message."""
+    shown: list[Any] = []
+    monkeypatch.setattr(command_line, "_rank", lambda: "a rank" if is_rank else None)
+    monkeypatch.setattr(
+        sys,
+        "excepthook",
+        lambda kind, error, trace: shown.append(
+            (kind, str(error), {Path(it.f_code.co_filename).name for it, _ in walk_tb(trace)})
+        ),
+    )
+
+    class Net(torch.nn.Module):
+        def forward(self, error: BaseException) -> None:
+            raise error
+
+    report = make_report()
+    error = DeviceIndexError("y is bad\nand more", report)
+    with pytest.raises(DeviceIndexError) as caught:
+        Net()(error)
+    command_line._show_exception(Ended(**{"report": report, **parts}), caught.value)
+    text = "y is bad" if is_short else "y is bad\nand more"
+    files = {"test_main.py", *(() if is_short else ["module.py"])}
+    assert shown == [(DeviceIndexError, text, files)]
 
 
 def test_only_where_torchrun_says_so_is_this_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:

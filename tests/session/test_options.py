@@ -73,6 +73,24 @@ def test_a_wrong_option_is_one_line(line: str, word: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--bogus", "unrecognized arguments: --bogus"),
+        ("--fasst -x", "unrecognized arguments: --fasst -x; did you mean --fast?"),
+        ("--fast=3", "--fast does not take '3'"),
+        ("--nan=foo", "--nan does not take 'foo': write --nan or --nan=strict"),
+        ("--max-ops --fasst", "argument --max-ops: expected one argument"),
+        ("--max-ops 0", "argument --max-ops: invalid positive number value: '0'"),
+        ("-r class", "argument -r/--report: invalid variable name value: 'class'"),
+    ],
+)
+def test_a_wrong_option_is_told_with_what_was_probably_meant(line: str, said: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        split_line(line)
+    assert str(caught.value) == f"{said} (--help lists the options)"
+
+
+@pytest.mark.parametrize(
     "statement", ["f('a  b', \"c\")", "x - y", "text = '{x} $x'", "f(--x)", "x; y;", "g(r'a\\b')"]
 )
 @pytest.mark.parametrize("options", ["", "--fast ", "--html 'a b' ", "-- "])
