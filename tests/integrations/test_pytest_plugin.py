@@ -234,8 +234,31 @@ def test_a_path_behind_the_option_is_a_path(tmp_path: Path, words: list[str]) ->
 
 
 def test_a_mode_that_there_is_not_is_refused() -> None:
-    with pytest.raises(pytest.UsageError, match="invalid choice: 'slow'"):
+    with pytest.raises(
+        pytest.UsageError,
+        match=r"^--cudacheck: invalid choice: .slow. \(choose from on, fast, ",
+    ):
         pytest_configure(Mock(getoption=Mock(return_value="slow")))
+
+
+@pytest.mark.parametrize("mode", [None, *pytest_plugin.MODES])
+def test_the_marker_is_described_in_each_mode(mode: str | None) -> None:
+    config = Mock(getoption=Mock(return_value=mode))
+    pytest_configure(config)
+    ((kind, line),) = (call.args for call in config.addinivalue_line.call_args_list)
+    assert kind == "markers" and line == (
+        "cudacheck(fast=False, nan=False, deferred=False): run the test under cudalens.check with "
+        "these options, cudacheck(False) without it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"), [([], None), (["--cudacheck"], "on"), (["--cudacheck", "nan"], "nan")]
+)
+def test_the_option_takes_a_mode_or_none(words: list[str], mode: str | None) -> None:
+    parser = pytest.Parser(_ispytest=True)
+    pytest_plugin.pytest_addoption(parser)
+    assert parser.parse_known_args(words).cudacheck == mode
 
 
 def summary(reports: dict[str, list[Any]], *, is_lost: bool) -> tuple[list[str], str]:
@@ -260,7 +283,10 @@ def test_a_finding_of_a_test_that_did_not_fail_is_listed_once(outcome: str) -> N
     phases = [finished("test_it.py::test_a", when, *found) for when in ("call", "teardown")]
     sections, text = summary({outcome: phases, "failed": phases}, is_lost=False)
     assert sections == ["cudalens"]
-    assert text.splitlines()[1:] == ["  test_it.py::test_a: a bad label"]
+    assert text.splitlines() == [
+        "Found in tests that did not fail by it: caught by a handler, or in a thread.",
+        "  test_it.py::test_a: a bad label",
+    ]
 
 
 def test_without_a_finding_the_summary_stays_as_it_is() -> None:
@@ -271,7 +297,10 @@ def test_without_a_finding_the_summary_stays_as_it_is() -> None:
 def test_a_lost_context_is_said_where_no_test_passed_with_a_finding() -> None:
     sections, text = summary({}, is_lost=True)
     assert sections == ["cudalens"]
-    assert text.startswith("A test lost CUDA for this process") and len(text.splitlines()) == 1
+    assert text == (
+        "A test lost CUDA for this process: tests behind it that use the GPU fail for that reason "
+        "alone. With pytest-xdist (-n 1) a new worker takes over."
+    )
 
 
 @pytest.mark.parametrize("is_usable", [True, False, None])
