@@ -120,6 +120,9 @@ def test_a_part_that_is_given_a_value_of_another_shape() -> None:
         "a[0] has shape [4], b has shape [1, 3]"
     )
     assert explained(message, call=syntax_of("f(a)"), **facts).headline != verdict.headline
+    sizes = "expand(torch.FloatTensor{[3, 1]}, size=[4]): the number of sizes provided (1) must be "
+    verdict = explained(sizes + "greater or equal", call=statement, **facts)
+    assert verdict.headline == "a[0] has shape [4], b has shape [3, 1]"
 
 
 # --- positions ------------------------------------------------------------------------------------
@@ -159,6 +162,8 @@ def test_a_slice_beyond_the_end_of_a_table() -> None:
     assert text.endswith("make the table for at least 30, or cut the input to 20")
     assert len(said("pos[:, :x.shape[1]]", x)) == 1
     assert len(said("pos[:, :length]", table)) == 1
+    assert len(said("pos[:x.size(1)]", x, shape="20,4")) == 1
+    assert said("pos[x.size(1)]", x, shape="20,4") == []
     assert said("pos[:, :length]", x) == []
     assert said("pos[:, :x.size(0)]", x) == []
     assert said("pos[:, 1:x.size(1)]", x) == []
