@@ -187,3 +187,34 @@ def test_matplotlib_comes_with_a_figure_only() -> None:
         "report.figure()\nprint('matplotlib' in sys.modules, 'matplotlib.pyplot' in sys.modules)"
     )
     assert python("-c", code, fresh=True).stdout.split() == ["False", "True", "False"]
+
+
+def test_the_first_plane_is_drawn_with_its_rows_downwards() -> None:
+    report = make_report()
+    assert report.offenders is not None
+    planes = tuple(Plane(index=(at,), size=(2, 4), rows=("00x9", "0000")) for at in (1, 2))
+    drawn = replace(report, offenders=replace(report.offenders, planes=planes)).figure()
+    (image,) = drawn.axes[0].images
+    assert tuple(image.get_extent()) == (-0.5, 3.5, 1.5, -0.5)
+    assert "at [1]" in drawn.axes[0].get_title()
+
+
+def test_the_figure_has_room_for_each_column_and_lane_of_the_strip() -> None:
+    """The main lane is above; what a box says of itself stands over its shape."""
+    figure, drawn = make_report().figure(), strip(make_report())
+    assert drawn is not None
+    columns, lanes = (max(getattr(it, name) for it in drawn.nodes) for name in ("column", "lane"))
+    assert lanes > 1
+    values, graph = figure.axes
+    assert (graph.get_xlim(), graph.get_ylim()) == ((0.4, columns + 0.6), (lanes + 0.6, 0.5))
+    assert not graph.axison and values.axison
+    size = (max(6.4, 1.6 * columns), 2.4 + 0.8 * lanes + 0.2 + 0.8)
+    assert tuple(figure.get_size_inches()) == pytest.approx(size)
+    said = {text.get_position(): text.get_text() for text in graph.texts}
+    for node in drawn.nodes:
+        assert said[node.column, node.lane + 0.13] == (node.small or node.shape)
+        below = said.get((node.column, node.lane + 0.39))
+        assert below == (node.shape if node.small and node.shape else None)
+    assert values.get_xlabel() == "position"
+    dashed = [line.get_color() for line in values.lines if line.get_linestyle() == "--"]
+    assert dashed and {*dashed} == {LIGHT["bad"]}
