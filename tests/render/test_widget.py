@@ -314,3 +314,17 @@ def test_only_so_many_found_calls_are_drawn_and_all_are_counted(count: int) -> N
     assert f"{count} of {count}" in texts(view)
     table = texts(view).partition("</style>")[2]
     assert table.count("<tr") == MAX_FOUND + 1
+
+
+def test_the_row_says_what_it_does_to_readers_of_each_kind() -> None:
+    """A search answers while it is typed, and a screen reader is told how many it found."""
+    view = live(make_report())
+    field = search(view)
+    assert field.placeholder == "search 5 calls: name, shape, line or module"
+    assert field.continuous_update
+    field.value = "aten::relu"
+    assert '<span role="status">1 of 6</span>' in texts(view)
+    assert [item.tooltip for item in items(view, ipywidgets.Button)] == [
+        f"save the report as {name} in the notebook's folder"
+        for name in ("Markdown", "HTML", "JSON")
+    ]
