@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 
 import pytest
 
@@ -173,6 +174,20 @@ CASES = {
         "class A:\n    def __init__(self):\n        self.e = nn.Embedding(self.n, 2)",
         "nn.Embedding(self.n, 2)",
     ),
+    "a parameter of a method": (
+        "class A:\n    def make(self, n):\n        return nn.Embedding(n, 2)\nA().make(5)",
+        "A().make(5)",
+    ),
+    "an option of the name of an own attribute": (
+        "p.add_argument('--n', default=5)\nclass A:\n    def __init__(self):\n"
+        "        self.e = nn.Embedding(self.n, 2)",
+        "nn.Embedding(self.n, 2)",
+    ),
+    "a field of another configuration": (
+        "class Other:\n    n: int = 5\nclass Config:\n    n: int = 6\n"
+        "cfg = Config()\nnn.Embedding(cfg.n, 2)",
+        "nn.Embedding(cfg.n, 2)",
+    ),
     "the variable of a loop around another": (
         "sizes = [8, 5]\nfor n in sizes:\n    for m in (1, 2):\n        nn.Embedding(n, 2)",
         "sizes = [8, 5]",
@@ -192,6 +207,42 @@ def test_where_a_number_was_chosen(source: str, wanted: str | None) -> None:
         here = Spot(code.co_filename, call)
         found = program.chosen(Spot(code.co_filename, number), here, 5)
         assert (None if found is None else program.text(found)) == wanted
+
+
+def chosen(source: str, size: int = 5, *others: str) -> Spot | None:
+    """Return where the number was chosen in the first call of a cell, beside files before it."""
+    with contextlib.ExitStack() as stack:
+        names = [stack.enter_context(cell(it)).co_filename for it in (source, *others)]
+        program = Program(names)
+        call = next(it for it in ast.walk(program.trees[names[0]]) if size_argument(it, 0))
+        number = size_argument(call, 0)
+        assert number is not None
+        return program.chosen(Spot(names[0], number), Spot(names[0], call), size)
+
+
+@pytest.mark.parametrize(
+    ("source", "is_read"),
+    [
+        ("n = x.shape[0]", True), ("n = x.size(0)", True), ("n, m = x.shape", True),
+        ("n, m = x.size()", True), ("n, m = f(x)", False), ("n = 5", False),
+    ],
+)  # fmt: skip
+def test_a_size_of_a_tensor_is_only_read_where_it_is_taken_off(source: str, is_read: bool) -> None:
+    found = chosen(f"{source}\nnn.Embedding(n, 2)")
+    assert found is not None and found.is_read is is_read
+
+
+def test_a_flag_is_no_number() -> None:
+    assert chosen("nn.Embedding(1, 2)", 1) is not None
+    assert chosen("nn.Embedding(True, 2)", 1) is None
+
+
+def test_of_two_cells_the_later_one_gives_a_name_its_number() -> None:
+    """The running one comes first, the others in their order."""
+    use = "nn.Embedding(n, 2)"
+    assert chosen(use, 5, "n = 6", "n = 5") is not None
+    assert chosen(use, 5, "n = 5", "n = 6") is None
+    assert chosen(f"n = 5\n{use}", 5, "n = 6") is not None
 
 
 WRAP = "class Wrap(nn.Module):\n    def __init__(self, inner):\n        self.inner = inner\n"
