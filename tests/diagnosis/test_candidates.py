@@ -178,6 +178,9 @@ def test_a_model_moves_to_where_its_input_is() -> None:
     assert "self.parts is a plain list" in hint.text and "nn.ModuleList" in hint.text
     on_host = fact(None, "float32[2,3]", "x", device="cpu")
     assert fixes(Taking(moved, operands=(on_host,), called=here), given) == []
+    # Nothing is moved back to the host for a tensor that was left there.
+    back = Taking('net.to("cpu")(x)', operands=(on_host,), called=Called(device="cuda:0"))
+    assert fixes(back, given) == []
     assert fixes(Taking(moved, operands=(x,), called=Called()), given) == []
     on_device = Called(device="cuda:0")
     assert fixes(Taking(moved, operands=(x,), called=on_device), given) == []

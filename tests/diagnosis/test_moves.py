@@ -36,6 +36,8 @@ def test_a_tensor_moves_to_where_another_one_is() -> None:
     assert not [it for it in templates("torch.add", X, Y) if "device" in it or "cpu" in it]
     far = of("float32[2,3]", "f(g)", "cuda:0")
     assert '{x}.to("cuda:0")' in templates("torch.add", X, far)
+    part = of("float32[2,3]", "batch.g", "cuda:0")
+    assert '{x}.to("cuda:0")' in templates("torch.add", X, part)
     layer = Called(device="cuda:0")
     assert '{x}.to("cuda:0")' in templates("torch.nn.functional.linear", X, called=layer)
 
@@ -46,6 +48,8 @@ def test_what_is_written_to_stays() -> None:
     assert templates("torch.Tensor.__setitem__", X, GPU) == []
     assert templates("torch.Tensor.add_", X, GPU, at=1) != []
     assert templates("torch.Tensor.__invert__", X, GPU) != []
+    # A cast comes before it: ``x.float().requires_grad_()``.
+    assert "{x}.float()" in templates("torch.Tensor.requires_grad_", IDS)
 
 
 def test_numpy_takes_the_host_and_no_gradient() -> None:
@@ -97,6 +101,31 @@ def test_an_attention_mask_of_numbers_becomes_flags_alone() -> None:
 def test_what_is_not_contiguous_is_copied(stride: Any, is_copied: bool) -> None:
     turned = of("float32[2,3]", "x", stride=stride)
     assert ("{x}.contiguous()" in templates("torch.Tensor.view", turned)) is is_copied
+    # How far apart the items of one are says nothing.
+    row = of("float32[2,1,3]", "x", stride=stride and (stride[0], 7, stride[1]))
+    assert ("{x}.contiguous()" in templates("torch.Tensor.view", row)) is is_copied
+
+
+def cost(template: str, api: str, *operands: Any, at: int = 0) -> int:
+    given = Evidence(op=OpName(api=api))
+    found = moves(given, operands[at], operands, Called())
+    return next(it.cost for it in found if it.template == template)
+
+
+def test_what_is_seldom_meant_costs_more() -> None:
+    ids = of("int64[4]", "ids", "cuda:0")
+    get, table = "torch.Tensor.__getitem__", of("float32[4,3]", "x")
+    assert cost("{x}.cpu()", get, table, ids, at=1) < cost("{x}.cpu()", "torch.add", X, GPU, at=1)
+    # As many flags as rows are a mask; two numbers may be a list of two places.
+    assert cost("{x}.bool()", get, table, IDS, at=1) == 1
+    assert cost("{x}.bool()", get, X, of("int64[2]", "i"), at=1) == 2
+    assert cost("{x}.bool()", get, table, of("int64[3]", "i"), at=1) == 2
+    images, weight = of("float32[2,3,4]", "x"), of("float32[5,12]", "w")
+    flat = [cost("{x}.flatten(1)", f"torch.{it}", images, weight) for it in ("f.linear", "matmul")]
+    assert flat == [1, 2]
+    # An exchange with the batch is meant less often than one behind it.
+    orders = [cost(f"{{x}}.transpose({it})", "torch.f", images, Y) for it in ("1, 2", "0, 1")]
+    assert orders == [2, 3]
 
 
 def test_a_dimension_of_size_1_too_many() -> None:
@@ -206,6 +235,20 @@ def test_other_orders_of_dimensions() -> None:
     assert "{x}.T" not in templates("torch.add", of("float32[3,5]", "x"), of("float32[3,4]", "w"))
     either = of("float32[3,5]", "x"), of("float32[4,3]", "w")
     assert "{x}.T" not in templates("torch.matmul", *either)
+
+
+def test_an_order_that_may_mix_what_is_of_one_size_is_not_offered() -> None:
+    """Steps and classes of a loss; the batch of a product of more than matrices."""
+
+    def orders(kind: str, api: str) -> list[str]:
+        found = templates(f"torch.{api}", of(kind, "x"), of("int64[4,7]", "y"))
+        return [it for it in found if "transpose" in it]
+
+    assert orders("float32[4,5,5]", "nn.functional.cross_entropy") == []
+    assert "{x}.transpose(1, 2)" in orders("float32[4,5,7]", "nn.functional.cross_entropy")
+    assert "{x}.transpose(0, 1)" in orders("float32[4,5,5]", "nn.functional.mse")
+    every = orders("float32[2,3,4,5]", "matmul")
+    assert sorted(every) == ["{x}.transpose(1, 2)", "{x}.transpose(2, 3)"]
 
 
 def test_channels_last() -> None:
