@@ -49,7 +49,7 @@ def handed_on(snapshot: Snapshot, ended: int, is_sharing_lost: bool = False) -> 
     for item in tensors.values():
         living = item()
         if living is not None and on_host(living):
-            is_unmade = snapshot.whole(item) is item and not snapshot.is_made(item)
+            is_unmade = not snapshot.is_made(snapshot.whole(item))
             if is_sharing_lost or is_unmade:
                 shared[id(item)] = item
     shared = {key: item for key, item in shared.items() if item() is not None}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from cudalens.recorder import Recorder, handing_on
 from cudalens.recorder.earlier_calls import EarlierCalls
@@ -96,11 +99,69 @@ def test_memory_of_tensors_that_are_gone_is_shared_with_nobody() -> None:
     assert earlier.shared == {}
 
 
-def test_a_tensor_that_no_known_call_has_made_may_be_shared() -> None:
+def shared(earlier: EarlierCalls) -> set[int]:
+    return {id(item()) for item in earlier.shared.values()}
+
+
+@pytest.mark.parametrize("is_part", [False, True])
+def test_a_tensor_that_no_known_call_has_made_may_be_shared(is_part: bool) -> None:
     x = torch.zeros(3)
-    earlier, y = handed(lambda: x.exp())
-    assert {id(item()) for item in earlier.shared.values()} == {id(x)}
-    assert y is not None
+    given = x[1:] if is_part else x
+    earlier, (y, z) = handed(lambda: (given.exp(), torch.zeros(2)[1:]))
+    assert shared(earlier) == {id(given)}
+    assert earlier.changes.keys() == {id(ref(given)), id(ref(x))}
+    assert y is not None and z is not None
+
+
+@pytest.mark.parametrize(
+    ("run", "is_shared"),
+    [
+        (lambda x: torch.as_tensor(numpy.zeros(3)), True),
+        (lambda x: torch.zeros(3), False),
+        (lambda x: torch.asarray(x), True),
+        (lambda x: torch.asarray(x.to("meta")), False),
+    ],
+)
+def test_what_a_call_shows_the_memory_of_others_in_is_shared(run: Any, is_shared: bool) -> None:
+    earlier, x = handed(lambda: run(torch.zeros(3)))
+    assert shared(earlier) == ({id(x)} if is_shared else set())
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_part_that_numpy_was_given_is_memory_of_its_whole(is_given: bool) -> None:
+    def cell() -> Tensor:
+        x = torch.zeros(4)
+        x[:2].numpy() if is_given else x[:2].exp()
+        return x
+
+    earlier, x = handed(cell)
+    assert shared(earlier) == ({id(x)} if is_given else set())
+
+
+@pytest.mark.parametrize("is_edited", [False, True])
+def test_what_a_file_had_made_that_was_edited_meanwhile_is_hidden(
+    tmp_path: Path, is_edited: bool
+) -> None:
+    file, names = tmp_path / "data.py", {"torch": torch}
+    file.write_text(source := "def run():\n    return torch.zeros(3)\n")
+    exec(compile(source, str(file), "exec"), names)
+    first, x = handed(names["run"])  # type: ignore[arg-type]
+    later, _ = handed(lambda: is_edited and file.write_text("# other lines\n"), first)
+    assert later.changes.keys() == ({id(ref(x))} if is_edited else set())
+
+
+def test_the_batches_of_a_block_are_those_of_tensors_that_live() -> None:
+    def cell() -> Tensor:
+        torch.zeros(1)
+        ((kept, _), _) = DataLoader(TensorDataset(torch.zeros(4), torch.ones(4)), 2)
+        torch.zeros(1)
+        return kept
+
+    earlier, kept = handed(cell)
+    (batch,) = earlier.batches
+    assert any(item() is kept for item in batch.tensors)
+    assert earlier.calls[-1].seq <= batch.seq < 0
+    assert id(kept) in {id(item.tensor()) for item in earlier.versions}
 
 
 def test_where_calls_left_the_ring_that_shared_memory_all_may_be_shared() -> None:
@@ -130,6 +191,33 @@ def test_what_an_optimizer_did_is_a_change_and_no_call() -> None:
     earlier, _row = handed(cell)
     assert not [name for name in stems(earlier) if name.startswith(("add", "_foreach"))]
     assert id(ref(weight)) in earlier.changes
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_statistics_that_a_layer_wrote_to_are_a_change_unless_its_result_lives(
+    is_kept: bool,
+) -> None:
+    mean, var = torch.zeros(2), torch.ones(2)
+
+    def cell() -> Any:
+        x = torch.ones(3, 2)
+        made = nn.functional.batch_norm(x, mean, var, training=True)
+        return (mean + 0, made) if is_kept else mean + 0
+
+    earlier, _kept = handed(cell)
+    assert ("batch_norm" in stems(earlier)) is is_kept
+    assert id(ref(var)) in earlier.changes
+
+
+def test_what_was_written_to_the_whole_is_kept_for_what_was_made_of_a_part() -> None:
+    def cell() -> Tensor:
+        whole = torch.zeros(4)
+        part = whole[:2]
+        whole.add_(1)
+        return part.exp()
+
+    earlier, _made = handed(cell)
+    assert stems(earlier) == ["zeros", "__getitem__", "add_", "exp"]
 
 
 def test_the_newest_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
