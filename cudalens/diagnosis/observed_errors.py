@@ -289,7 +289,7 @@ def _operands(
     elif kind == "dtype":
         counts = [item.dtype for item in facts]
         rare = [item for item in facts if counts.count(item.dtype) == 1]
-        facts = rare if len(rare) == 1 and len(facts) > 2 else facts
+        facts = rare if len(rare) == 1 else facts
     seen: set[str] = set()
     for fact in facts:
         for name, made in _made_of(fact, trial):
