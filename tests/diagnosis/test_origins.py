@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch import nn
 
-from cudalens.core.evidence_types import Binding, LostDimension
+from cudalens.core.evidence_types import Binding, LostDimension, Regrouped
 from cudalens.core.graph_types import AutogradNeighbourhood
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import Hint, LineRef, OpName, SourceSpan, Violation
@@ -17,11 +18,12 @@ from cudalens.diagnosis.origins import (
     at_origin,
     batch_second,
     bounding,
+    features_of_images,
     lost_dimension,
     true_division,
 )
 from cudalens.diagnosis.user_code import Change, Fix
-from tests.builders import chain, fact, node, spelled
+from tests.builders import chain, entries, fact, node, spelled
 from tests.hint_evidence import made, syntax_of
 
 HERE = SourceSpan(cell=1, line=9, end_line=9, text="f(y)")
@@ -81,7 +83,7 @@ def test_readers_that_need_the_numbers_as_they_are_are_named() -> None:
     trial = Said(bindings={"y": made("load()", is_read_again=True)}, readers=([12], [12, 14]))
     hint = placed("relabel", "{x} - 1", trial)
     assert hint.text.endswith(", and adapt line 12, 14, which needs its numbers as they are")
-    assert hint.fix is None
+    assert (hint.fix, hint.tried, hint.at) == (None, None, None)
     here = placed("relabel", "{x} - 1", Said(readers=([], [12])))
     assert (here.text, here.fix) == ("words", "f(y - 1)")  # what is given stays as it was
 
@@ -104,6 +106,9 @@ def test_without_its_origin_no_code_for_what_is_read_elsewhere(
 def test_a_cast_acts_at_the_call_and_names_other_readers() -> None:
     hint = placed("cast_needed", "{x}.long()", Said(readers=([12], [])))
     assert (hint.text, hint.fix) == ("words. Line 12 reads y too", "f(y.long())")
+    again = Said(bindings={"y": made("load()", is_read_again=True)})
+    hint = placed("cast_needed", "{x}.long()", again)
+    assert (hint.text, hint.fix, hint.at) == ("words", "f(y.long())", None)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +141,10 @@ def test_what_a_loop_chooses_is_not_changed_at_one_turn() -> None:
     assert moved.fix == "f(y.cuda())"  # every function needs it there
     trial = Said(is_of_loop=True, bindings={"y": made("load()", is_read_again=True)})
     assert placed("relabel", "{x} - 1", trial).fix == "y = y - 1"
+    trial.loop_arguments = frozenset({"y"})
+    hint = placed("relabel", "{x} - 1", trial)
+    assert hint.text.endswith("Each turn of the loop has another tensor here: check them all")
+    assert (hint.fix, hint.tried, hint.at) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +165,7 @@ def test_values_that_a_loop_of_the_caller_chooses_are_not_changed(
 
 
 def test_a_call_that_was_another_function_before_gets_no_code() -> None:
-    others = ("torch.nn.functional.mse_loss",)
+    others = ("torch.nn.functional.l1_loss", "torch.nn.functional.mse_loss")
     hint = placed("cast_needed", "{x}.long()", Said(), other_functions=others)
     assert hint.text == "words. This call was mse_loss before, which took it as it is"
     assert hint.fix is None
@@ -187,7 +196,8 @@ def test_what_a_module_holds_is_registered(held: tuple[str, str], words: str) ->
     ],
 )
 def test_a_parameter_becomes_a_parameter(requires_grad: bool, kind: str, words: str) -> None:
-    known = (fact(None, "float32[3]", "y", requires_grad=requires_grad),)
+    other = fact(None, "float32[3]", "w", requires_grad=not requires_grad)
+    known = (other, fact(None, "float32[3]", "y", requires_grad=requires_grad))
     trial = Said(held={"y": ("self.y", kind)})
     assert placed("move_tensor", "{x}.cuda()", trial, tensors=known).text.endswith(words)
 
@@ -335,6 +345,8 @@ def test_the_layer_that_made_the_scores() -> None:
     layers = {"head": made("nn.Linear(3, 5)", called="torch.nn.Linear", name="net.head")}
     op = OpName(name="aten::nll_loss_forward")
     assert bound_of(Said(layers=layers), op=op, graph=graph) == ("net.head", None)
+    layers["head"] = replace(layers["head"], value=spelled("nn.Linear(3, n)"))
+    assert bound_of(Said(layers=layers), op=op, graph=graph) == ("net.head", None)
     assert bound_of(Said(layers=layers), op=op, graph=graph, size=4) == (None, None)
 
 
@@ -379,10 +391,10 @@ def test_a_division_that_made_a_float_of_a_size() -> None:
 def test_a_layer_that_takes_dimension_1_for_the_batch() -> None:
     facts = (fact(None, "float32[4,7,3]", "x"), fact(None, "float32[1,4,8]", "h"))
 
-    def said(operands: Any = facts, **called: Any) -> Hint | None:
+    def said(operands: Any = facts, module: str = "GRU", **called: Any) -> Hint | None:
         kind = Called(**{"is_batch_second": True, **called})
         trial = Said(operands=operands, called=kind)
-        evidence = Evidence(call=syntax_of("rnn(x, h)"), source=HERE, module_type="GRU")
+        evidence = Evidence(call=syntax_of("rnn(x, h)"), source=HERE, module_type=module)
         return batch_second(evidence, trial)
 
     hint = said()
@@ -394,6 +406,9 @@ def test_a_layer_that_takes_dimension_1_for_the_batch() -> None:
     assert said((fact(None, "float32[4,4,3]", "x"), facts[1])) is None
     assert said((facts[1], facts[0])) is None  # the input comes first
     assert said((fact(None, "float32[7,3]", "x"), facts[1])) is None
+    memory = fact(None, "float32[4,9,3]", "m")
+    assert said((facts[0], memory), "TransformerDecoder") is not None
+    assert said((fact(None, "float32[4,4,3]", "x"), memory), "TransformerDecoder") is None
 
 
 @pytest.mark.parametrize(
@@ -422,6 +437,61 @@ def test_what_lies_beside_a_sequence_tells_its_batch(kind: str, other: str, fits
     assert (hint is not None) is fits
     made_in = "rnn has batch_first=False, made in line 3: nn.GRU(3, 8). It takes dimension 1"
     assert hint is None or hint.text.startswith(made_in)
+
+
+LAYER = made("nn.Linear(8, 2)", 4, name="net.head")
+
+
+def features(layer: Binding | None = LAYER, *, survives: bool = True, **more: Any) -> Hint | None:
+    """Advise on a layer for 8 features that is given images of 3 x 2 x 2."""
+    line = LineRef(line=6, text="h = x.flatten(1)", cell=1)
+    known: dict[str, Any] = {
+        "flattened": Regrouped(line=line, before=(5, 3, 2, 2), after=(5, 12)),
+        "tensors": (fact("weight", "float32[2,8]", "net.head.weight"),),
+        "history": entries(1, [("aten::relu", "", None, None), ("aten::flatten", "", None, None)]),
+        "module_path": "head",
+    }
+    trial = Said(
+        layers={"head": layer} if layer is not None else {},
+        refused=more.pop("refused", ()),
+        survives=lambda fix, dims: survives and dims == 1,
+    )
+    return features_of_images(Evidence(source=HERE, **{**known, **more}), trial)
+
+
+def test_a_layer_is_made_for_as_many_features_as_it_is_given() -> None:
+    hint = features()
+    assert hint is not None and isinstance(hint.fix, Fix) and hint.fix.rearrange is not None
+    assert (hint.fix, hint.tried) == ("nn.Linear(12, 2)", True)
+    assert hint.text == "flatten makes 12 features of [3, 2, 2]"
+    assert hint.at is not None
+    assert (hint.at.line, hint.at.column, hint.at.end_column) == (4, 1, 16)  # as the syntax has it
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(8, 2), nn.Linear(4, 8))
+    assert hint.fix.rearrange(net, ["x"], {"k": 1}) == (net, ["x"], {"k": 1})
+    assert [(*it.weight.shape,) for it in net] == [(4, 3), (2, 12), (8, 4)]
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ({"flattened": None}, LAYER.value),
+        ({"history": ()}, LAYER.value),
+        ({"module_path": None}, LAYER.value),
+        ({"tensors": ()}, LAYER.value),
+        ({"refused": ("nn.Linear(12, 2)",)}, LAYER.value),
+        ({"survives": False}, LAYER.value),  # another batch size
+        ({"layer": None}, None),
+        ({}, "nn.Linear(n, 2)"),
+        ({}, "nn.Linear(9, 2)"),
+        ({}, "nn.Linear(\n    8, 2)"),
+        ({}, "nn.Linear(in_features=8, out_features=2)"),
+        ({}, "layer"),
+        ({}, None),
+    ],
+)
+def test_without_the_number_in_its_line_the_layer_stays(more: Any, code: str | None) -> None:
+    layer = replace(LAYER, value=spelled(code))
+    assert features(**{"layer": layer, **more}) is None
 
 
 def test_a_squeeze_that_took_the_batch_away() -> None:
