@@ -108,8 +108,8 @@ def test_an_operand_of_the_failing_line_or_without_a_name_is_left_out() -> None:
 def test_those_operands_whose_sizes_the_message_has() -> None:
     message = "The size of tensor a (3) must match the size of tensor b (7) at dimension 1"
     assert len(texts(message, Known((X, Y), **BOUND))) == 1
-    no_size = "sizes must match, 0 or 1"
-    assert len(texts(no_size, Known((X, Y), **BOUND))) == 2
+    row = on("cuda:0", "float32[1,3]", "x")
+    assert len(texts("sizes must match, 0 or 1", Known((row, Y), **BOUND))) == 2
 
 
 def test_the_other_shape_that_a_variable_had_before() -> None:
@@ -370,7 +370,7 @@ def test_what_saved_a_tensor_and_each_write_to_it() -> None:
     change = InPlaceChange(
         name="h",
         savers=(step(3, "y = h.exp()"), step(None, "hidden")),
-        writes=(step(4, "h += 1"), step(5, "h *= 2")),
+        writes=(step(None, "hidden"), step(4, "h += 1"), step(5, "h *= 2")),
     )
     assert texts("modified by an inplace operation", modified=change) == [
         "line 3 needs h in backward: y = h.exp()",
@@ -434,6 +434,8 @@ SIZES = {
     "batch": made(4, None),
     "steps": made(4, None),
     "width": made(4, None),
+    "three": made(5, "3"),
+    "here": made(9, None),
 }
 
 
@@ -454,6 +456,8 @@ SIZES = {
         ("v.reshape([batch, 11, width])", "3,11,4,17",
          ["v has 68 elements for each of [3, 11], and width is 13",
           "batch = 3, width = 13, set in line 4: None"]),
+        # The lines of the first show the size, or failed.
+        ("v.reshape(three, here, width)", "11,3,4,17", ["width = 13, set in line 4: None"]),
         ("v.reshape(*first, steps, *width)", "3,11,4,17", []),
         ("torch.reshape(v, (*first, steps, width))", "3,11,4,17", []),
     ],

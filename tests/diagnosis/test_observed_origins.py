@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cudalens.core.evidence_types import BoundOrigin, Marks, NanHolder
-from cudalens.core.graph_types import DIVIDES, WRITES, ProvenanceStep
+from cudalens.core.graph_types import DIVIDES, FIRST_BAD, WRITES, ProvenanceStep
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import LineRef, Observation, Offenders, SourceSpan
 from cudalens.diagnosis.candidates import Trial
@@ -86,13 +86,18 @@ def test_the_failing_line_is_not_named_again() -> None:
 
 def test_three_lines_at_most() -> None:
     writers = [step("aten::fill_", at, f"y[{at}] = 9", note=f"{WRITES} 9") for at in range(2, 6)]
-    assert len(texts(came_from, labels([9, 9, 9, 9], 3, provenance=tuple(writers)))) == 3
+    found = seen(came_from, labels([9, 9, 9, 9], 3, provenance=tuple(writers)))
+    assert [it.sources[0].line for it in found] == [2, 3, 4]  # the newest
 
 
 def test_values_from_python_come_in() -> None:
     loaded = step("torch.tensor", 4, "y = torch.tensor(rows)")
     assert marks(came_from, labels([9], 3, provenance=(loaded,))) == ["9 comes in here"]
     assert marks(came_from, labels([8, 9], 3, provenance=(loaded,))) == ["bad values come in here"]
+    both = tuple(
+        replace(loaded, op=op, note=FIRST_BAD) for op in ("torch.tensor", "torch.Tensor.view")
+    )
+    assert marks(came_from, labels([9], 3, provenance=both)) == ["9 comes from here"]
 
 
 def test_a_line_that_divides_is_marked_so() -> None:
@@ -120,6 +125,9 @@ def test_every_line_that_wrote_nan_to_a_parameter_is_named() -> None:
     assert texts(came_from, evidence) == ["line 4: w[1] = nan", "line 3: w[0] = nan"]
     assert marks(came_from, evidence) == ["nan is written to w here"] * 2
     assert texts(came_from, labels([9], 3, nan_holder=replace(holder, written=()))) == []
+    read, later = replace(holder, is_read=True), step("torch.Tensor.exp", 4, "w[1] = nan")
+    evidence = labels([9], 3, nan_holder=read, provenance=(later,))
+    assert texts(came_from, evidence) == ["line 4: w[1] = nan", "line 3: w[0] = nan"]
 
 
 def test_the_last_change_of_a_parameter_that_is_nan() -> None:
@@ -147,6 +155,14 @@ def test_all_bad_values_are_one_though_few_are_listed() -> None:
     assert marks(computed, evidence) == ["bad values come from here"]
     evidence = labels([9] * 30, 3, marks=Marks(computed=(line(3, "a = b + 1"),), value=9))
     assert marks(computed, evidence) == ["9 comes from here"]
+
+
+def test_what_a_call_made_nan_of_was_an_infinity() -> None:
+    evidence = labels([9], 3, marks=Marks(computed=(line(3, "a = b / c"),)))
+    assert evidence.violation is not None
+    assert marks(computed, evidence) == ["9 comes from here"]
+    made = replace(evidence.violation, is_nonfinite=True, argument="")
+    assert marks(computed, replace(evidence, violation=made)) == ["inf comes from here"]
 
 
 # --- the length of the ids ------------------------------------------------------------------------

@@ -52,6 +52,7 @@ def fact(text: str, span: tuple[int, int, int] | None = None) -> TensorFact:
         ("x + y", "y", "{x} - 1", "x + (y - 1)"),
         ("f(é, x)", "x", "{x}.T", "f(é, x.T)"),
         ("x[i]", "i", "{x} - 1", "x[i - 1]"),
+        ("x[i]", "x", "{x} - 1", "(x - 1)[i]"),
         ("f(x=y)", "y", "{x} - 1", "f(x=y - 1)"),
         ("f(**b)", 'b["y"]', "{x} - 1", 'b["y"] = b["y"] - 1'),
         ("f(**b)", "g()", "{x} - 1", None),
@@ -178,6 +179,7 @@ def test_through_a_library_below_the_users_line() -> None:
     assert not in_library(Evidence(frames=(user,)), "transformers")
     assert in_library(Evidence(frames=(user, below)), "transformers")
     assert not in_library(Evidence(frames=(below, user)), "transformers")
+    assert in_library(Evidence(frames=(below,)), "transformers")
 
 
 def test_places_are_said_from_the_failing_line() -> None:
