@@ -267,6 +267,22 @@ LINES: dict[str, tuple[str, str | None]] = {
     ),
     "an item that is added to": ("a = x + 1\na[n[0]] += 1\ntorch.tensor(a)", None),
     "an item of a row that is added to": ("a = x + 1\na[0][n] += 1\ntorch.tensor(a)", None),
+    "a list that another function is given": (
+        "def g(out):\n    out.append(9)\ndef f(x):\n    out = []\n    g(out)\n"
+        "    out.append(x + 1)\n    return torch.tensor(out)",
+        None,
+    ),
+    "an earlier turn of a while loop": (
+        "a = x * 2\nwhile y:\n    torch.tensor(a)\n    a = x + 1",
+        None,
+    ),
+    "what may be imported since": ("a = x + 1\nfrom m import *\ntorch.tensor(a)", None),
+    "a name twice in a tuple": ("a, a = x + 1, [9]\ntorch.tensor(a)", None),
+    "an item of a loop": (
+        "for a in x + 1:\n    torch.tensor(a)",
+        "for a in x + 1:\n    torch.tensor(a)",
+    ),
+    "a part of an item of a loop": ("for a, b in x + 1:\n    torch.tensor(a)", None),
     "a script": ("a = x + 1\nget_ipython().run_line_magic('run', 's.py')\ntorch.tensor(a)", None),
 }
 
@@ -278,6 +294,32 @@ def test_the_line_that_computed_what_a_tensor_is_made_of(source: str, wanted: st
         calls = (it for it in ast.walk(program.trees[code.co_filename]) if isinstance(it, ast.Call))
         made = [it for it in calls if ast.unparse(it.func).startswith("torch.")]
         found = computing_line(program, Spot(code.co_filename, made[-1]))
+        assert (None if found is None else ast.unparse(found.node)) == wanted
+
+
+CALLED = "a = x + 1\ndef f(v):\n    return torch.tensor(v)\ndef g(u):\n    return f(u)\n"
+METHOD = "a = x + 1\nclass A:\n    def f(self, v):\n        return torch.tensor(v)\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "callers", "wanted"),
+    [
+        (f"{CALLED}f(a)\nf([9])", ["f(a)"], "a = x + 1"),
+        (f"{CALLED}f(a)\nf([9])", ["f([9])"], None),
+        (f"{CALLED}g(a)\ng([9])", ["g(a)", "f(u)"], "a = x + 1"),
+        (f"{CALLED}g(a)\ng([9])", ["g([9])", "f(u)"], None),
+        (f"{METHOD}A().f(a)\nA().f([9])", ["A().f(a)"], "a = x + 1"),
+        (f"{METHOD}A.f(a, [9])\nA().f([9])", ["A.f(a, [9])"], None),  # self is a
+    ],
+)
+def test_of_several_calls_the_one_that_was_running(
+    source: str, callers: list[str], wanted: str | None
+) -> None:
+    with cell(source) as code:
+        program, file = Program([code.co_filename]), code.co_filename
+        calls = [it for it in ast.walk(program.trees[file]) if isinstance(it, ast.Call)]
+        spots = {ast.unparse(it): Spot(file, it) for it in calls}
+        found = computing_line(program, spots["torch.tensor(v)"], [spots[it] for it in callers])
         assert (None if found is None else ast.unparse(found.node)) == wanted
 
 

@@ -373,3 +373,56 @@ def test_the_last_line_that_made_a_number_of_a_variable() -> None:
     assert cut("loss = 0\nloss += x.sum().item()") == "loss += x.sum().item()"
     assert cut("loss = x.detach().sum().item()") is None
     assert cut(f"{one}\nloss = x.detach().sum().item()") is None
+
+
+def after(code: str, find: Callable[[dict[str, Any], Any], Any]) -> Any:
+    """Return what is found behind the variables of a recorded cell; ``w`` is a parameter."""
+    names: dict[str, Any] = {"torch": torch, "w": torch.nn.Parameter(torch.ones(2))}
+    with Recorder() as recorder, cell(code) as compiled:
+        exec(compiled, names)
+        return find(names, recorder.snapshot())
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_three_lines_that_cut_a_graph_are_named_at_most(count: int) -> None:
+    lines = [f"p{at} = (w > {at}).float()" for at in range(count)]
+    code = "\n".join([*lines, "out = " + " * ".join(f"p{at}" for at in range(count))])
+    cut = after(code, lambda names, snapshot: recorded_way.graph_cut(names["out"], snapshot))
+    if count > 3:
+        assert cut is None
+    else:
+        assert (cut.op, cut.line.text) == ("gt", lines[-1])
+        assert [it.text for it in cut.others] == lines[:-1]
+
+
+@pytest.mark.parametrize("manager", ["torch.no_grad", "torch.enable_grad"])
+def test_of_blocks_without_a_graph_the_innermost(manager: str) -> None:
+    code = f"with torch.no_grad():\n    with {manager}():\n        out = torch.no_grad()(w.exp)()"
+    cut = after(code, lambda names, snapshot: recorded_way.graph_cut(names["out"], snapshot))
+    assert (cut.op, cut.line.line) == ("no_grad block", 2 if manager == "torch.no_grad" else 1)
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_a_parameter_is_not_why_where_another_tensor_has_a_graph(is_leaf: bool) -> None:
+    code = f"x = torch.ones(2, requires_grad={is_leaf})\nw.requires_grad_(False)\n"
+    code += "with torch.no_grad():\n    out = x * w"
+
+    def find(names: dict[str, Any], snapshot: Any) -> bool:
+        found = recorded_way.frozen_parameters(names["out"], snapshot)
+        return [it is names["w"] for it in found] == [True]
+
+    assert after(code, find) is not is_leaf
+
+
+@pytest.mark.parametrize(("sizes", "is_lost"), [((3, 1), True), ((1, 3), False)])
+def test_only_an_earlier_batch_tells_what_was_squeezed(
+    sizes: tuple[int, int], is_lost: bool
+) -> None:
+    code = f"out = {{}}\nfor n in {sizes}:\n    out[n] = torch.ones(n, 6, 1).squeeze()"
+
+    def find(names: dict[str, Any], snapshot: Any) -> object:
+        return recorded_way.lost_dimension([names["out"][1]], snapshot)
+
+    found = after(code, find)
+    assert (found is not None) is is_lost
+    assert found is None or found.earlier == ((3, 6, 1), (3, 6))
