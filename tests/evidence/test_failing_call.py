@@ -34,6 +34,9 @@ from tests.probes import asked, cell
 X = torch.arange(6.0).reshape(2, 3)
 ROW = torch.ones(4)
 GRADIENT = torch.zeros(2)
+OWN = "class Own(torch.Tensor):\n    @classmethod\n    def __torch_function__(cls, *_):\n"
+OWN += "        return x @ row\n"
+"""A function of torch's calls code of the user's, which makes the call that fails."""
 
 
 @contextmanager
@@ -61,6 +64,7 @@ def failed(text: str, **names: Any) -> Iterator[list[Any]]:
         ("x[0, 9]", operator.getitem, {"self": X, "indices[0]": 0, "indices[1]": 9}),
         ("x[0] = row", operator.setitem, {"self": X, "indices": 0, "values": ROW}),
         ("torch.mm(x, **more)", torch.mm, {"mat2": ROW}),
+        (f"{OWN}F.relu(x.as_subclass(Own))", operator.matmul, {"self": X, "other": ROW}),
         ("F.cross_entropy(x, row)", F.cross_entropy, {"input": X, "target": ROW}),
     ],
 )
@@ -76,6 +80,7 @@ def test_function_and_arguments_of_a_refused_call(
         arguments.keys()
     )
     assert all(found[key] is value or found[key] == value for key, value in arguments.items())
+    assert not any(value is None or value is ABSENT for value in found.values())
 
 
 @pytest.mark.parametrize("text", ["torch.mm(*pair)", "missing(x)", "raise ValueError"])
@@ -153,6 +158,7 @@ def test_known_values(value: object, is_it: bool) -> None:
         ({}, "a dict"),
         (1, "an int"),
         (nn.Linear(1, 1), "a Linear"),
+        (nn.Embedding(1, 1), "an Embedding"),
     ],
 )
 def test_the_kind_of_an_odd_argument_in_words(value: object, words: str) -> None:
@@ -175,6 +181,7 @@ def test_constants_and_tensors_are_not_odd() -> None:
         ("2 * x", Tensor.__mul__, (X, 2), ["x", "2"]),
         ("2 / x", Tensor.__rtruediv__, (X, 2), ["x", "2"]),
         ("x / 2", Tensor.__truediv__, (X, 2), ["x", "2"]),
+        ("x >> 2", Tensor.__rshift__, (X, 2), ["x", "2"]),
     ],
 )
 def test_operands_in_the_order_of_the_arguments(
@@ -294,7 +301,10 @@ def test_of_many_entries_of_a_batch_the_first_eight_are_operands() -> None:
     assert found[2:] == [f'batch["k{at}"]' for at in range(8)]
 
 
-@pytest.mark.parametrize("text", ["x[0] += row", "del x[0]", "len(x, **n)", "torch.mm(*[x, x])"])
+@pytest.mark.parametrize(
+    "text",
+    ["x[0] += row", "for x[0] in [row]: pass", "del x[0]", "len(x, **n)", "torch.mm(*[x, x])"],
+)
 def test_a_call_of_which_a_part_is_unknown_is_not_read(text: str) -> None:
     with failed(text, n=3) as entries:
         line = line_of(entries)
@@ -304,13 +314,17 @@ def test_a_call_of_which_a_part_is_unknown_is_not_read(text: str) -> None:
 
 def test_the_op_of_a_guard_stands_in_for_a_call_that_is_not_known_whole() -> None:
     op: Any = SimpleNamespace(op=torch.ops.aten.mm.default, args=(X, ROW), kwargs={"k": 1})
-    with failed("torch.mm(*pair)", pair=(X, ROW)) as entries:
-        line = line_of(entries)
-        assert line is not None
-        found = call_of(entries, line, None, op)
+    for text in ("torch.mm(x, mat2=row * 2)", "torch.mm(*pair)"):
+        with failed(text, pair=(X, ROW)) as entries:
+            line = line_of(entries)
+            assert line is not None
+            found = call_of(entries, line, None, op)
         assert found.api is not None
         assert (found.api.func, found.api.args) == (op.op, op.args)
         assert found.api.kwargs == {"k": 1}
+    with failed("torch.mm(*pair)", pair=(X, ROW)) as entries:
+        line = line_of(entries)
+        assert line is not None
         without = call_of(entries, line, None, SimpleNamespace(op=None))
     assert without.api is None or without.api.func is not op.op
     known = ApiCall(func=torch.mm, args=(X, ROW))
