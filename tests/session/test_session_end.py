@@ -16,10 +16,12 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 import cudalens
 from cudalens.core.report import RankResult, Report
 from cudalens.core.reported import attach, report_beside
+from cudalens.diagnosis.diagnose import format_message
 from cudalens.evidence import lost_context
 from cudalens.session import session as module
 from cudalens.session.findings import Outcome
 from cudalens.session.session import CheckSession
+from cudalens.source.locate import CallSite
 from tests.builders import make_report
 
 
@@ -440,3 +442,116 @@ def test_the_processes_of_a_block_get_its_options_and_not_its_files(
     names = ("fast", "deferred", "nan", "sync", "max_ops", "force_eager")
     assert [getattr(made, name) for name in names] == [getattr(session, name) for name in names]
     assert made._files == [None, None] and session._files[0] is not None
+
+
+# --- a beginning and an end that go wrong ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["acquire", "begin", None])
+def test_a_beginning_that_fails_leaves_nothing_installed(
+    part: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fails in the check itself is a limit; the user's interrupt, or a finding, is raised."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    if part is not None:
+        owner = module.process if part == "acquire" else module.SUCCESSION
+        monkeypatch.setattr(owner, part, interrupt)
+    session, before = cudalens.check(), module.PROCESS.listeners
+    with suppress(KeyboardInterrupt):
+        assert session.open() is session
+    assert module.PROCESS.is_installed is (part is None)
+    assert module.PROCESS.listeners == (*before, *[session][part is not None :])
+    session.remove()
+    assert not module.PROCESS.is_installed and module.PROCESS.listeners == before
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "is_raised"),
+    [
+        ({"deferred": True}, None, True),
+        ({"deferred": True}, SystemExit(0), True),
+        ({"deferred": True}, ValueError("mine"), False),
+        ({"force_eager": False}, None, True),
+        ({"fast": True}, None, None),
+    ],
+)
+def test_what_deferred_or_compiled_guards_find_at_the_end_is_raised_unless_an_error_is(
+    options: dict[str, bool], error: BaseException | None, is_raised: bool | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    session = CheckSession(**options)  # type: ignore[arg-type]
+    found = cudalens.DeviceIndexError("found late", make_report())
+
+    def run() -> None:
+        with session:
+            monkeypatch.setattr(module.PROCESS, "settle", lambda: found)
+            if error is not None:
+                raise error
+
+    try:
+        left = caught(run)
+    except AssertionError:
+        left = None
+    assert left is (found if is_raised else error)
+    notes = [] if is_raised is not False else ["cudalens: found before this: found late"]
+    assert getattr(error, "__notes__", []) == notes
+    assert (session.report is not None) is (is_raised is True)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("mine")])
+def test_what_the_shell_has_shown_is_raised_at_the_end_where_no_error_is(
+    error: Exception | None,
+) -> None:
+    with cudalens.check(fast=True) as session:
+        late = cudalens.NonFiniteError("shown", make_report(kind="nonfinite"))
+        session.recorder = SimpleNamespace(
+            watch=SimpleNamespace(late=late), limits=["ours"], recorded_ops=3,
+            is_over=False, synchronize=lambda: None, call_of=lambda error: None,
+        )  # fmt: skip
+        assert session.close(error) is (late if error is None else None)
+    assert not hasattr(error, "__notes__")
+    assert session.recorded_ops == 3
+    assert session.internal_errors == ["ours"]  # what the recorder failed to do, told of the block
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_the_line_that_the_traceback_tells_goes_into_the_words_of_the_exception(
+    is_told: bool,
+) -> None:
+    before, session = make_report(source=None), cudalens.check()
+    place = make_report().source
+    error = cudalens.DeviceIndexError(format_message(before), before)
+    site = CallSite(source=place) if is_told else None
+    session._report(Outcome(finding=before, site=site), error)
+    assert session.report is not None
+    assert session.report.source == (place if is_told else None)
+    assert str(error) == format_message(session.report if is_told else before)
+    assert (str(error) != format_message(before)) is is_told
+
+
+@pytest.mark.parametrize("left", [ValueError("left"), None])
+def test_what_left_the_block_goes_before_what_the_shell_has_shown(
+    left: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[BaseException | None] = []
+    monkeypatch.setattr(CheckSession, "_conclude", lambda self, error, at: seen.append(error))
+    session, shown = cudalens.check(), KeyError("shown")
+    session.shown_error = shown
+    for error in (left, None):
+        assert session.open().close(error) is None
+    assert seen == [left or shown, None]
+
+
+def test_a_finding_that_comes_back_without_its_report_gets_that_of_its_words() -> None:
+    found, session = make_report(headline="found"), cudalens.check()
+    session.add_finding(found)
+    error = cudalens.DeviceIndexError("found")
+    assert session._own(error) is error and error.report is found
+    assert session.findings == (found,)
+    inner = cudalens.NonFiniteError("inner", make_report(kind="nonfinite"))  # of an inner session
+    assert session._own(inner) is inner
+    assert session.findings == (found, inner.report)
+    assert session._own(ValueError("mine")) is None
