@@ -12,12 +12,14 @@ from torch.nn import functional as F
 
 import cudalens
 from cudalens import simulate
+from cudalens.evidence import lost_context
 from cudalens.guards.process import PROCESS
-from cudalens.session.explain import _Namespace, _tensors, explain
+from cudalens.session.explain import _Namespace, _tensors, _tree_of_cell, explain
 from tests.builders import make_report
 from tests.shells import Notebook
 
 LINE = "Loss.cu:245: f: block: [0,0,0], thread: [0,0,0] Assertion `t >= 0 && t < n_classes` failed."
+LOST = "CUDA error: device-side assert triggered"
 DIES = """\
 logits = torch.zeros(4, 3, device="cuda")
 labels = torch.tensor([0, 1, 2, 3], device="cuda")
@@ -204,6 +206,44 @@ def test_there_is_nothing_to_explain_without_an_exception_of_torchs() -> None:
     other = ValueError("mine")
     other.report = 3  # type: ignore[attr-defined]
     assert explain({}, other) is None
+
+
+def raised(error: Exception) -> Exception:
+    with pytest.raises(type(error)) as caught:
+        raise error
+    return caught.value
+
+
+@pytest.mark.parametrize("text", ["mat1 and mat2 shapes cannot be multiplied", LOST])
+def test_the_device_that_was_lost_before_explains_the_errors_of_the_device_alone(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = make_report(context_usable=False)
+    monkeypatch.setattr(lost_context, "end", lambda: earlier)
+    monkeypatch.setattr(lost_context, "is_lost", lambda facts: LOST in facts.message)
+    monkeypatch.setattr("cudalens.session.explain.is_torch_error", lambda error: True)
+    assert (explain({}, raised(RuntimeError(text))) is earlier) is (text == LOST)
+
+
+@pytest.mark.parametrize("is_of_another", [True, False])
+def test_what_another_process_tells_is_no_loss_of_this_one(
+    is_of_another: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remembered: list[object] = []
+    monkeypatch.setattr(lost_context, "is_of_another", lambda error: is_of_another)
+    monkeypatch.setattr(lost_context, "remember", remembered.append)
+    monkeypatch.setattr("cudalens.session.explain.is_torch_error", lambda error: True)
+    report = explain({}, raised(RuntimeError(LOST)))
+    assert report is not None and report is PROCESS.last
+    assert report.headline.startswith("no device of this process has failed") is is_of_another
+    assert remembered == ([] if is_of_another else [report])
+
+
+def test_an_error_without_a_line_of_the_user_s_has_no_cell() -> None:
+    assert _tree_of_cell(RuntimeError("from nowhere")).body == []
+    tree = _tree_of_cell(raised(RuntimeError("here")))
+    assert "raised" in [getattr(item, "name", None) for item in tree.body]
+    assert "Part" not in [getattr(item, "name", None) for item in tree.body]
 
 
 def test_a_torch_function_of_the_user_s_sees_no_call_of_the_explanation(

@@ -12,7 +12,7 @@ import torch
 
 import cudalens
 from cudalens import simulate
-from cudalens.core.report import Report, SourceSpan
+from cudalens.core.report import Frame, Report, SourceSpan
 from cudalens.core.report_types import OpName
 from cudalens.session.findings import MAX_FINDINGS, Findings, Outcome, SwallowedFinding
 from cudalens.source.locate import CallSite
@@ -96,6 +96,15 @@ def test_what_is_not_kept_whole_is_counted(number: int) -> None:
     assert f"again ({number - 1} times)" in findings.others(reports[0])
     assert findings.has(reports[-1])
     assert not findings.has(raised("again"))
+
+
+@pytest.mark.parametrize("number", [1, MAX_FINDINGS, MAX_FINDINGS + 2])
+def test_the_last_finding_comes_first(number: int) -> None:
+    """Of several that became one error, the one that was raised last did."""
+    reports = [raised(str(at)) for at in range(number)]
+    last, *earlier = findings_of(*reports).raised.kept
+    assert last is reports[-1]
+    assert earlier == reports[:MAX_FINDINGS][::-1]
 
 
 def test_words_that_were_seen_before_are_counted_however_many_others_there_are() -> None:
@@ -192,12 +201,16 @@ def test_an_error_that_lost_the_device_says_so_of_the_block(usable: bool | None)
 
 def test_the_line_of_the_traceback_is_taken_where_none_is_known() -> None:
     here, there = SourceSpan(line=3), SourceSpan(line=9)
-    site = CallSite(source=there, api="F.embedding")
+    outer, inner = (Frame(file="a.py", line=line, function="f") for line in (1, 2))
+    site = CallSite(source=there, api="F.embedding", frames=(outer, inner))
     report = Outcome(finding=FOUND, site=site).report(findings_of(FOUND))
     assert (report.source, report.op.api) == (there, "F.embedding")
-    known = replace(FOUND, source=here, op=OpName(api="F.linear"))
+    known = replace(FOUND, source=here, op=OpName(api="F.linear"), frames=(inner,))
     report = Outcome(finding=known, site=site).report(findings_of(known))
     assert (report.source, report.op.api) == (here, "F.linear")
+    assert report.frames == (outer, inner)  # the traceback knows all of them
+    report = Outcome(finding=known, site=CallSite(source=there)).report(findings_of(known))
+    assert report.frames == (inner,)
 
 
 @pytest.mark.parametrize(

@@ -287,6 +287,15 @@ def test_what_the_parent_has_pending_is_said_once(
     cudalens.settle()
 
 
+def test_what_the_parent_has_pending_is_not_said_where_this_process_has_checks_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(process.PENDING, "inherited", 1)
+    monkeypatch.setattr(type(process.PENDING), "__bool__", lambda self: True)
+    cudalens.settle()
+    assert (process.PENDING.inherited, [*recwarn]) == (1, [])
+
+
 @pytest.mark.parametrize(
     ("installed", "deferred", "pending", "words"),
     [
