@@ -9,16 +9,18 @@ import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks as AFTER_STEPS
 from torch.optim.optimizer import _global_optimizer_pre_hooks as BEFORE_STEPS
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
-from cudalens.core.call import THREAD, ApiCall
+from cudalens.core.call import THREAD, ApiCall, NodeMark
 from cudalens.core.errors import DeviceAssertError
 from cudalens.recorder import _torch
 from cudalens.recorder.calls import Recorded
@@ -557,3 +559,106 @@ def test_a_failed_tensor_lives_no_longer_than_its_exception() -> None:
         gc.collect()
         assert reference() is None
     assert mode.limits == []
+
+
+# --- beside another mode, another recorder, on another thread -------------------------------------
+
+
+def test_a_mode_below_sees_the_calls_of_the_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Below(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            below.append(func)
+            return func(*args, **(kwargs or {}))
+
+    below, watch, shown = list[Any](), Watch(), list[Any]()
+    monkeypatch.setattr(watch, "before", lambda api, args: shown.append(args))
+    x = torch.zeros(2)
+    with Below(), RecordingMode(watch=watch) as mode:
+        torch.exp(x)
+        torch.add(x, 1, out=x)
+        x.mul_(3)
+    assert below == [torch.exp, torch.add, torch.Tensor.mul_]
+    assert noted(mode) == ["exp", "add", "mul_"]
+    assert [args[0] is x and args[1:] for args in shown] == [(3,)]
+    assert mode.limits == []
+
+
+def test_two_recorders_know_the_line_of_a_call_that_failed() -> None:
+    with RecordingMode() as outer, RecordingMode() as inner:
+        error = raised(lambda: torch.mm(X, X))
+        for mode in (outer, inner):
+            call = mode.call_of(error)
+            assert call is not None and call.code is not None
+            assert call.code.co_filename == __file__
+
+
+def test_after_an_inner_call_the_outer_one_is_still_being_made() -> None:
+    watch, running = Watch(), list[Any]()
+    watch.on_show["exp"] = lambda: running.append(THREAD.running.call)
+    with RecordingMode(), RecordingMode(watch=watch):
+        X.exp()
+        assert THREAD.running.call is None
+    assert [call and call[0] for call in running] == [torch.Tensor.exp]
+
+
+@pytest.mark.parametrize("has_pass", [True, False])
+def test_a_call_of_a_pass_is_made_on_the_thread_that_runs_it(has_pass: bool) -> None:
+    """Where no pass runs, no other thread makes calls: the recorder need not ask which it is."""
+    watch, running, sites = Watch(), list[Any](), list[Any]()
+    mode: Any = RecordingMode(watch=watch)
+    its = mode._opened_on
+    watch.on_show["exp"] = lambda: running.append((THREAD.running.call, its.call))
+
+    def run() -> None:
+        mode.passes = [SimpleNamespace(site="line", marks={threading.get_ident(): None})]
+        mode.passes *= has_pass
+        mode.__torch_function__(torch.exp, (), (X,))
+        error = raised(lambda: mode.__torch_function__(torch.mm, (), (X, X)))
+        sites.append(mode.call_of(error).site)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    ((made, of_opener),) = running
+    assert (made is not None, of_opener is not None) == (has_pass, not has_pass)
+    # Its stack ends before the line that waits for it.
+    assert [site[2] for site in sites] == ["line" if has_pass else None]
+
+
+def test_what_was_noted_of_a_failing_call_before_it_came_back_stays() -> None:
+    node = NodeMark("ExpBackward0", 3)
+
+    def inner() -> None:
+        call = ApiCall(func=None, node=node)
+        mode.attach(call, sys._getframe())
+        raise RuntimeError
+
+    mode = RecordingMode()
+    error = raised(inner)
+    call = mode.failed(torch.exp, (X,), None, error, sys._getframe())
+    assert call is not None and call is mode.call_of(error)
+    assert (call.func, call.kwargs, call.node) == (torch.exp, {}, node)
+
+
+def test_what_was_launched_before_is_no_call_s_failure(
+    sim: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, told = torch.ones(2, device="cuda"), list[BaseException]()
+    with RecordingMode(is_fatal=lambda error: True, on_device_end=told.append) as mode:
+        lost = RuntimeError("lost")
+        monkeypatch.setattr(_torch, "wait_if_busy", Mock(side_effect=lost))
+        assert raised(x.exp) is lost
+        assert mode.call_of(lost) is None and noted(mode) == []
+    assert (mode.is_over, mode.fatal, told) == (True, None, [lost])
+
+
+def test_of_frozen_tensors_as_many_are_known_as_of_calls() -> None:
+    tensors = [torch.ones(2) for _ in range(20)]
+    for kept in (20, 19):
+        with RecordingMode(max_ops=kept) as mode:
+            for item in tensors:
+                item.requires_grad_(False)
+            assert len(mode.frozen_at(tensors)) == (20 if kept == 20 else 0)
+            assert len(mode.frozen_at(tensors[-kept:])) == kept
