@@ -412,6 +412,21 @@ def test_a_step_does_not_make_the_nan_of_its_gradient() -> None:
     assert maker.startswith("NaN comes in here")
 
 
+def test_the_values_that_a_node_was_given_stay_in_the_report_of_a_gradient() -> None:
+    """Only of a step, which has just run, the parameter has its name in the headline."""
+    report = checked("""
+    w = torch.zeros(2, requires_grad=True)
+    y = w.sqrt()
+    y.sum().backward()
+    """)
+    assert report is not None
+    assert "the gradient of w" in report.explanation
+    assert ("y", 0.0) in [(it.expression, it.summary.min) for it in report.tensors]
+    report = checked(OLDER["a step"][0], **older())
+    assert report is not None
+    assert report.headline.startswith("torch.optim.SGD.step made net.weight[0, 0] = -inf")
+
+
 def test_a_condition_that_a_checkpoint_gives_once_is_left_out() -> None:
     code = """
     from torch.utils.checkpoint import checkpoint
