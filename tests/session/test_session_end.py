@@ -77,6 +77,26 @@ def test_where_nan_is_not_looked_for_it_is_said(
 
 
 @pytest.mark.parametrize(
+    ("options", "waits", "is_strict"),
+    [
+        ({}, True, None),
+        ({"sync": False}, False, None),
+        ({"nan": True}, True, False),
+        ({"nan": "strict"}, True, True),
+        ({"nan": True, "fast": True}, False, False),
+        ({"nan": "strict", "deferred": True}, False, True),
+    ],
+)
+def test_the_recorder_waits_and_watches_as_the_block_was_asked_to(
+    options: dict[str, Any], waits: bool, is_strict: bool | None
+) -> None:
+    with cudalens.check(**options) as session:
+        assert session.recorder.is_synchronous is waits
+        watch = session.recorder.watch
+        assert (watch and watch.is_strict) is is_strict
+
+
+@pytest.mark.parametrize(
     ("options", "waits"),
     [({}, True), ({"sync": False}, False), ({"fast": True}, False), ({"deferred": True}, False)],
 )
