@@ -93,6 +93,13 @@ def test_the_parameter_that_holds_a_nan_whose_way_is_not_known(
     assert holder("here(net)", nan_finding(), net=net) is not None
     monkeypatch.setattr(value_facts, "_MAX_READ", 5)
     assert holder("here(net)", nan_finding(), net=net) is None
+    way: set[int] = set()
+    monkeypatch.setattr(value_facts, "_ids_on_the_way", lambda _: way)
+    assert holder("here(net)", nan_finding(), net=net) is None
+    way.add(id(net.bias))  # the weight, which is not on the way, is not read
+    assert holder("here(net)", nan_finding(), net=net).name == "net.bias"
+    way.add(id(net.weight))
+    assert holder("here(net)", nan_finding(), net=net) is None
 
 
 def test_every_line_that_wrote_nan_to_a_parameter() -> None:
