@@ -229,10 +229,12 @@ def test_where_tensors_were_frozen_is_told_of_all_or_of_none() -> None:
         left.requires_grad_(False)
         right.requires_grad_(False)
         other.requires_grad_(True)
+        f"{X} {left}"
         sites = mode.frozen_at([left, right])
         lines = [entries_of(site)[-1].lineno for site in sites]
         assert lines[1] == lines[0] + 1
         assert mode.frozen_at([left, other]) == []
+        assert mode.frozen_at([X]) == []
         left.requires_grad_(False)
         (last,) = mode.frozen_at([left])
         assert (entries_of(last)[-1].lineno) > lines[1]
