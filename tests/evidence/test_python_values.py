@@ -8,8 +8,8 @@ import pytest
 
 import cudalens
 from cudalens.evidence.program import Program, Spot
-from cudalens.evidence.python_values import computing_line
-from tests.probes import cell
+from cudalens.evidence.python_values import computed_lines, computing_line
+from tests.probes import asked, cell
 from tests.shells import shell_with_cudalens
 
 LINES: dict[str, tuple[str, str | None]] = {
@@ -287,6 +287,10 @@ LINES: dict[str, tuple[str, str | None]] = {
 }
 
 
+MADE = "a = x + 1\nt = torch.tensor(a)\n"
+TWO = ["t = torch.tensor(a)", "a = x + 1"]
+
+
 @pytest.mark.parametrize(("source", "wanted"), LINES.values(), ids=LINES)
 def test_the_line_that_computed_what_a_tensor_is_made_of(source: str, wanted: str | None) -> None:
     with cell(source) as code:
@@ -321,6 +325,24 @@ def test_of_several_calls_the_one_that_was_running(
         spots = {ast.unparse(it): Spot(file, it) for it in calls}
         found = computing_line(program, spots["torch.tensor(v)"], [spots[it] for it in callers])
         assert (None if found is None else ast.unparse(found.node)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        (f"{MADE}here()", TWO),
+        (f"{MADE}u = t\nhere()", []),  # which of two names it is read by is not known
+        (f"{MADE}def f():\n    here()\nf()", TWO),
+        (f"{MADE}def f(v):\n    here()\nf(t)", []),  # the innermost name is that of a parameter
+        (f"{MADE}u = torch.tensor(a)\nhere()", TWO),
+        ("a = [1]\nt = torch.tensor(a)\nhere()", TWO[:1]),
+    ],
+)
+def test_the_lines_of_a_tensor_that_no_call_made(source: str, wanted: list[str]) -> None:
+    """The frames hold it by one name."""
+    ask = lambda frames: computed_lines(None, frames[0].f_locals["t"], frames)
+    (found,) = asked(source, ask, x=1)
+    assert [line.text for line in found] == wanted
 
 
 def test_an_array_that_is_written_in_the_cell_that_fails() -> None:
