@@ -322,6 +322,9 @@ def test_a_smaller_part_without_a_name_is_the_other(smaller: str, said: str) -> 
             "crop a to the size of b in dimension 1, enlarge b, or join along it",
         ),
         (("2,4", "2,5", "2,6"), "join them along dimension 1"),
+        # Where two dimensions differ, no other one can be joined.
+        (("2,5", "3,4"), "crop a to the size of b in dimension 1, or enlarge b"),
+        (("2,5,7", "2,4,6"), "crop a to the size of b in dimensions 1 and 2, or enlarge b"),
     ],
 )
 def test_the_first_dimension_may_not_have_been_chosen(shapes: tuple[str, ...], text: str) -> None:
