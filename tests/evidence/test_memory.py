@@ -62,9 +62,12 @@ def test_sizes_are_spoken_as_torch_does(size: int, text: str) -> None:
     assert format_bytes(size) == text
 
 
-def held(**names: Any) -> list[str]:
-    frame = SimpleNamespace(f_code=held.__code__, f_locals=names, f_globals=names)
-    return [item.partition(":")[0] for item in largest([frame])]
+def held(outer: dict[str, Any] | None = None, /, **names: Any) -> list[str]:
+    frames = [
+        SimpleNamespace(f_code=held.__code__, f_locals=scope, f_globals=scope)
+        for scope in (outer or {}, names)
+    ]
+    return [item.partition(":")[0] for item in largest(frames)]
 
 
 def test_only_variables_that_hold_memory_of_the_device_are_listed() -> None:
@@ -75,6 +78,8 @@ def test_only_variables_that_hold_memory_of_the_device_are_listed() -> None:
     assert held(on_cpu=torch.zeros(8), number=3) == []
     assert held(one=one, part=one[:2], again=[one]) == ["one"]
     assert held(items=[one, 3], table={"two": two}) == ["table", "items"]
+    # What was passed to a function has the name that it has there.
+    assert held({"data": two, "kept": one}, batch=two) == ["batch", "kept"]
 
 
 def test_an_object_that_answers_anything_holds_nothing() -> None:
