@@ -17,6 +17,7 @@ ASSERT = "Loss.cu:245: f: block: [0,0,0], thread: [0,0,0] Assertion `t >= 0 && t
 UNKNOWN = "Own.cu:9: f: block: [0,0,0], thread: [0,0,0] Assertion `own < 7`"
 DIED = "CUDA error: device-side assert triggered"
 HOST = "host_error"
+FAULT = "CUDA error: an illegal memory access was encountered"
 TIMED_OUT = "Watchdog caught collective operation timeout"
 
 
@@ -181,6 +182,13 @@ def test_the_ranks_that_report_an_assert(
     assert found.environment.rank == rank
     assert ("Ranks" in found.explanation) is (says is not None)
     assert says is None or found.explanation.endswith(says)
+
+
+@pytest.mark.parametrize("messages", [(DIED, FAULT), (FAULT, DIED), (FAULT, FAULT)])
+def test_ranks_with_another_error_are_not_named_beside_it(messages: tuple[str, str]) -> None:
+    found = explained(*(failure("RuntimeError", text, at) for at, text in enumerate(messages)))
+    assert found.environment.rank == 0
+    assert "report it" not in found.explanation
 
 
 def test_of_many_ranks_the_first_eight_are_named() -> None:
