@@ -52,6 +52,25 @@ def test_a_copied_table_of_functions_answers_in_the_slots_that_were_replaced() -
 
 
 @pytest.mark.usefixtures("sim")
+def test_torch_s_hooks_are_put_back_where_it_takes_another_accelerator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install = _internals.install_device.__wrapped__
+    hooks = ctypes.c_void_p.from_address(_internals._hooks(_internals._CUDA_HOOKS))
+    before = hooks.value
+    try:
+        install()
+        assert hooks.value != before
+        hooks.value = before
+        monkeypatch.setattr(torch._C, "_get_accelerator", lambda: torch.device("mps"))
+        with pytest.raises(OSError, match="torch did not accept the rehearsal device"):
+            install()
+        assert hooks.value == before
+    finally:
+        hooks.value = before
+
+
+@pytest.mark.usefixtures("sim")
 def test_memory_goes_over_with_its_size_and_what_frees_it() -> None:
     one, two = torch.arange(3, dtype=torch.uint8), torch.arange(9, 14, dtype=torch.uint8)
     pinned = torch.zeros(5, dtype=torch.uint8, pin_memory=True)
