@@ -55,6 +55,7 @@ def test_map_is_that_of_a_plain_loop(
     counts, low, high = loop_map(tensor, bad)
     assert (list(found.map.bad), list(found.map.low), list(found.map.high)) == (counts, low, high)
     assert found.count == sum(counts) == int(bad.sum())
+    assert (found.min, found.max) == (tensor.min(), tensor.max())
 
 
 @pytest.mark.parametrize("listed", [0, 1 << 20])
@@ -239,6 +240,7 @@ def test_what_is_told_of_the_good_values(
         ([[3, 1], [2, 9]], (1, 9)),
         ([[0.5, -2.0]], (-2.0, 0.5)),
         ([[0.5, NAN]], ("nan", "nan")),
+        ([[math.inf, 10.0, -math.inf, 9.0]], ("-inf", "inf")),
         (7, (7, 7)),
     ],
 )
