@@ -167,6 +167,8 @@ def test_the_parameters_of_the_called_module_move_alone() -> None:
 @pytest.mark.usefixtures("sim")
 def test_a_number_of_the_host_goes_with_each_device() -> None:
     run(torch.add, torch.tensor(1.0), torch.ones(3, device="cuda"))
+    with pytest.raises(RefusedError):
+        run(torch.add, torch.tensor(1.0, device="cuda"), torch.ones(3))
 
 
 def test_a_guard_refuses_values_that_the_kernel_does_not_check() -> None:
@@ -205,6 +207,15 @@ def test_containers_are_copied_with_what_is_in_them() -> None:
     assert made[0] is made[1][1]["a"] is not X
     assert [item.shape for item in tensors_in([made])] == [(2, 3)] * 3
     assert copies.copied()
+
+
+def test_what_a_method_changes_is_a_copy() -> None:
+    norm, before = nn.BatchNorm1d(3), X.clone()
+    assert run(norm.forward, X).shape == (2, 3)
+    assert norm.running_mean is not None and norm.running_mean.tolist() == [0, 0, 0]
+    assert attempt()._copy(X.add_)(1).tolist() == (before + 1).tolist()
+    run(operator.getitem, {"a": X}, "a").add_(1)
+    assert torch.equal(X, before)
 
 
 def test_a_module_is_copied_unless_it_has_hooks_or_is_the_users() -> None:
@@ -359,6 +370,7 @@ def test_on_meta_a_cast_that_may_lose_values_is_not_tried() -> None:
         # Of other sizes there are no values: the shapes decide.
         assert tried(value, template, Resize(0, 2, lambda _: True)).shape == (6,)
     assert tried(whole, "{x}.double()").dtype == torch.float64
+    assert tried(codes.bool(), "{x}.long()").dtype == torch.int64
     assert tried(codes, "{x}.bool()", Resize(0, 9, lambda _: True)).dtype == torch.bool
 
 
@@ -408,11 +420,11 @@ def test_numpy_takes_no_tensor_of_a_device() -> None:
         tried._called(Tensor.numpy, [made], {})
 
 
-def packed(lengths: Tensor, there: bool) -> Any:
+def packed(lengths: Tensor, there: bool, whole: str = "cuda") -> Any:
     """Call ``_pack_padded_sequence`` with its input on a device, and its lengths there or not."""
     tried = attempt()
     parts = [tried._copy(it) for it in (torch.ones(2, 3, 1), lengths)]
-    tried._label(parts[0], torch.device("cuda"))
+    tried._label(parts[0], torch.device(whole))
     if there:
         tried._label(parts[1], torch.device("cuda"))
     return tried._called(torch._C._VariableFunctions._pack_padded_sequence, [*parts, True], {})
@@ -423,3 +435,5 @@ def test_lengths_stay_on_the_host() -> None:
     packed(lengths, there=False)
     with pytest.raises(RefusedError):
         packed(lengths, there=True)
+    with pytest.raises(RefusedError):
+        packed(lengths, there=True, whole="cpu")

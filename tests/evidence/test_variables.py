@@ -42,6 +42,8 @@ class Net(nn.Module):
         self.head = nn.Linear(3, 2)
         self.extra = [nn.Linear(3, 2)]
         self.scale = torch.ones(3)
+        self.rows, self._rows = [torch.ones(1)], [torch.ones(2)]
+        self.table = {"a": torch.ones(2)}
         self.register_buffer("mean", torch.zeros(3))
 
     def forward(self, x: Any) -> Any:
@@ -90,6 +92,7 @@ LAYERS = "layer = nn.Module()\nlayer.forward = layer.add = here\nfor f in [layer
         ("for i, (a, b) in [(1, (2, 3))]:\n    here(a)", {"i", "a", "b"}, False),
         ("[here(i) for i in [1]]", {"i"}, False),
         ("for i in [1]:\n    def g():\n        here(i)\n    g()", set(), False),
+        ("for i in [1]:\n    (lambda: here(i))()", set(), False),
         ("for i in [1]:\n    pass\nhere(i)", set(), False),
     ],
 )
@@ -120,6 +123,7 @@ def test_the_arguments_that_a_loop_of_the_caller_chooses(text: str, names: set[s
         ("n = 3\nhere(n)", "n", "3"),
         ("z = x + 1\nhere(z)", "z", "x + 1"),
         ("z = x + 1\nz.add_(1)\nhere(z)", "z", None),
+        ("with torch.inference_mode():\n    z = x + 1\nhere(z)", "z", None),
         ("s = 'a'\nhere(s)", "s", None),
         ("def f(a):\n    here(a)\nz = x * 2\nf(z)", "a", "x * 2"),
         ("def f(a):\n    here(a)\nz = x * 2\nf(z + 0)", "a", None),
@@ -141,6 +145,10 @@ def test_a_write_leaves_the_shape_as_it_was() -> None:
     [
         ("self.scale", ("self.scale", "attribute")),
         ("self.mean", ("Net", "module")),
+        ("self.rows[0]", ("self.rows", "list")),
+        ("self.rows", ("self.rows", "list")),
+        ("self._rows[0]", None),
+        ("self.table['a']", ("self.table", "dict")),
         ("self.head.weight", None),
         ("x", None),
     ],
@@ -213,6 +221,14 @@ def test_facts_on_the_called_module(batch_first: bool, is_second: bool) -> None:
     assert (facts.device, facts.is_model, facts.is_batch_second) == ("cpu", False, is_second)
 
 
+def test_layers_that_do_not_agree_on_the_batch_say_nothing() -> None:
+    net = Net()
+    net.one = nn.LSTM(3, 2)
+    assert called(net).is_batch_second
+    net.two = nn.LSTM(3, 2, batch_first=True)
+    assert not called(net).is_batch_second
+
+
 def test_a_module_of_the_users_is_a_model() -> None:
     assert called(Net()).is_model
     assert not called(nn.Linear(3, 2)).is_model
@@ -229,6 +245,24 @@ def test_a_layer_by_its_path() -> None:
     shapes = ((3, 2), (2, 3))
     found = variables("here(x)", lambda it: [it.layer("1", shape) for shape in shapes], net=net)
     assert [item and item.name for item in found] == ["net[1]", None]
+
+
+@pytest.mark.parametrize(
+    ("parts", "beside"),
+    [
+        ("nn.Embedding(5, 3), nn.Linear(3, 5)", "net.1"),
+        ("nn.Embedding(5, 3), nn.Linear(3, 4)", None),
+        ("nn.Embedding(5, 3), nn.Embedding(5, 3)", None),
+        ("nn.Embedding(5, 3), nn.Linear(3, 5), nn.Linear(3, 5)", None),
+        ("nn.Linear(3, 5), nn.Linear(3, 5)", None),
+    ],
+)
+def test_the_output_head_that_has_the_shape_of_a_table(parts: str, beside: str | None) -> None:
+    code = f"net = nn.Sequential({parts})\n"
+    made = variables(f"{code}here(x)", lambda it: it.layer("0"))
+    assert (made.tied, made.beside) == (None, beside)
+    code += "net[1].weight = net[0].weight\n"
+    assert variables(f"{code}here(x)", lambda it: it.layer("0")).tied == "net.1"
 
 
 def test_parameters_by_their_paths() -> None:
