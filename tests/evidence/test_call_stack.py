@@ -297,24 +297,53 @@ def test_a_traceback_begins_in_the_users_outermost_frame() -> None:
     assert frames(found[0])[0] != "main"
 
 
-def test_in_a_thread_of_autograds_the_caller_of_backward_stands_in() -> None:
+# No code of the user's runs in this thread: the one that called ``backward`` is asked for.
+ASKS = """\
+asked.acquire()
+for in_backward in (True, False):
+    frames = calling_frames(in_backward=in_backward)
+    seen.append([it.f_code.co_name for it in frames])
+done.release()
+"""
+
+
+@pytest.mark.parametrize(
+    ("depth", "last"),
+    [
+        (None, "look"),
+        (3, "look"),  # a thread that has called backward too, and runs other code now
+        (0, "<module>"),  # one of two, and nobody knows which
+    ],
+)
+def test_in_a_thread_of_autograds_the_caller_of_backward_stands_in(
+    depth: int | None, last: str
+) -> None:
     seen: list[list[str]] = []
+    ready, over, asked, done = (threading.Lock() for _ in range(4))
+
+    def _engine_run_backward() -> None:
+        deeper(depth or 0)
+
+    def deeper(left: int) -> None:
+        if left:
+            deeper(left - 1)
+        else:
+            ready.release()
+            over.acquire()
 
     def look(gradient: torch.Tensor) -> None:
-        def ask() -> None:
-            for in_backward in (True, False):
-                frames = calling_frames(in_backward=in_backward)
-                seen.append([it.f_code.co_name for it in frames])
-
-        # A thread whose own code is none of the user's: the stack of this one is asked for.
-        thread = threading.Thread(
-            target=exec, args=(compile("ask()", torch.overrides.__file__, "exec"), {"ask": ask})
-        )
-        thread.start()
-        thread.join()
+        code = compile(ASKS, torch.overrides.__file__, "exec")
+        names = {"calling_frames": calling_frames, "seen": seen, "asked": asked, "done": done}
+        threading.Thread(target=exec, args=(code, names)).start()
+        asked.release()
+        done.acquire()
 
     leaf = torch.ones(2, requires_grad=True)
     leaf.register_hook(look)
-    leaf.sum().backward()
-    assert len(seen) == 2
-    assert seen[1][-1] == "ask"
+    other = threading.Thread(target=_engine_run_backward)
+    with ready, over, asked, done:
+        if depth is not None:
+            other.start()
+            ready.acquire()
+        leaf.sum().backward()
+    assert [it[-1] for it in seen] == [last, "<module>"]

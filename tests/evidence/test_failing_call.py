@@ -91,6 +91,15 @@ def test_what_cannot_be_read_is_no_call(text: str) -> None:
     assert api_call_of_stack([]) is None
 
 
+def test_what_a_layer_was_given_with_a_star_is_read_below_the_line() -> None:
+    given = X[None, None]
+    with failed("nn.LSTM(4, 2)(*pair)", pair=[given]) as entries:
+        api = api_call_of_stack(entries)
+    assert api is not None and api.func is not None
+    assert (api.func.__name__, type(api.func.__self__)) == ("forward", nn.LSTM)
+    assert [it is given for it in arguments_of(api).values()] == [True]
+
+
 def test_the_module_of_a_library_is_part_of_the_call() -> None:
     layer = nn.Linear(4, 2)
     with failed("layer(x)", layer=layer) as entries:
