@@ -51,6 +51,10 @@ step(torch.tensor([[1, 2], [3, 4], [0, 1]]).cuda())
         (IDS.format(made="shifted = ids + 1\nids += 5"), None),
         (IDS.format(made="shifted = ids + 1\nshifted += 5"), None),
         (IDS.format(made="ids = torch.ones_like(ids)\nshifted = ids * 12 - ids"), None),
+        (IDS.format(made="shifted = ids + 1\nshifted.data.add_(5)"), None),
+        # The ids have no columns.
+        (IDS.format(made="ids = torch.arange(10).reshape(1, 5, 2).cuda()\n"
+                    "shifted = ids + torch.tensor([0, 5]).cuda()"), None),
         (IDS.format(made="shifted = ids * 2"), None),
         (IDS.format(made="shifted = ids.clone()\nshifted += 1"), None),
     ],

@@ -128,6 +128,40 @@ def test_every_line_that_wrote_nan_to_a_parameter() -> None:
     assert holder("here(net)", nan_finding(), net=net).written == ()
 
 
+@pytest.mark.parametrize(
+    ("seq", "unseen", "written", "line"),
+    [
+        (7, 0, False, 7),
+        (7, 1, False, None),  # a write that nobody saw
+        (0, 0, False, None),  # of an earlier block
+        (7, 0, True, None),  # the line that wrote the NaN is named
+    ],
+)
+def test_the_last_write_to_a_parameter_that_is_nan(
+    seq: int, unseen: int, written: bool, line: int | None
+) -> None:
+    net = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        net.bias[0] = NAN
+    calls = [
+        SimpleNamespace(seq=it, api=SimpleNamespace(stem="add"), site=it, inputs=[])
+        for it in (seq - 1, seq)
+    ]
+    after = net.bias._version - unseen
+    snapshot = SimpleNamespace(
+        writes_to=lambda _: [(it, SimpleNamespace(after=after)) for it in calls],
+        reader=SimpleNamespace(line=lambda site: LineRef(line=site)),
+        earlier=SimpleNamespace(calls=[]),
+        calls=calls,
+    )
+    made = ProvenanceStep(op="aten::fill_", source=LineRef(line=4), note=f"{WRITES} nan")
+    recorder = SimpleNamespace(
+        provenance=lambda *_: Provenance(steps=[made] * written), snapshot=lambda: snapshot
+    )
+    found = holder("here(net)", nan_finding(), recorder=recorder, net=net)
+    assert (found.changed and found.changed.line) == line
+
+
 @pytest.mark.usefixtures("sim")
 def test_the_last_change_of_a_parameter_that_is_nan() -> None:
     """By an optimizer, or through ``.data``; not one of an earlier block."""
