@@ -127,6 +127,47 @@ def test_a_backward_pass_begins_with_the_first_call_inside_it() -> None:
     assert inside == [first]
 
 
+class Inner(torch.autograd.Function):
+    """Runs a backward pass in its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        with torch.enable_grad():
+            torch.ones(2, requires_grad=True).sum().backward()
+        return grads[0] * 2
+
+
+def test_a_pass_inside_a_pass_begins_with_itself() -> None:
+    """Which of the calls before it are its own is not known: they may be the outer one's."""
+    x = torch.ones(2, requires_grad=True)
+    snapshot, _ = recorded(lambda: Inner.apply(x).sum().backward())
+    (first, inner), (outer_first, outer) = snapshot.earlier_passes
+    assert (name(inner), first) == ("backward", inner.seq)
+    assert (name(outer), outer.seq > inner.seq) == ("backward", True)
+    assert names(snapshot.calls[outer_first - 1 :])[:3] == ["ones", "sum", "backward"]
+
+
+def test_of_a_line_the_calls_of_the_refused_function_are_counted() -> None:
+    def turn(function: Any, *args: Tensor) -> None:
+        function(*args)
+
+    left, right = torch.ones(2, 3), torch.ones(3, 2)
+    with Recorder() as recorder:
+        turn(torch.mm, left, right)
+        turn(torch.mm, left, right)
+        turn(torch.exp, left)
+        torch.mm(left, right)
+        with pytest.raises(RuntimeError) as caught:
+            turn(torch.mm, left, left)
+        call = recorder.call_of(caught.value)
+        assert call is not None
+        assert recorder.snapshot().calls_of_line(call) == 2
+
+
 def test_a_node_made_in_a_backward_pass_is_of_the_call_inside_it() -> None:
     x = torch.ones(2, requires_grad=True)
     snapshot, (made,) = recorded(

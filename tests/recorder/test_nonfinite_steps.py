@@ -107,6 +107,35 @@ def test_what_was_bad_before_is_no_fault_of_the_step() -> None:
     assert reports.seen == []
 
 
+def test_beside_a_moment_that_was_bad_before_a_parameter_is_no_fault_of_the_step() -> None:
+    steps, _, reports = watch()
+    p = parameter()
+    optimizer = torch.optim.Adam([p])
+    optimizer.step()
+    optimizer.state[p]["exp_avg"][0] = math.inf
+    assert steps.before(optimizer, None) is None
+    optimizer.step()
+    assert not p.isfinite().all()
+    assert steps.after(optimizer, None) is None
+    assert reports.seen == []
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_nobody_has_seen_made_is_told_of_by_its_own_values(bad: float) -> None:
+    steps, _, reports = watch()
+    p = parameter()
+    optimizer = torch.optim.SGD([p])
+    assert steps.before(optimizer, None) is None
+    assert p.grad is not None
+    p.grad[1] = bad
+    with torch.no_grad():
+        p[1] = math.nan
+    assert isinstance(steps.after(optimizer, None), ValueError)
+    (arrival,) = reports.seen
+    assert (arrival.maker.kind, arrival.has_nan) == ("entered", True)
+    assert arrival.maker.has_nan is math.isnan(bad)
+
+
 def test_without_a_beginning_a_step_has_no_end() -> None:
     steps, _, reports = watch()
     optimizer = torch.optim.SGD([parameter(math.nan)], lr=0.1)

@@ -90,6 +90,34 @@ def test_all_writes_since_are_told_and_the_last_is_the_one() -> None:
     assert found(forward, 2) is None
 
 
+def test_the_first_write_of_a_line_stands_for_it() -> None:
+    def forward() -> tuple[Tensor, Any]:
+        w = torch.ones(2)
+        y = X * w
+        w.add_(1).mul_(2)  # both-writes
+        return y, w
+
+    change = found(forward, 2)
+    assert change is not None and change.modified.op == "torch.Tensor.mul_"
+    assert [it.op for it in change.writes] == ["torch.Tensor.add_"]
+    assert lines(change.writes) == [line_of("both-writes")]
+
+
+def test_writes_to_two_tensors_are_told_in_their_order() -> None:
+    def forward() -> tuple[Tensor, Any]:
+        v, w = X + 1, X + 2
+        y = v * w
+        v.add_(1)  # to-the-first
+        w.add_(1)  # to-the-second
+        v.mul_(2), w.mul_(2)  # to-both
+        return y, (v, w)
+
+    change = found(forward, 2)
+    assert change is not None and change.modified.op == "torch.Tensor.mul_"
+    order = ["to-the-first", "to-the-second", "to-both"]
+    assert lines(change.writes) == [*map(line_of, order)]
+
+
 def test_a_write_before_it_was_saved_is_none() -> None:
     def forward() -> tuple[Tensor, Any]:
         w = torch.ones(2)
