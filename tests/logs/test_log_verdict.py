@@ -311,6 +311,7 @@ def test_several_asserts_and_one_of_no_kernel_of_torchs() -> None:
     both = explained(failure(), printed=[ASSERT, UNKNOWN])
     assert "The first of 2 different assertions" in both.explanation
     assert (both.certainty, both.hints[-1].rule) == ("likely", "next_run")
+    assert [text in (both.device_text or "") for text in (ASSERT, UNKNOWN)] == [True, True]
     one = explained(failure(), printed=[UNKNOWN])
     assert one.headline.startswith("CUDA asserted `own < 7`")
     assert "different assertions" not in one.explanation
