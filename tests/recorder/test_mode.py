@@ -203,6 +203,15 @@ def test_a_strict_watch_is_shown_each_call_of_a_step_instead() -> None:
     assert "add_" in watch.seen
 
 
+def test_what_is_put_into_a_text_is_shown_as_read() -> None:
+    watch = Watch()
+    with RecordingMode(watch=watch):
+        X.requires_grad_(False)
+        assert watch.seen == []
+        f"{X[0, 0]:.3f}"
+    assert watch.seen[-1:] == ["read __format__"]
+
+
 def test_only_what_a_call_in_place_goes_over_is_shown_before_it() -> None:
     watch, x = Watch(), torch.zeros(2)
     with RecordingMode(watch=watch):
