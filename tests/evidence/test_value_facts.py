@@ -102,7 +102,10 @@ def test_the_parameter_that_holds_a_nan_whose_way_is_not_known(
     assert holder("here(net)", nan_finding(), net=net) is None
 
 
-def test_every_line_that_wrote_nan_to_a_parameter() -> None:
+def test_every_line_that_wrote_nan_to_a_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last change is told only where no such line is known."""
+    last = LineRef(line=9)
+    monkeypatch.setattr(value_facts, "_last_change", lambda *_: last)
     net = torch.nn.Linear(2, 2)
     with torch.no_grad():
         net.bias[0] = NAN
@@ -111,12 +114,10 @@ def test_every_line_that_wrote_nan_to_a_parameter() -> None:
         found = [
             ProvenanceStep(op=op, source=LineRef(line=at), note=note) for at, op, note in steps
         ]
-        recorder = SimpleNamespace(
-            provenance=lambda *_: Provenance(steps=found),
-            snapshot=lambda: SimpleNamespace(writes_to=lambda _: []),
-        )
-        lines = holder("here(net)", nan_finding(), recorder=recorder, net=net).written
-        return [line.line for line in lines]
+        recorder = SimpleNamespace(provenance=lambda *_: Provenance(steps=found))
+        held = holder("here(net)", nan_finding(), recorder=recorder, net=net)
+        assert held.changed is (None if held.written else last)
+        return [line.line for line in held.written]
 
     assert written((4, "aten::fill_", f"{WRITES} nan")) == [4]
     assert written((4, "aten::fill_", f"{WRITES} 9")) == []
