@@ -96,6 +96,15 @@ def test_the_recorder_waits_and_watches_as_the_block_was_asked_to(
         assert (watch and watch.is_strict) is is_strict
 
 
+@pytest.mark.parametrize(("kept", "seqs"), [(2, [2, 3]), (3, [1, 2, 3])])
+def test_the_recorder_keeps_as_many_calls_as_the_block_was_asked_to(
+    kept: int, seqs: list[int]
+) -> None:
+    with cudalens.check(max_ops=kept) as session:
+        torch.ones(1).add(1).mul(2)
+        assert [call.seq for call in session.recorder.snapshot().calls] == seqs
+
+
 @pytest.mark.parametrize(
     ("options", "waits"),
     [({}, True), ({"sync": False}, False), ({"fast": True}, False), ({"deferred": True}, False)],
