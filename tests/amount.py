@@ -28,6 +28,8 @@ class Amount:
     """Training steps in which no call of ours may wait for the device."""
     cell_step: int = 1
     """Of the stored cells with a mistake every n-th is answered."""
+    extreme_step: int = 1
+    """Of the extreme values of an index every n-th is tried, by op and kind of check."""
     op_step: int = 12
     """Of torch's operator database every n-th runs, and those that a guard looks at."""
     op_samples: int = 2
@@ -38,10 +40,11 @@ AMOUNTS: Final = {
     "quick": Amount(
         hostile_texts=70,
         interrupts=20,
-        cell_interrupts=20,
-        instant_step=2,
+        cell_interrupts=10,
+        instant_step=4,
         deferred_steps=50,
-        cell_step=2,
+        cell_step=4,
+        extreme_step=4,
     ),
     "thorough": Amount(),
     "all": Amount(op_step=1, op_samples=12),

@@ -35,6 +35,7 @@ def test_forty_cells_leave_nothing_behind() -> None:
 
 
 @pytest.mark.no_cover
+@pytest.mark.thorough
 def test_the_soak_notices_a_wrong_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without a place, as when the stack cannot be read, are problems."""
     monkeypatch.setattr(finding, "calling_frames", lambda **options: [])

@@ -59,6 +59,7 @@ def test_the_living_instances_of_a_class_and_of_its_subclasses_are_found() -> No
     assert len(live_instances(Optimizer)) == count - 1
 
 
+@pytest.mark.thorough
 def test_a_thread_that_builds_tuples_is_not_disturbed() -> None:
     """It resizes each tuple while it builds it, which CPython does for an unshared one alone."""
     errors, is_over = [], threading.Event()

@@ -150,7 +150,7 @@ def at_depth(room: int, call: Callable[[], Any]) -> Any:
     return deeper(room_left() - room)
 
 
-@pytest.mark.parametrize("is_deferred", [False, True])
+@pytest.mark.parametrize("is_deferred", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_a_bad_call_is_found_as_deep_as_any_call_runs(is_deferred: bool) -> None:
     """Near the end of the stack Python may refuse a call; none that runs has not been looked at."""
     limit = sys.getrecursionlimit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cudalens
+from tests.amount import AMOUNT
 
 pytestmark = pytest.mark.usefixtures("sim")
 SIZE = 3
@@ -42,9 +44,16 @@ def table() -> Tensor:
     return torch.ones(SIZE, SIZE, device="cuda")
 
 
-@pytest.mark.parametrize("name", [*FROM_THE_END, *NOT_NEGATIVE])
-@pytest.mark.parametrize("value", [SMALLEST, LARGEST, -SIZE - 1, -SIZE, SIZE, SIZE - 1])
-@pytest.mark.parametrize("mode", ["full", "fast", "deferred"])
+CASES = [
+    *product(
+        ("full", "fast", "deferred"),
+        (SMALLEST, LARGEST, -SIZE - 1, -SIZE, SIZE, SIZE - 1),
+        (*FROM_THE_END, *NOT_NEGATIVE),
+    )
+]
+
+
+@pytest.mark.parametrize(("mode", "value", "name"), CASES[:: AMOUNT.extreme_step])
 def test_an_extreme_index_is_found_and_written_right(name: str, value: int, mode: str) -> None:
     """Also in what the report computes from it: advice, positions, the replay."""
     is_good = (-SIZE if name in FROM_THE_END else 0) <= value < SIZE

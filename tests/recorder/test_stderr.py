@@ -395,6 +395,7 @@ with DeviceText() as text:
     assert one() in shown.decode()
 
 
+@pytest.mark.thorough
 def test_under_a_real_kernel() -> None:
     """ipykernel owns the descriptor: others' text still reaches the cell, asserts are folded."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")

@@ -776,7 +776,10 @@ x = torch.zeros(3, device="cuda")[torch.tensor([0, 9], device="cuda")]
 """
 
 
-@pytest.mark.parametrize(("end", "status"), [("", 1), ("import sys; sys.exit(0)", 1)])
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [pytest.param("", 1, marks=pytest.mark.thorough), ("import sys; sys.exit(0)", 1)],
+)
 def test_a_finding_in_the_very_last_op_of_a_program(tmp_path: Path, end: str, status: int) -> None:
     """Also behind sys.exit(0); a good program ends as it wants."""
     script = tmp_path / "last.py"

@@ -194,7 +194,9 @@ def test_an_exception_that_nobody_may_write_to_is_the_users_own(
 
 
 @needs_rehearsal
-@pytest.mark.parametrize("line", [BAD, f"with cudalens.check(): {BAD}"])
+@pytest.mark.parametrize(
+    "line", [BAD, pytest.param(f"with cudalens.check(): {BAD}", marks=pytest.mark.thorough)]
+)
 def test_pytest_shows_the_users_frames_only(tmp_path: Path, line: str) -> None:
     """It hides what has ``__tracebackhide__``; the guard that raises is hidden as well."""
     indented = "".join(f"        {text}\n" for text in [*SETUP.split("\n"), line])
