@@ -405,8 +405,8 @@ def judged(tmp_path: Path, results: dict[str, Any], words: str) -> tuple[int, st
     [
         ("kind", "device_assert", 0),
         ("context_usable", None, 1),
-        ("device_text", "", 1),
-        ("source", None, 1),
+        pytest.param("device_text", "", 1, marks=pytest.mark.thorough),
+        pytest.param("source", None, 1, marks=pytest.mark.thorough),
         ("source", {"text": "later = out + 1"}, 1),  # a line of the case, but another one
     ],
 )
@@ -420,7 +420,13 @@ def test_results_of_another_machine_are_judged_without_a_device(
     assert (found, "skipped" in said) == (status, False), said
 
 
-@pytest.mark.parametrize("words", ["change_no_bit and full", "test_autocast and not bfloat16"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "change_no_bit and full",
+        pytest.param("test_autocast and not bfloat16", marks=pytest.mark.thorough),
+    ],
+)
 @pytest.mark.parametrize(("losses", "status"), [(["0x1p+0"], 0), (NAN, 1), ([], 1)])
 def test_losses_that_are_no_numbers_are_not_equal(
     tmp_path: Path, losses: list[str], status: int, words: str
