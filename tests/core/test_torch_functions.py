@@ -558,6 +558,13 @@ def test_what_follows_from_a_trait_is_there_as_well() -> None:
     assert Trait.KEEPS not in TRAITS["add"]
 
 
+def test_functions_have_all_that_is_wanted_and_none_of_what_is_refused() -> None:
+    wanted, asked = Trait.WHOLE | Trait.VIEW, {"view", "half", "cuda", "to", "clone"}
+    assert functions(wanted) & asked == asked - {"clone"}
+    assert functions(wanted, without=Trait.CAST) & asked == {"view", "cuda"}
+    assert functions(wanted, without=Trait.CAST | Trait.MOVES) & asked == {"view"}
+
+
 def test_names_of_a_report_have_no_underscores_of_operators() -> None:
     """Those of functions in place stay."""
     assert "setitem" in stems(Trait.WRITES)

@@ -254,13 +254,15 @@ def test_more_expressions_of_a_line_that_need_no_kernel() -> None:
     """A view, a size and what is on the host already; nothing that a line computes."""
     view = Recorded()
     assert view("x[0]").tolist() == [0.0, 1.0, 2.0]
+    assert view("x[..., 1]").tolist() == [1.0, 4.0]
+    assert view("x[None, 1:]").tolist() == [[[3.0, 4.0, 5.0]]]
     assert view("x.view(3, 2)").shape == (3, 2)
     assert view("x.cpu()") is X
     assert view("x.t().cpu()").shape == (3, 2)
     for text in ("x.cpu(1)", "x.view(7)", "x[x > 1]", "x.exp()", "n.cpu()", "x[9]", "x.view(k=1)"):
         assert view(text) is ABSENT, text
     assert view("x[n:]").shape == (1, 3)
-    assert view("x[missing:]") is ABSENT
+    assert view("x[missing:]") is ABSENT and view("x[..., x]") is ABSENT
 
 
 class Recorded:

@@ -419,6 +419,19 @@ def test_guards_are_put_in_once_and_taken_out(monkeypatch: pytest.MonkeyPatch) -
         F.embedding(THERE, HERE)
 
 
+def test_guards_that_were_taken_out_are_put_in_again() -> None:
+    guards = OnHost().guards
+    for _ in range(2):
+        guards.install()
+        try:
+            with pytest.raises(ArithmeticError):
+                F.embedding(THERE, HERE)
+        finally:
+            guards.uninstall()
+        with pytest.raises(IndexError):
+            F.embedding(THERE, HERE)
+
+
 def test_findings_wait_where_a_mode_of_the_users_is_open() -> None:
     """The mode sees nothing of the look, nor of a look at gradients that may come of it."""
     host, p = OnHost(is_deferred=True), nn.Parameter(torch.ones(2))

@@ -22,6 +22,7 @@ from cudalens.guards._ranges import (
     format_interval,
     format_offender,
     lies_within,
+    out_of_range,
     outside_mask,
     unexpanded,
 )
@@ -209,6 +210,22 @@ def test_a_value_is_told_in_as_many_digits_as_it_needs(
 ) -> None:
     given = tensor([value], dtype=dtype)
     assert exact_offenders(given, tensor([True])).first[0].value == told
+
+
+@pytest.mark.parametrize(
+    ("also", "allowed", "text", "count"),
+    [
+        ((), (), "0 … 9", 2),
+        (((-100, "ignore_index"),), (-100,), "0 … 9 or -100 (ignore_index)", 1),
+    ],
+)
+def test_a_value_outside_is_told_with_all_that_is_allowed(
+    also: Any, allowed: tuple[int, ...], text: str, count: int
+) -> None:
+    values = tensor([10, 3, -100])
+    found = out_of_range(values, argument="target", low=0, high=9, place="the classes", also=also)
+    assert found.bounds == Bounds(min=0, max=9, also_allowed=allowed, text=text)
+    assert found.offenders is not None and found.offenders.count == count
 
 
 def broken(value: Any, **bounds: Any) -> Violation:

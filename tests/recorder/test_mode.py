@@ -590,8 +590,9 @@ def test_a_mode_below_sees_the_calls_of_the_user_alone(monkeypatch: pytest.Monke
         torch.exp(x)
         torch.add(x, 1, out=x)
         x.mul_(3)
-    assert below == [torch.exp, torch.add, torch.Tensor.mul_]
-    assert noted(mode) == ["exp", "add", "mul_"]
+        torch.stack([x, x])
+    assert below == [torch.exp, torch.add, torch.Tensor.mul_, torch.stack]
+    assert noted(mode) == ["exp", "add", "mul_", "stack"]
     assert [args[0] is x and args[1:] for args in shown] == [(3,)]
     assert mode.limits == []
 

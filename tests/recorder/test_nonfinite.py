@@ -433,6 +433,22 @@ def marked(
     return NonFiniteTensor(ref(BAD), 0, maker, has_nan=has_nan, is_of_view=is_of_view)
 
 
+@pytest.mark.parametrize(("func", "source"), [(torch.add, "nan"), (torch.fmax, "inf")])
+def test_a_nan_comes_from_a_nan_and_an_infinity_from_where_it_stood(func: Any, source: str) -> None:
+    """``add`` keeps both, the infinity first; ``fmax`` leaves the NaN out."""
+    inputs = {"inf": torch.tensor([INF, 1.0]), "nan": torch.tensor([1.0, NAN])}
+    recorder = Mock(last_call=lambda: ("call", None))
+    watch = NonFiniteWatch(Mock(), lambda: recorder)
+    for name, item in inputs.items():
+        has_nan = name == "nan"
+        watch._marks.mark(item, Maker("entered", Step(name, None), has_nan), has_nan=has_nan)
+    args = tuple(inputs.values())
+    result = func(*args)
+    assert watch(Api(func), args, None, result, ()) is None
+    mark = watch._marks.of(result)
+    assert mark is not None and mark.maker.step.name == source
+
+
 @pytest.mark.parametrize(
     ("mark", "args", "result", "is_found"),
     [

@@ -63,6 +63,8 @@ def test_an_unrolled_loop_is_folded_but_not_beside_the_failure() -> None:
         (node("n", "torch.nn.functional.linear"), "F.linear"),
         (node("n", "torch.Tensor.mul_"), "Tensor.mul_"),
         (node("n", "mylib::gather_rows.default"), "gather_rows"),
+        (node("n", "mylib::_gather_rows"), "gather_rows"),
+        (node("n", "aten::_log_softmax_backward_data"), "F.log_softmax"),
         (node("n", "", name="ConvolutionBackward0"), "F.conv"),
         (node("n", "", "parameter", name="net.0.weight"), "net.0.weight"),
         (node("n", "aten::add", "bad_input", name="y"), "y"),
