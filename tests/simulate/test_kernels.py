@@ -153,6 +153,18 @@ def test_an_op_of_a_library_without_a_kernel_of_the_cpu_is_not_rehearsed(
             torch.ops.tested_kernels.refuses(x)
 
 
+@pytest.mark.parametrize(("named", "given"), [("cuda", "cpu"), ("cpu", "cpu"), ("meta", "meta")])
+def test_a_kernel_of_the_cpu_is_given_its_own_device_for_the_gpu_alone(
+    named: str, given: str
+) -> None:
+    seen: list[torch.device] = []
+    with torch.library._scoped_library("tested_devices", "DEF") as library:
+        library.define("put(Tensor x, Device to) -> Tensor")
+        library.impl("put", lambda x, to: seen.append(to) or x.clone(), "CPU")
+        assert torch.ops.tested_devices.put(on_cuda(2), torch.device(named)).is_cuda
+    assert seen == [torch.device(given)]
+
+
 def test_a_device_that_does_not_exist_is_refused_among_the_arguments() -> None:
     for index in (None, 0):
         assert torch.zeros(2, device=torch.device("cuda", index)).is_cuda
