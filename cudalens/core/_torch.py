@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cache, partial
@@ -97,28 +97,28 @@ def register_kernels(
     """
     libraries: dict[str, Any] = {}
     try:
-        with unlisted(kernels, key, libraries.values()):
-            for name, kernel in kernels.items():
-                namespace = name.partition("::")[0]
-                if namespace not in libraries:
-                    libraries[namespace] = torch.library.Library(namespace, "IMPL")
-                libraries[namespace].impl(name, kernel, key, with_keyset=True)
+        add_kernels(libraries, kernels, key, with_keyset=True)
     except BaseException:
         destroy(libraries.values())
         raise
     return list(libraries.values())
 
 
-@contextmanager
-def unlisted(names: Iterable[str], key: str, libraries: Iterable[Any]) -> Iterator[None]:
-    """Keep kernels off torch's list of them, whose end would take a user's entries along."""
-    listed, ours = torch.library._impls, {f"{name.replace('::', '/')}/{key}" for name in names}
+def add_kernels(
+    libraries: dict[str, Any], kernels: Mapping[str, Callable[..., Any]], key: str, **options: Any
+) -> None:
+    """Register kernels, off torch's list of them: its end would take a user's entries along."""
+    listed, ours = torch.library._impls, {f"{name.replace('::', '/')}/{key}" for name in kernels}
     of_others = listed & ours
     listed -= of_others
     try:
-        yield
+        for name, kernel in kernels.items():
+            namespace = name.partition("::")[0]
+            if namespace not in libraries:
+                libraries[namespace] = torch.library.Library(namespace, "IMPL")
+            libraries[namespace].impl(name, kernel, key, **options)
     finally:
-        for library in libraries:
+        for library in libraries.values():
             library._op_impls -= ours
         listed -= ours
         listed |= of_others

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, Final
 
 import torch
 
-from cudalens.core._torch import all_op_names, has_kernel, op_of, unlisted
+from cudalens.core._torch import add_kernels, all_op_names, has_kernel, op_of
 from cudalens.core.errors import DeviceOffError
 from cudalens.simulate._internals import kernels_in_python
 from cudalens.simulate.kernels import Runtime, SpecialKernel, call_cpu, run
@@ -155,15 +155,15 @@ class Registrations:
         with _overriding():
             self._fall_back(partial(_serve, runtime, CPU_KEYS), "CUDA")
             own = {name: partial(_serve_named, runtime, CPU_KEYS, name) for name in names}
-            self._put(own, "CUDA")
+            add_kernels(self._libraries, own, "CUDA")
             for key, (keys, _) in _LAYOUTS.items():
                 self._fall_back(partial(_serve, runtime, keys), key)
                 own = {it: partial(_serve_named, runtime, keys, it) for it in _of_layout(key)}
-                self._put(own, key)
+                add_kernels(self._libraries, own, key)
             for key in _REFUSED_KEYS:
                 self._fall_back(partial(_refuse, key), key)
                 refused = {it: partial(_refuse, key, op_of(it)) for it in _compiled_under(key)}
-                self._put(refused, key)
+                add_kernels(self._libraries, refused, key)
 
     def turn_off(self) -> None:
         """Take the kernels out; later calls on the device say that it is off."""
@@ -171,26 +171,17 @@ class Registrations:
         with _overriding():
             for key in ("CUDA", *_LAYOUTS):
                 self._fall_back(_refuse_off, key)
-            self._put(dict.fromkeys(_aten_names(), _refuse_off), "CUDA")
+            add_kernels(self._libraries, dict.fromkeys(_aten_names(), _refuse_off), "CUDA")
             for key in _LAYOUTS:
-                self._put(dict.fromkeys(_of_layout(key), _refuse_off), key)
+                add_kernels(self._libraries, dict.fromkeys(_of_layout(key), _refuse_off), key)
         # Attributes of the storages themselves hide the methods; of torch nothing is replaced.
         for storage in METER.storages():
             vars(storage).update(dict.fromkeys(_STORAGE_METHODS, _refuse_off))
 
-    def _put(self, kernels: Mapping[str, Callable[..., Any]], key: str) -> None:
-        """Register the kernels of ops under one key."""
-        with unlisted(kernels, key, self._libraries.values()):
-            for name, kernel in kernels.items():
-                self._library(name.partition("::")[0]).impl(name, kernel, key)
-
     def _fall_back(self, kernel: Callable[..., Any], key: str) -> None:
-        self._library("_").fallback(kernel, key)
-
-    def _library(self, namespace: str) -> Any:
-        if namespace not in self._libraries:
-            self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
-        return self._libraries[namespace]
+        if "_" not in self._libraries:
+            self._libraries["_"] = torch.library.Library("_", "IMPL")
+        self._libraries["_"].fallback(kernel, key)
 
     def remove(self) -> None:
         """Take every registration out of the dispatcher, and every refusal off a storage."""
