@@ -75,7 +75,7 @@ def test_the_report_says_how_many_guarded_calls_ago_it_was(behind: int, when: st
 
 
 TRIGGERS = [case for case in CASES[::6] if case.record not in NOT_SIMULATED]
-"""A few of those that ``tests/guards/test_deferred.py`` gives the guards alone."""
+"""A few of those that ``tests/guards/test_same_when_deferred.py`` gives the guards alone."""
 
 
 @pytest.mark.parametrize("case", TRIGGERS, ids=lambda case: case.record)
