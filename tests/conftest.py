@@ -135,6 +135,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
+def pytest_collection_finish() -> None:
+    """Keep the collector from walking over thousands of collected tests in each of them."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Leave tests with ``no_cover`` untraced in workers too, where pytest-cov pauses nothing."""
