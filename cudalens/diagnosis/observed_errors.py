@@ -94,9 +94,7 @@ def observe_error(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
 def _number(evidence: Evidence) -> Iterator[Observation]:
     """Yield the line that chose a number of the call."""
     origin = evidence.bound
-    if origin is None or evidence.violation is not None or not origin.is_set:
-        return
-    if not is_failing_line(origin.at, evidence):
+    if origin is not None and origin.is_set and not is_failing_line(origin.at, evidence):
         text = f"{origin.holder} is set in {place(origin.at, evidence)}: {origin.expression}"
         source = marked(origin.at, f"{origin.holder} is set here")
         yield Observation(kind="bound", text=text, sources=(source,))
@@ -357,7 +355,7 @@ def _is_new(made: Binding, trial: Trial) -> bool:
     called, value = made.called or "", syntax(made.value)
     while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
         called = ast.unparse(value.func)
-        if value.func.attr not in _HAND_ON or not isinstance(value.func.value, ast.Call):
+        if value.func.attr not in _HAND_ON:
             break
         value = value.func.value  # torch.zeros(3).cuda() makes a tensor
     layer = trial.binding(called) if called else None
