@@ -6,8 +6,14 @@ import math
 
 import pytest
 
-from cudalens.diagnosis.hints.indexes import is_length, nan_cast_to_integer, one_based_ids
+from cudalens.diagnosis.hints.indexes import (
+    is_length,
+    nan_cast_to_integer,
+    one_based_ids,
+    shift_on_the_line,
+)
 from tests.hint_evidence import (
+    TRANSFORMERS,
     Cause,
     cast,
     check_cause,
@@ -89,6 +95,24 @@ def test_what_the_user_calls_a_length(name: str | None, is_one: bool) -> None:
 @pytest.mark.parametrize(("name", "is_said"), [("at", True), ("lengths", False)])
 def test_a_length_is_one_more_than_the_last_place(name: str, is_said: bool) -> None:
     assert (one_based_ids(indexed(name)) is not None) is is_said
+
+
+@pytest.mark.parametrize(
+    ("by", "fix"), [("1", "F.cross_entropy(z, y)"), ("k", None)], ids=["number", "variable"]
+)
+def test_what_a_variable_adds_was_meant(by: str, fix: str | None) -> None:
+    y = tensor(None, "y", [0, 4, 9])
+    hint = shift_on_the_line(labels([1, 5, 10], 10, name=f"y + {by}", others=(y,)))
+    assert hint is not None and hint.fix == fix
+    assert hint.text == f"y runs from 0 to 9 and fits, but y + {by} does not"
+    boxes = lookup([1, 5, 10], 10, name=f"y + {by}", path="x_position_embeddings", others=(y,))
+    assert shift_on_the_line(boxes) is None
+
+
+def test_ids_of_a_library_are_not_counted_from_one() -> None:
+    ids = lookup([1, 2, 3, 4, 5], 5, name="movie")
+    assert one_based_ids(ids) is not None
+    assert one_based_ids(lookup([1, 2, 3, 4, 5], 5, name="movie", library=TRANSFORMERS)) is None
 
 
 def test_of_two_numbers_that_a_cast_made_the_smaller_is_named() -> None:

@@ -106,6 +106,8 @@ def test_the_ends_of_the_input_are_said_where_it_has_a_name() -> None:
         (-2.0, 3.0, None),
         (2.0, 0.5, None),
         (0.0, 0.5, None),
+        (0.0, 0.0, None),
+        (-2.0, float("inf"), None),
     ],
 )
 def test_powers(base: float, exponent: float, start: str | None) -> None:
@@ -176,11 +178,12 @@ def test_a_constant_that_vanishes_in_its_type(code: str, dtype: str, lost: str |
 def test_where_hides_the_value_but_not_its_gradient() -> None:
     def said(line: str, *, requires_grad: bool = True, call: str = "x.log()") -> bool:
         x = fact("self", "float32[1]", "x", requires_grad=requires_grad)
-        evidence = made_by("log", x, inputs={"self": 0.0}, line=line, call=call)
+        other = fact("other", "float32[1]", "w")
+        evidence = made_by("log", x, other, inputs={"self": 0.0}, line=line, call=call)
         return "where() hides the value" in (text_of(nonfinite.outside_domain(evidence)) or "")
 
     assert said("torch.where(x > 0, x.log(), 0)")
-    assert said("y = torch.where(x > 0, x.log(), 0)")
+    assert said("y = torch.where(x > 0, 2 * x.log(), 0)")
     assert not said("torch.where(x > 0, x.log(), 0)", requires_grad=False)
     assert not said("y = x.log()")
     assert not said("torch.where(x > 0, x.sqrt(), 0) + x.log()")
@@ -300,6 +303,8 @@ def test_a_gradient_of_zero_times_an_infinite_slope() -> None:
         "SqrtBackward0", line="y = torch.where(m, x.sqrt(), 0)", result=0.0, gradient=0.0
     )
     assert (hidden or "").startswith("where() hides the value in forward")
+    used = slope("SqrtBackward0", line="y = torch.where(m, x.sqrt(), 0)", result=0.0, gradient=1.0)
+    assert (used or "").endswith("keep its result away from it")
     evidence = made_by(
         "SqrtBackward0",
         inputs={"result": 0.0, "gradient": 0.0},
@@ -324,11 +329,13 @@ def test_a_result_beyond_the_largest_number_of_its_type() -> None:
     assert (said("torch.matmul", dtype="float16") or "").endswith(
         "the result overflowed. Compute this op in float32, or autocast to bfloat16"
     )
+    assert (said("torch.matmul", dtype="bfloat16") or "").endswith("the result overflowed")
     assert said("torch.matmul", dtype="complex64") is None
     assert said("torch.exp", inputs={"self": 100.0}) == (
         "exp(100) is beyond the range of float32. torch.softmax, log_softmax and logsumexp take "
         "such numbers"
     )
+    assert said("torch.exp") == said("torch.matmul")  # of what is not known
     assert said("torch.log", inputs={"self": 0.0}) is None
     assert said("torch.unknown_function") is None
     assert said("torch.nn.functional.mse_loss") is not None

@@ -128,7 +128,7 @@ CAUSES: dict[str, Cause] = {
             api="torch.distributions.Categorical",
         ),
         rule="scores_as_probabilities",
-        says=("If these are scores",),
+        says=("If these are scores, Categorical takes them as logits",),
     ),
     "drawn_nan": Cause(
         drawn([math.nan, 0.5], provenance=(SOFTMAX, MASKED)),
@@ -205,6 +205,7 @@ def test_a_line_that_only_gives_the_numbers_of_python_has_not_made_a_nan() -> No
         ([-0.02, 0.5, 3.5], "p", True),
         ([-0.01, 0.5, 3.5], "p", False),  # as far as rounding goes
         ([-2.0, 0.5, 3.5], "p", False),  # a mark, as -1 is
+        ([-2.0, -2.5, 3.5], "p", True),
         ([-2.5, *8 * [0.5]], "p", True),
         ([-2.5, *9 * [0.5]], "p", False),  # a stray value
         ([-0.5, 0.75, 0.8], "p", True),
@@ -221,6 +222,15 @@ def test_which_numbers_of_a_distribution_may_be_scores(
     api = "torch.distributions.Categorical"
     given = numbers("", "probs", values, name=name, high=None, api=api)
     assert (scores_as_probabilities(given) is not None) is is_told
+
+
+@pytest.mark.parametrize(("shape", "is_told"), [((3, 2), False), ((2, 3), True)])
+def test_rows_that_sum_to_1_are_no_scores(shape: tuple[int, int], is_told: bool) -> None:
+    values, api = [-0.5, 1.5, 0.5, 0.5, 0.5, 0.5], "torch.distributions.Categorical"
+    given = numbers("", "probs", values, name=None, shape=shape, high=None, api=api)
+    assert (scores_as_probabilities(given) is not None) is is_told
+    made = scores_as_probabilities(replace(given, provenance=(LINEAR,)))
+    assert made is None or made.text.endswith("pass logits=them in place of probs")
 
 
 def test_only_the_probabilities_of_a_distribution_may_be_scores() -> None:
@@ -260,6 +270,12 @@ def test_an_infinity_among_the_numbers_is_no_score(last: float, is_told: bool) -
 def test_an_infinity_among_the_numbers_is_no_byte(last: float, is_told: bool) -> None:
     hint = image_not_divided(bce([0.0, 255.0, last], "target"))
     assert (hint is not None) is is_told
+
+
+def test_bytes_are_whole_and_may_be_drawn_from() -> None:
+    assert image_not_divided(bce([0.0, 1.5, 255.0], "target")) is None
+    hint = image_not_divided(numbers("aten::bernoulli", "self", [0, 255], call="p.bernoulli()"))
+    assert hint is not None and hint.fix == "(p / 255).bernoulli()"
 
 
 @pytest.mark.parametrize(("high", "is_said"), [(2.0, False), (2.5, True), (100.5, False)])
@@ -315,19 +331,31 @@ def test_an_error_that_rounding_made_has_a_size() -> None:
     hint = rounded_out_of_interval(bce([0.5, 1.0000001, -0.001]))
     assert hint is not None
     assert "outside 0 … 1 by only 1.0e-03 (-0.001), as rounding in float32" in hint.text
+    half = rounded_out_of_interval(bce([0.5, 1.001], dtype="float16"))
+    assert half is not None and half.text.endswith("(1.001), as rounding in float16 can make it")
     evidence = bce([0.5, 1.0000001])
     assert rounded_out_of_interval(with_offenders(evidence, first=())) is None
 
 
-@pytest.mark.parametrize(("dtype", "is_said"), [("float16", True), ("float32", False)])
+@pytest.mark.parametrize(
+    ("dtype", "is_said"), [("float16", True), ("bfloat16", True), ("float32", False)]
+)
 def test_weights_that_may_have_become_zero(dtype: str, is_said: bool) -> None:
     evidence = empty_rows()
     weights = replace(evidence.tensors[0], dtype=dtype)
     hint = bad_weights(replace(evidence, tensors=(weights,)))
     assert hint is not None
     assert (f"The weights may be too small for {dtype}." in hint.text) is is_said
-    other = with_offenders(evidence, first=(Offender(position=(0,), value="nan"),))
+    (zero,) = evidence.violation.offenders.first if evidence.violation else ()
+    other = with_offenders(evidence, first=(zero, Offender(position=(1,), value="nan")))
     assert bad_weights(other) is None
+
+
+def test_the_last_mask_may_have_left_no_weight() -> None:
+    way = (step("torch.Tensor.masked_fill_", "p.masked_fill_(far, 0)", line=5), MASKED)
+    hint = bad_weights(replace(empty_rows(), provenance=way))
+    assert hint is not None
+    assert "sum to 0. masked_fill_ in line 5 may have left no candidate. Keep" in hint.text
 
 
 def test_a_third_number_that_a_weight_leaves_out_is_no_class() -> None:
@@ -394,6 +422,7 @@ def test_values_that_were_nan_before(values: list[float], start: str) -> None:
     ("op", "name", "end"),
     [
         ("torch.relu", "p", "made by relu in line 4: probabilities end with a sigmoid"),
+        ("torch.Tensor.sub_", "p", "as sub_ in line 4 gives it. It has to be 0 … 1"),
         ("torch.sub", "p", "as sub in line 4 gives it. It has to be 0 … 1"),
         (None, "p - q", "as a difference gives it. It has to be 0 … 1"),
         (None, "p + q", "which no sigmoid gives. If they are scores, "

@@ -45,7 +45,9 @@ def ids(evidence: Evidence) -> Ids:
         ((1, 2, 3, 4), 4, 13, False),
         ((0, 1, 2, 3, 4, 5), 5, 99, False),
         ((1, 2, 3, 4), 5, 99, False),
+        ((1, 2, 3, 4, 5, 6), 5, None, False),
         ((*range(1, 20), 21), 21, 999, True),
+        ((*range(1, 9), 10), 10, 999, True),
         ((1, 2, 3, 4, 6, 7, 8, 9, 10, 12), 12, 999, False),
         ((), 0, 0, False),
         (None, 5, 99, False),
@@ -82,6 +84,13 @@ def test_earlier_calls_are_said_where_their_values_were_read(
 ) -> None:
     """Nobody reads the values of a call on the CPU that was right: it is only counted."""
     assert ids(labels([1, 4, 10], 10, seen_before=earlier)).every("labels") == words
+    assert ids(labels([10], 10)).every("labels") == "the labels"
+
+
+@pytest.mark.parametrize(("note", "of"), [("batch 2 of loader", " of this batch"), (None, "")])
+def test_what_a_loader_gave_is_of_a_batch(note: str | None, of: str) -> None:
+    given = behind(labels([1, 4, 10], 10), step(None, None, note))
+    assert ids(given).every("labels") == f"the 3 labels{of}"
 
 
 def test_of_a_part_of_a_vector_all_values_are_known() -> None:
@@ -109,6 +118,7 @@ def test_of_a_part_of_a_vector_all_values_are_known() -> None:
     [
         ("y = y + 1", "aten::add", True),
         ("y = 1 + y", "aten::add", True),
+        ("y = 1 + y", "torch.Tensor.__radd__", True),
         ("y += 1", "torch.Tensor.__iadd__", True),
         ("y = a.b[0].to(device).view(-1) + 1", "aten::add", True),
         ("y = y + 2", "aten::add", False),
@@ -127,6 +137,21 @@ def test_the_line_that_added_just_this_number(text: str, op: str, is_it: bool) -
 def test_other_roles_are_not_read() -> None:
     assert ids_of(labels([10], 10), "token") is None
     assert ids_of(Evidence(), "label") is None
+
+
+def test_numbers_that_a_cast_of_nan_made_are_no_ids() -> None:
+    assert ids_of(labels([1, 10, -(1 << 63)], 10), "label") is None
+    assert ids_of(labels([1, 10, 1 - (1 << 63)], 10), "label") is not None
+
+
+def test_the_shape_that_ids_had_before_they_were_flattened() -> None:
+    def shape(name: str) -> tuple[int, ...]:
+        whole = tensor(None, "ids", [1, 2, 3, 4, 5, 9], (2, 3))
+        values = [4, 5, 9] if "[" in name else [1, 2, 3, 4, 5, 9]
+        return ids(lookup(values, 5, name=name, others=(whole,))).shape
+
+    assert shape("ids.view(-1)") == (2, 3)
+    assert shape("ids[1]") == (3,)
 
 
 def test_values_above_the_end_alone() -> None:
@@ -169,12 +194,15 @@ def test_a_zero_in_the_tensor_beside_these(
     other = tensor("input", "ends", [1, 2, 4])
     other = replace(other, summary=replace(other.summary, min=low, unique=distinct))
     assert ids(labels([1, 2, 5], 5, others=(other,))).may_have_zero is has_zero
+    floats = replace(other, dtype="float32")
+    assert not ids(labels([1, 2, 5], 5, others=(floats,))).may_have_zero
 
 
 def test_a_count_from_zero_without_a_gap() -> None:
     assert ids(labels([0, 1, 2, 3], 3)).is_count
     assert not ids(labels([0, 1, 3], 3)).is_count
     assert not ids(labels([1, 2, 3], 3)).is_count
+    assert not ids(labels([-1, 0, 2, 3], 3)).is_count
     assert not ids(labels([0, 1, 2] * 40 + [3], 3)).is_count
 
 
@@ -238,6 +266,8 @@ def test_the_first_recorded_step_that_shifted_them() -> None:
     line = shifting_step(evidence)
     assert line is not None and line.text == "b = a + 1"
     assert shifting_step(behind(evidence, step("aten::mul", "a = c * 2"))) is None
+    rsub = step("torch.Tensor.__rsub__", "b = 3 - a")
+    assert shifting_step(behind(indexed("at"), rsub)) is not None
     assert shifting_step(indexed("at")) is None
 
 
@@ -281,6 +311,12 @@ def test_a_column_that_earlier_calls_contradict_is_not_the_whole(
     column = DatasetColumn(name="ds", count=20, low=1, high=5, kinds=5, distinct=(1, 2, 3, 4, 5))
     given = labels([1, 2, 3, 4, 5], 5, seen_before=seen, dataset_column=column)
     assert (whole_column(given) is not None) is is_whole
+
+
+def test_the_share_of_bad_values_is_that_of_the_column() -> None:
+    column = DatasetColumn(name="ds", count=20, low=1, high=5, bad_count=2)
+    assert ids(labels([1, 2, 3, 4, 5], 5)).bad_share == 1 / 5
+    assert ids(labels([1, 2, 3, 4, 5], 5, dataset_column=column)).bad_share == 2 / 20
 
 
 @pytest.mark.parametrize("may_be_changed", [False, True])

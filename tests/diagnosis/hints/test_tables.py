@@ -17,12 +17,15 @@ from cudalens.diagnosis.hints.tables import (
 )
 from tests.hint_evidence import (
     TRANSFORMERS,
+    WRITTEN,
     Cause,
+    behind,
     bert,
     boxes,
     check_cause,
     gathered,
     lookup,
+    step,
     tensor,
 )
 
@@ -117,6 +120,9 @@ CAUSES: dict[str, Cause] = {
     ),
     "positions of two kinds of tokens": Cause(
         prompted(15, 14), rule="positions_beyond_table", says=("give it at most 16 tokens",)
+    ),
+    "positions with one token": Cause(
+        prompted(1), rule="positions_beyond_table", says=("give it at most 16 tokens",)
     ),
     "positions of all tokens": Cause(
         prompted(15, 20), rule="positions_beyond_table", says=("give it at most 16 tokens",)
@@ -375,6 +381,9 @@ def test_minus_one_is_padding_where_rows_end_with_it(
     assert hint is not None and hint.rule == "padding_of_minus_one"
     fix = "model(ids.masked_fill(ids == -1, 0))" if is_padding else None
     assert hint.fix == fix
+    written = mark_as_id(behind(evidence, WRITTEN))
+    assert written is not None and written.fix == "model(ids.masked_fill(ids == -1, 0))"
+    assert mark_as_id(behind(evidence, step("aten::sub", "ids = y - 1"))) is None
 
 
 def test_minus_one_beside_another_bad_id_is_no_padding() -> None:
