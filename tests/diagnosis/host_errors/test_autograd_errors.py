@@ -101,7 +101,12 @@ def test_a_loss_that_is_a_number() -> None:
     assert explained(message).headline == (
         "the loss is of type float: it has no graph, and no backward"
     )
-    odd = (OddArgument(name="total", type_name="float", words="the float 2.5"),)
+    number = explained("'int' object has no attribute 'backward'").headline
+    assert number.startswith("the loss is of type int: ")
+    odd = (
+        OddArgument(name="total", type_name="float", words="the float 2.5"),
+        OddArgument(name="n", type_name="int", words="the int 3"),
+    )
     cut = GraphCut(op="item", line=line(5, "total += loss.item()"))
     verdict = explained(
         message, refused_arguments=RefusedArguments(odd_arguments=odd), graph_cut=cut
@@ -119,6 +124,9 @@ def test_a_loss_of_several_numbers() -> None:
         "out has shape [8, 2]: backward() without a gradient takes one number"
     )
     assert verdict.argument == "self"
+    for name in ("tensors[0]", "outputs[0]"):
+        listed = explained(message, tensors=(fact(name, "float32[8,2]", "out"),))
+        assert listed.headline.startswith("out has shape [8, 2]") and listed.argument == name
     assert explained(message).headline.startswith("the tensor has several elements: backward()")
     assert hints(message) == [("reduce_loss", "reduce it to one number: mean() or sum()")]
 
@@ -133,9 +141,16 @@ def test_a_leaf_that_is_changed_in_place() -> None:
 
     assert said("w -= lr * g").startswith("w = w - … makes a new tensor with a graph")
     assert said("w *= 2").startswith("w = w * … makes a new tensor with a graph")
+    assert said("w /= 2").startswith("w = w / … makes a new tensor with a graph")
     assert said("w[0] = 2").startswith("change a parameter under torch.no_grad()")
     assert said("w.mul_(2)").startswith("change a parameter under torch.no_grad()")
     assert hints(message, source=None)[0][1].startswith("change a parameter under torch.no_grad()")
+
+
+def test_a_checkpoint_that_runs_another_way_the_second_time() -> None:
+    message = "torch.utils.checkpoint: Recomputed values for the following tensors have different"
+    ((rule, text),) = hints(message)
+    assert rule == "checkpoint_state" and "must not affect the second run" in text
 
 
 # --- a gradient that is NaN -----------------------------------------------------------------------

@@ -67,6 +67,8 @@ def test_messages_that_only_torch_raises() -> None:
     assert is_known_message(KNOWN)
     assert is_known_message("Mismatch in shape: grad_output[0] has a shape of [2]")
     assert not is_known_message(UNKNOWN)
+    worker = "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback\n"
+    assert is_known_message(f"{worker}RuntimeError: Inference tensors cannot be saved")
     assert not is_known_message("object of type 'NoneType' has no len()")
 
 
@@ -88,6 +90,7 @@ def test_the_kind_of_an_exception_that_no_pattern_knows(
     assert (found.kind, found.pattern) == (verdict, None)
     headline = UNKNOWN if verdict == "host_error" else f"{kind}: {UNKNOWN}"
     assert found.headline == headline
+    assert found.certainty == ("proven" if verdict == "host_error" else "unknown")
 
 
 def test_a_message_of_autograd_is_said_of_the_tensor() -> None:
@@ -110,7 +113,8 @@ def test_that_nothing_ran_is_not_said_where_nothing_is_on_the_gpu() -> None:
     assert REFUSED in explained(KNOWN, tensors=(on_cpu, on_gpu)).explanation
     assert REFUSED not in explained(KNOWN, tensors=(on_cpu,)).explanation
     unknown = "a message of nobody's"
-    assert "GPU" in explained(unknown, tensors=(on_gpu,)).explanation
+    raised = explained(unknown, tensors=(on_gpu,)).explanation
+    assert raised == "An exception of the host: it does not affect the GPU."
     assert "GPU" not in explained(unknown, tensors=(on_cpu,)).explanation
 
 
@@ -120,10 +124,22 @@ def test_that_nothing_ran_is_not_said_where_nothing_is_on_the_gpu() -> None:
 def test_a_refusal_of_the_cpus_kernel_alone(simulated: bool, device: str) -> None:
     message = "\"histogram_cpu\" not implemented for 'Half'"
     x = fact("self", "float16[2]", "x", device=device)
-    found = explained(message, tensors=(x,), environment=Environment(simulated=simulated))
+    bins = fact("bins", "float16[2]", "bins", device="cpu")
+    found = explained(message, tensors=(x, bins), environment=Environment(simulated=simulated))
     is_doubted = simulated and device != "cpu"
     assert ("Refused by the CPU's kernel" in found.explanation) is is_doubted
     assert bool(found.hints) is is_doubted
+
+
+@pytest.mark.usefixtures("patterns")
+def test_a_hint_stands_beside_the_doubt_about_the_cpus_kernel() -> None:
+    row("mine", "not implemented for", hint=Hint(rule="mine", text="mend it"))
+    x = fact("self", "float16[2]", "x", device="cuda:0")
+    simulated = Environment(simulated=True)
+    message = "\"histogram_cpu\" not implemented for 'Half'"
+    found = explained(message, tensors=(x,), environment=simulated)
+    assert "Refused by the CPU's kernel" in found.explanation
+    assert [it.text for it in found.hints] == ["mend it"]
 
 
 def test_where_an_error_of_a_worker_was_raised() -> None:
@@ -133,6 +149,8 @@ def test_where_an_error_of_a_worker_was_raised() -> None:
     assert found.explanation.startswith("Raised in DataLoader worker process 0. ")
     at = explained(text, "ValueError", worker_line="data.py:7").explanation
     assert at.startswith("Raised in DataLoader worker process 0, at data.py:7. ")
+    named = text.replace("odd", "f(): argument 'index' must be Tensor, not list")
+    assert explained(named, "ValueError").argument_named == "index"
 
 
 # --- patterns -------------------------------------------------------------------------------------
@@ -160,9 +178,10 @@ def test_the_first_pattern_that_answers() -> None:
     def silent(evidence: Evidence, match: re.Match[str]) -> Any:
         yield from ()
 
-    row("first", "my_op", "first")
+    row("first", "my_op.*end", "first")
     row("second", "my_op", "second")
-    assert explained(UNKNOWN).headline == "first"
+    assert explained(UNKNOWN).headline == "second"
+    assert explained(f"{UNKNOWN}\nthe end").headline == "first"  # of all lines
 
 
 @pytest.mark.usefixtures("patterns")

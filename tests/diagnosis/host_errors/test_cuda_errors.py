@@ -80,6 +80,9 @@ ROWS: list[tuple[str, bool | None, str, str, *tuple[str, ...]]] = [
     ("memory_fraction", True, "proven", "the process has no room for 2.00 GiB below its own limit",
      "CUDA out of memory. Allocation was preemptively rejected because it would exceed "
      "per_process_memory_fraction limit. Requested size: 2.00 GiB"),
+    ("memory_fraction", True, "proven", "the process has no room below its own limit",
+     "Allocation was preemptively rejected because it would exceed per_process_memory_fraction "
+     "limit. Requested size: unknown"),
     ("illegal_access", False, "unknown", "a kernel read or wrote memory that does not belong to it",
      ILLEGAL, "Triton Error [CUDA]: an illegal memory access was encountered"),
     ("misaligned_address", False, "unknown", "a kernel used a misaligned address", MISALIGNED,
@@ -190,6 +193,7 @@ def test_a_text_is_told_from_the_others(
     told = report.explanation
     assert report.kind == "cuda_error" and "assert" not in report.headline_schema
     assert "not a device-side assert" in told and told.count("Next step") == 1
+    assert ("TORCH_USE_CUDA_DSA under it does not help" in told) is (DSA in message)
     assert ("restart the kernel" in told) is (usable is False)
     assert ("Nothing was launched. Next" in told) is (family == "no_gpu")
     assert ("%cudacheck simulate or cudalens.simulate()" in told) is (family == "no_gpu")
@@ -239,10 +243,24 @@ def test_a_fault_is_as_certain_as_its_op(message: str, op: str | None, certainty
 @pytest.mark.parametrize("message", [ILLEGAL, CUBLAS, CUBLAS_MEMORY, OTHER])
 def test_a_check_that_waited_is_not_recommended_again(message: str) -> None:
     """Without one it is the next step; within one another is, and no earlier op is blamed."""
-    assert "under %%cudacheck" in report_of(message).explanation
+    for waits in (None, False):
+        known = Synchronization(waits=waits)
+        assert "under %%cudacheck" in report_of(message, synchronization=known).explanation
     checked = report_of(message, synchronization=Synchronization(waits=True)).explanation
     assert "%%cudacheck" not in checked and "earlier op" not in checked
     assert checked.count("Next step") == (message != OTHER)  # nothing is known of that one
+
+
+@pytest.mark.parametrize(
+    ("status", "is_memory"),
+    [("ALLOC_FAILED", True), ("NOT_INITIALIZED", True), ("EXECUTION_FAILED", False)],
+)
+def test_a_library_without_memory(status: str, is_memory: bool) -> None:
+    message = f"CUDA error: CUBLAS_STATUS_{status} when calling `f(handle)`"
+    assert ("Full memory is a common" in report_of(message).explanation) is is_memory
+    waited = report_of(message, synchronization=Synchronization(waits=True)).explanation
+    step = "torch.cuda.memory_summary()" if is_memory else "the shapes and dtypes"
+    assert waited.endswith(f"Next step: look at {step}.")
 
 
 @pytest.mark.parametrize(("options", "waits"), [({}, True), ({"sync": False}, False)])
@@ -272,7 +290,8 @@ def full(asked: str, reserved: str, was: str = "", now: str = "") -> str:
         (full("2.00 GiB", "2.00 GiB"),
          "first: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
         (full("14.75 GiB", "1.00 MiB"), "first: make the batch smaller"),
-        (full("14.76 GiB", "1.00 MiB"), "first: look at the shape"),
+        (full("14.76 GiB", "1.00 MiB"), "first: look at the shape: this one tensor is larger than "
+         "the whole GPU, make the batch smaller or the sequences shorter, evaluate under"),
         # No batch of a smaller size would fit; 2 GiB of a GPU of unknown size might.
         ("CUDA out of memory. Tried to allocate more than 1EB memory.", "first: look at the shape"),
         ("CUDA out of memory. Tried to allocate 2.00 GiB.", "first: make the batch smaller"),

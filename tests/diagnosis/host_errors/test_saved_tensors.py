@@ -61,6 +61,14 @@ def test_a_freed_graph_without_its_lines() -> None:
     tensors = (fact("self", "float32[]", "loss"),)
     assert "the graph of loss was" in explained(TWICE, tensors=tensors).headline
     assert explained(TWICE, tensors=tensors).argument == "self"
+    half = explained(TWICE, freed=replace(FREED, freed=None))
+    assert half.explanation == verdict.explanation
+
+
+@pytest.mark.parametrize("name", ["tensors", "tensors[0]", "outputs", "outputs[0]"])
+def test_the_loss_that_autograd_was_given(name: str) -> None:
+    verdict = explained(TWICE, tensors=(fact(name, "float32[]", "loss"),))
+    assert "the graph of loss was" in verdict.headline and verdict.argument == name
 
 
 def test_two_losses_of_one_graph() -> None:
@@ -117,6 +125,10 @@ def test_the_explanation_has_each_code_once() -> None:
     text = explained(TWICE, freed=CARRIED).explanation
     assert text.count("h = rnn(x, h)") == 1
     assert text.endswith("After that, In [3] line 4 used the h that In [3] line 4 made before.")
+    held = replace(CARRIED, name=None, holder=line(6, "h = h * 2"))
+    assert explained(TWICE, freed=held).explanation.endswith(
+        "used the tensor that In [3] line 6 (h = h * 2) made before."
+    )
 
 
 def test_two_states_that_are_carried_on() -> None:
@@ -141,6 +153,7 @@ def test_what_another_line_names_is_detached_before_the_next_step() -> None:
     [
         ("self.state = rnn(x, h)", "self.state still has"),
         ("losses.append(loss)", "losses still has"),
+        ("self.total += loss", "self.total still has"),
         ("state = rnn(x, h)", "In [3] line 4 reads what In [3] line 4 made in an earlier step"),
         ("self.a, self.b = f(x)", "In [3] line 4 reads what In [3] line 4 made in an earlier step"),
     ],
@@ -177,8 +190,11 @@ def test_a_result_after_a_step_is_made_again() -> None:
 
 
 def test_a_result_that_another_line_holds_has_no_name() -> None:
-    hint = only_hint(explained(TWICE, freed=replace(ONCE, holder=line(6, "g = h[0]"))))
+    held = replace(ONCE, holder=line(6, "g = h[0]"))
+    hint = only_hint(explained(TWICE, freed=held))
     assert hint.text.startswith("the result of In [3] line 4 serves one backward")
+    stepped = only_hint(explained(TWICE, freed=replace(held, has_stepped=True)))
+    assert stepped.text.endswith("or give what is detached of it to a pass that is not to train it")
 
 
 # --- a saved tensor that was changed --------------------------------------------------------------
@@ -198,6 +214,8 @@ def test_a_change_that_was_not_seen() -> None:
     assert verdict.hints == ()
     view = explained(CHANGED.format("AsStridedBackward0"))
     assert view.headline.endswith("was changed in place: float32 [8, 3]")
+    long = explained(CHANGED.format("MultiHeadAttentionBackward0")).headline
+    assert long == "a tensor that backward needs was changed in place"
 
 
 def test_the_line_of_a_change_is_in_the_headline() -> None:
@@ -211,6 +229,7 @@ def test_the_line_of_a_change_is_in_the_headline() -> None:
     assert changed("opt.step()", name="D[2].weight").headline == (
         "opt.step() in line 6 changed D[2].weight, which loss.backward() needs"
     )
+    assert " changed own.h, which" in changed("h += 1", name="own.h").headline
 
 
 def test_a_long_line_is_cut_in_the_headline() -> None:
@@ -287,7 +306,9 @@ def test_the_other_writes_are_said() -> None:
 
 
 def test_an_item_may_be_one_of_a_list() -> None:
-    assert only_hint(changed("h[0] += 1")).text.startswith("make a new tensor in line 6 instead of")
+    for code in ("h[0] += 1", "h.zero_()"):
+        start = "make a new tensor in line 6 instead of"
+        assert only_hint(changed(code)).text.startswith(start), code
 
 
 def test_every_write_is_named_where_none_can_be_rewritten() -> None:
@@ -393,6 +414,10 @@ def test_a_backward_whose_number_another_cell_has_too() -> None:
     """Without a cell a line stands where the failing one does."""
     freed = replace(CARRIED, freed=LineRef(line=5, text="loss.backward()"))
     assert explained(TWICE, freed=freed).headline.endswith(", which line 5 has freed")
+    here = replace(freed, made=LineRef(line=5, text="h = rnn(x, h)"))
+    assert explained(TWICE, freed=here).headline.endswith(", which line 5 has freed")
+    held = replace(freed, holder=line(5, "h = rnn(x, h)", cell=2))
+    assert explained(TWICE, freed=held).headline.endswith(", which In [3] line 5 has freed")
     alike = replace(freed, made=line(5, "h = rnn(x, h)", cell=2))
     assert explained(TWICE, freed=alike).headline.endswith(", which In [3] line 5 has freed")
     nowhere = explained(TWICE, freed=alike, source=None)

@@ -71,6 +71,9 @@ def test_the_numbers_of_a_shape() -> None:
             "expected scalar type int64 but found float32",
         ),
         ("Long ago", "Long ago"),
+        ("It is bad!", "It is bad"),
+        ("\"f\" not implemented for 'Half'", "\"f\" not implemented for 'float16'"),
+        ("Input type (CUDABFloat16Type) differs", "Input type (bfloat16 tensor on cuda) differs"),
         (
             "Input type (torch.cuda.FloatTensor) differs",
             "Input type (float32 tensor on cuda) differs",
@@ -127,6 +130,8 @@ def test_operands_of_a_product_in_torchs_order() -> None:
         with_user_names(text, call(*tensors, api="torch.matmul"))
         == "a and b shapes cannot be multiplied ([2, 3] and [4, 5])"
     )
+    biased = call(*tensors, on("cuda:0", "bias", "float32[5]", "c"), api="torch.linear")
+    assert with_user_names(text, biased).startswith("a and b shapes cannot")
 
 
 def test_operands_of_a_broadcast_by_their_sizes() -> None:
@@ -144,6 +149,9 @@ def test_operands_of_a_broadcast_by_their_sizes() -> None:
     assert with_user_names(text.format(4, 3), evidence) == (
         "The size of b (4) must match the size of a (3) at non-singleton dimension 1"
     )
+    third = on("cuda:0", "value", "float32[4]", "c")
+    three = with_user_names(text.format(3, 4), call(*tensors, third, api="torch.addcmul"))
+    assert three.startswith(text.format(3, 4))
     # The second operand is broadcast along dimension 0, which it does not have.
     first = text.replace("dimension 1", "dimension 0").format(2, 4)
     assert with_user_names(first, evidence).startswith(first)
@@ -174,6 +182,8 @@ def test_tensors_on_two_devices_the_cpu_first() -> None:
     assert with_user_names(text, call(y, weight, **layer)) == (
         "the parameters of head are on cpu, y is on cuda:0"
     )
+    own = on("cpu", "weight", "float32[2,3]", "w")
+    assert with_user_names(text, call(y, own, **layer)) == "w is on cpu, y is on cuda:0"
     loss = {"module_type": "NLLLoss", "module_path": "loss"}
     assert with_user_names(text, call(y, weight, **loss)) == (
         "loss.weight is on cpu, y is on cuda:0"
@@ -203,6 +213,9 @@ def test_a_number_that_a_message_names() -> None:
     assert with_user_names("n is too small", evidence) == "n is too small: n is -2, x is [3, 5]"
     assert with_user_names("'k is quoted", evidence) == "'k is quoted"
     assert with_user_names("sorted is odd", evidence) == "sorted is odd"
+    four = [on("cuda:0", f"t{at}", "float32[2]", f"v{at}") for at in range(4)]
+    said = with_user_names("k is too large", call(*four, scalars=(("k", "9"),)))
+    assert said == "k is too large: k is 9, v0 is [2], v1 is [2], v2 is [2]"
 
 
 def test_arguments_of_a_refused_type() -> None:
@@ -245,6 +258,9 @@ def test_an_argument_by_its_name_in_the_message() -> None:
     both = call(X, target)
     assert argument_at_fault(both, "target has a bad size") == "target"
     assert argument_at_fault(both, "input has a bad size") is None
+    two = call(on("cuda:0", "self", "float32[3]", "x"), on("cuda:0", "other", "float32[3]", "y"))
+    assert argument_at_fault(two, "one or the other is bad") is None
+    assert argument_at_fault(call(X, WEIGHT), "the weight is bad") == "input"
     weight = on("cuda:0", "weight", "float32[3]", "w")
     assert argument_at_fault(call(X, target, weight), "target or weight") is None
 
@@ -253,6 +269,8 @@ def test_the_one_tensor_on_another_device() -> None:
     gpu, cpu = on("cuda:0", "self", "float32[3]", "x"), on("cpu", "other", "float32[3]", "y")
     message = "tensors on different devices"
     assert argument_at_fault(call(gpu, cpu), message) == "other"
+    number = on("cpu", "value", "float32[]", "n")
+    assert argument_at_fault(call(gpu, cpu, number), message) == "other"
     also = on("cpu", "value", "float32[3]", "z")
     assert argument_at_fault(call(gpu, cpu, also), message) is None
     assert argument_at_fault(call(gpu, on("cpu", "weight", "float32[3]")), message) is None
