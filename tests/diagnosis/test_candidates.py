@@ -34,6 +34,7 @@ class Taking(Trial):
         return TrialResult(succeeds=False, error=self.reason)
 
     def survives(self, fix: Fix, dims: int) -> bool:
+        self.dims = dims
         return not self.is_chance
 
 
@@ -105,6 +106,36 @@ def test_an_outer_product_is_no_fix() -> None:
         changes=((mask, "{x}.unsqueeze(1)"), (rows, "{x}[:, None]")),
     )  # fmt: skip
     assert candidates._is_broadcast(add, both)
+    x, y = fact(None, "float32[2,5,3]", "x"), fact(None, "float32[2,5]", "y")
+    turned = "x.transpose(0, 2) + y"
+    one = Taking(turned, operands=(x, y))
+    assert (fixes(one, add), one.dims) == ([turned], 2)  # of an elementwise op both may be batches
+    assert fixes(Taking(turned, "x + y.unsqueeze(2)", operands=(x, y)), add) == []
+
+
+def test_what_the_order_of_labels_is_the_user_knows() -> None:
+    """Words alone, where the rows of another line may be in another order."""
+    given = evidence("F.cross_entropy(z, y)", "torch.nn.functional.cross_entropy")
+    z, y = fact("input", "float32[6,5]", "z"), fact("target", "int64[2,3]", "y")
+    (hint,) = search(given, Taking("F.cross_entropy(z, y.reshape(-1))", operands=(z, y)))
+    assert (hint.rule, hint.fix, hint.tried) == ("labels_in_order", None, None)
+    codes = fact("target", "int64[6,5]", "y")
+    (hint,) = search(given, Taking("F.cross_entropy(z, y.argmax(1))", operands=(z, codes)))
+    assert (hint.rule, hint.fix, hint.tried) == ("one_hot_classes", None, None)
+
+
+def test_what_the_call_does_not_spell_is_changed_before_it() -> None:
+    given = evidence("f(**b)", "torch.f")
+    names = [fact(None, "float64[2]", f'b["{key}"]') for key in "xy"]
+    names = [replace(it, span=(1, 2, 3)) for it in names]
+    known = (*names, fact(None, "float32[2]", "c"))
+    wanted = 'b["x"] = b["x"].float()\nb["y"] = b["y"].float()'
+    (hint,) = search(given, Taking(wanted, operands=known))
+    assert isinstance(hint.fix, Fix) and [it.span for it in hint.fix.changes] == [None, None]
+    part = (names[0], fact(None, "float64[2]", "g()"), known[2])
+    trial = Taking(operands=part)
+    assert fixes(trial, given) == []
+    assert not any(str(it).endswith("\n") for it in trial.tried)
 
 
 def test_a_whole_division() -> None:

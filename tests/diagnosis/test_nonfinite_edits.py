@@ -407,6 +407,10 @@ def test_a_constant_that_vanishes_is_taken_larger_step_by_step() -> None:
     trial = Finite("torch.log(s + 1e-5)")
     assert edited(log, trial) == "torch.log(s + 1e-5)"
     assert trial.tried == [f"torch.log(s + {it})" for it in ("1e-7", "1e-6", "1e-5")]
+    twice = tensor("self", "s * 0.5 + 1e-8", [0.0, 1.0], dtype="float16")
+    hint = finite_edit(forward("torch.log(s * 0.5 + 1e-8)", "log", twice), Finite())
+    assert hint is not None and isinstance(hint.fix, Fix)
+    assert hint.fix.changes[0].template == "s * 0.5 + 1e-7"
     wide = replace(log, tensors=(replace(x, dtype="bfloat16"),))
     trial = Finite("none")
     edited(wide, trial)

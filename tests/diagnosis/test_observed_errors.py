@@ -27,6 +27,7 @@ from cudalens.core.report_types import (
     TensorSummary,
 )
 from cudalens.diagnosis.candidates import Trial
+from cudalens.diagnosis.moves import Called
 from cudalens.diagnosis.observed_errors import marked, observe_error
 from tests.builders import fact
 from tests.hint_evidence import syntax_of
@@ -110,6 +111,7 @@ def test_those_operands_whose_sizes_the_message_has() -> None:
     assert len(texts(message, Known((X, Y), **BOUND))) == 1
     row = on("cuda:0", "float32[1,3]", "x")
     assert len(texts("sizes must match, 0 or 1", Known((row, Y), **BOUND))) == 2
+    assert texts("it failed\nfor sizes of 3", Known((X, Y), **BOUND)) == []
 
 
 def test_the_other_shape_that_a_variable_had_before() -> None:
@@ -122,6 +124,8 @@ def test_the_other_shape_that_a_variable_had_before() -> None:
         "y is [3, 2], and was [4, 2] in 2 earlier calls",
     ]
     assert texts("it is not implemented", earlier_shapes=earlier) == []
+    half = Known((X, on("cuda:0", "float16[4,5]", "y")))
+    assert texts("expected scalar type Half", half, earlier_shapes=earlier) == []
 
 
 def test_one_name_is_said_once() -> None:
@@ -189,6 +193,7 @@ def test_the_mark_of_a_device_names_the_tensor() -> None:
         ("a.to('cpu')", "set"),
         ("kept", "set"),
         ("batch['x']", "set"),
+        ("a if b else c", "set"),
     ],
 )
 def test_what_may_be_handed_on_is_not_made_there(value: str, verb: str) -> None:
@@ -206,7 +211,10 @@ def test_what_may_be_handed_on_is_not_made_there(value: str, verb: str) -> None:
 
 
 def test_one_device_is_no_misfit_of_devices() -> None:
-    assert texts("something about a device", Known((X, Y), **BOUND), tensors=(X, Y)) == []
+    known = Known((X, Y), **BOUND)
+    assert texts("something about a device", known, tensors=(X, Y)) == []
+    known.called = Called(device="cpu")  # the parameters are elsewhere
+    assert texts("something about a device", known)[0].startswith("x is on cuda:0, made")
 
 
 def test_what_an_expression_begins_with() -> None:
@@ -416,6 +424,8 @@ def test_a_line_without_a_cell_stands_in_that_of_the_failing_line() -> None:
     assert texts("a second time", freed=other) == [
         "In [2] line 3 made this part of the graph: y = f(x)"
     ]
+    file = FreedGraph(node="T", made=LineRef(file="net.py", line=3, text="y = f(x)"))
+    assert texts("a second time", freed=file) == ["net.py:3 made this part of the graph: y = f(x)"]
 
 
 @pytest.mark.parametrize("span", [True, False])

@@ -119,6 +119,7 @@ def test_a_cast_acts_at_the_call_and_names_other_readers() -> None:
         ("a(x.clamp_(0, g[3] - 1), y.clamp(0, g[2] - 1))", ""),
         ("i = x.clamp_(0, g[3] - 1), y.clamp_(0, g[2] - 1)", "y.clamp_(0, g[2] - 1) too"),
         ("a(x.clamp_(0, g[3] - 1))", ""),
+        ("a(y.clamp_(0, g[2] - 1), z.clamp_(0, g[1] - 1))", "y.clamp_(0, g[2] - 1) too"),
     ],
 )
 def test_a_cast_names_a_call_of_the_same_form_in_the_line(line: str, words: str) -> None:
@@ -128,6 +129,8 @@ def test_a_cast_names_a_call_of_the_same_form_in_the_line(line: str, words: str)
     hint = Hint(rule="cast_needed", text="words", fix=fix, tried=True)
     (found,) = at_origin([hint], Evidence(source=source, call=call), Said())
     assert found.text == f"words. The line has {words}".removesuffix(". The line has ")
+    sums = Evidence(source=replace(HERE, text="a(x + 1, y + 2)"), call=syntax_of("x + 1"))
+    assert at_origin([hint], sums, Said())[0].text == "words"
 
 
 def test_what_a_loop_chooses_is_not_changed_at_one_turn() -> None:
@@ -210,6 +213,8 @@ def test_pixels_of_an_argument_are_divided_where_the_caller_made_them() -> None:
     assert (hint.fix, hint.tried) == (None, None)
     view = placed("image_not_divided", "{x} / 255", Said(bindings={"y": given}), "y[0].flatten()")
     assert view.text.endswith("divide it there")
+    result = placed("image_not_divided", "{x} / 255", Said(bindings={"y": given}), "net(y)")
+    assert result.fix == "f(net(y) / 255)"
     own = placed("image_not_divided", "{x} / 255", Said(bindings={"y": made("load()")}))
     assert own.fix == "f(y / 255)"
     other = placed("relabel", "{x} - 1", Said(bindings={"y": given}))
@@ -221,6 +226,8 @@ def test_a_change_of_the_whole_call_or_of_several_names_is_left() -> None:
     hint = Hint(rule="relabel", text="words", fix=both, tried=True)
     trial = Said(loop_names=frozenset({"n"}), held={"y": ("Net", "module")}, readers=([12], [12]))
     assert at_origin([hint], Evidence(source=HERE), trial) == (hint,)
+    chosen = replace(hint, fix=Fix("f(a - 1, y[n])", [both.changes[0], Change("y[n]", "{x} - 1")]))
+    assert at_origin([chosen], Evidence(source=HERE), trial)[0].fix is None
     moved = replace(hint, rule="move_tensor")
     assert at_origin([moved], Evidence(source=HERE), trial) == (moved,)
     wordless, reading = replace(hint, text=""), Hint(rule="relabel", text="a", fix=None)
@@ -244,6 +251,7 @@ def test_a_result_that_was_thrown_away_but_is_not_enough() -> None:
         bindings={"y": made("load()", dropped=dropped)}, refused=("y = y.float()", "y = y.cuda()")
     )
     assert placed("move_tensor", "{x}.cuda()", trial).fix == "f(y.cuda())"
+    assert placed("move_tensor", "{x}.cuda()", Said(bindings=trial.bindings)).fix == "y = y.float()"
     trial.refused = ("y = y.float()",)
     assert placed("move_tensor", "{x}.cuda()", trial).fix == "y = y.cuda()"
     # What the values have to be is no matter of what was thrown away.
@@ -256,14 +264,17 @@ def test_a_result_that_was_thrown_away_is_kept() -> None:
     hint = placed("move_tensor", "{x}.cuda()", trial)
     assert (hint.fix, hint.at and hint.at.line) == ("y = y.cuda()", 5)
     assert "Line 5: y.cuda() gives a new tensor, its result is not kept" in hint.text
+    named = Said(bindings={"y": made("load()", dropped=("f(y, y=y)", dropped[1]))})
+    fix = placed("move_tensor", "{x}.cuda()", named).fix
+    assert isinstance(fix, Fix) and fix.changes[0].template == "f({x}, y={x})"
 
 
 # --- what set the bound ---------------------------------------------------------------------------
 
 
 def bound_of(trial: Trial, **more: Any) -> tuple[str | None, str | None]:
-    size = more.pop("size", 5)
-    violation = Violation(headline="", argument="indices", size=size)
+    size, related = more.pop("size", 5), more.pop("related", None)
+    violation = Violation(headline="", argument="indices", size=size, related=related)
     evidence = Evidence(violation=violation, source=HERE, **more)
     return tuple(item and item.name for item in bounding(evidence, trial))  # type: ignore[return-value]
 
@@ -293,6 +304,8 @@ def test_the_classes_of_a_one_hot_code() -> None:
     more["call"] = syntax_of("F.one_hot(y, num_classes=n)")
     assert bound_of(Said(bindings={"n": made("5")}), **more) == ("n", None)
     assert bound_of(Said(), **more) == (None, None)
+    other = {"op": OpName(api="torch.nn.functional.nll_loss"), "call": syntax_of("F.nll(y, n)")}
+    assert bound_of(Said(bindings={"n": made("5")}), **other) == (None, None)
     more["call"] = syntax_of("F.one_hot(y, 5)")
     assert bound_of(Said(bindings={"n": made("5")}), **more) == (None, None)
 
@@ -304,6 +317,9 @@ def test_the_indexed_tensor_by_its_name() -> None:
     result = (fact("self", "float32[5]", "x", grad_fn="MulBackward0"),)
     assert bound_of(trial, op=op, tensors=result) == (None, None)
     assert bound_of(trial, op=op, tensors=known, size=None) == (None, None)
+    beside = (*known, fact("weight", "float32[5]", "w"))
+    named = Said(bindings={"x": made("load()"), "w": made("load()")})
+    assert bound_of(named, op=op, tensors=beside, related="weight") == ("w", None)
     part = Said(bindings={"x.y": made("load()"), "x[0]": made("load()")})
     assert bound_of(part, op=op, tensors=(fact("self", "float32[5]", "x.y"),)) == ("x.y", None)
     assert bound_of(part, op=op, tensors=(fact("self", "float32[5]", "x[0]"),)) == (None, None)

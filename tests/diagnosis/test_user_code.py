@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from cudalens.core._python import parse_expression
+from cudalens.core.evidence_types import CallSyntax
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Frame, LineRef, OpName, SourceSpan, TensorFact
 from cudalens.diagnosis import user_code
@@ -50,6 +52,7 @@ def fact(text: str, span: tuple[int, int, int] | None = None) -> TensorFact:
         ("f(x, xx)", "x", "{x}.T", "f(x.T, xx)"),
         ("f(2 * x)", "2 * x", "{x} - 1", "f((2 * x) - 1)"),
         ("x + y", "y", "{x} - 1", "x + (y - 1)"),
+        ("x + y", "y", "{x}.T", "x + y.T"),
         ("f(é, x)", "x", "{x}.T", "f(é, x.T)"),
         ("x[i]", "i", "{x} - 1", "x[i - 1]"),
         ("x[i]", "x", "{x} - 1", "(x - 1)[i]"),
@@ -62,14 +65,32 @@ def fact(text: str, span: tuple[int, int, int] | None = None) -> TensorFact:
 def test_an_expression_is_replaced_by_its_place(
     call: str, text: str, template: str, wanted: str | None
 ) -> None:
-    assert rewritten(evidence(call), fact(text), template) == wanted
+    fix = rewritten(evidence(call), fact(text), template)
+    assert fix == wanted
+    assert fix is None or fix.changes == (Change(text, template),)
 
 
 def test_of_two_alike_the_span_tells_which() -> None:
     both = evidence("f(g(x), h(x))")
     assert with_changes(both, [(fact("x"), "{x}.T")]) is None
     assert with_changes(both, [(fact("x", (1, 4, 5)), "{x}.T")]) == "f(g(x.T), h(x))"
-    assert with_changes(both, [(fact("x", (1, 10, 11)), "{x}.T")]) == "f(g(x), h(x.T))"
+    second = fact("x", (1, 10, 11))
+    assert with_changes(both, [(second, "{x}.T")]) == "f(g(x), h(x.T))"
+    fix = rewritten(both, second, "{x}.T")
+    assert fix is not None and fix.changes == (Change("x", "{x}.T", (1, 10, 11)),)
+
+
+def test_two_expressions_are_replaced_at_once() -> None:
+    changes = [(fact("x"), "{x}.float()"), (fact("y"), "{x}.T")]
+    assert with_changes(evidence("f(x, y)"), changes) == "f(x.float(), y.T)"
+    assert with_changes(evidence("f(x)"), changes) is None
+
+
+def test_an_assignment_within_an_expression_has_parentheses_of_its_own() -> None:
+    node = parse_expression("(y := f(x))").body
+    call = Evidence(call=CallSyntax(node=node, text="(y := f(x))", is_written_so=True))
+    assert with_changes(call, [(fact("x"), "{x}.T")]) == "(y := f(x.T))"
+    assert written(call, node.value) == "f(x)"  # type: ignore[attr-defined]
 
 
 def test_without_an_expression_there_is_no_fix() -> None:
@@ -119,6 +140,11 @@ def test_another_function_with_the_same_arguments() -> None:
         ("reshape", [1], {}),
     )
     assert renamed(evidence("x.view(6)"), "reshape", "view") is None
+    made = renamed(evidence("BCELoss()(p, t)"), "BCELoss", "Other", "other")
+    assert (made, made and made.rearrange and made.rearrange(0, [1], {})) == (
+        "Other()(p, t)",
+        ("other", [1], {}),
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,6 +156,7 @@ def test_another_function_with_the_same_arguments() -> None:
         (Fix("", [Change("x", "y")]), None),
         (Fix("", [Change("x", "{x}"), Change("y", "{x}")]), None),
         (Fix("", [Change("x", "{x}.T")], device="cpu"), None),
+        (Fix("", [Change("x", "{x}.T")], user_code.function_named("f")), None),
     ],
 )
 def test_the_one_name_that_a_fix_changes(fix: Fix, wanted: object) -> None:
@@ -202,6 +229,7 @@ def test_a_call_that_is_not_as_typed_is_written_anew() -> None:
     assert over.call is not None and not over.call.is_written_so
     assert written(over, over.call.node.args[0]) == "x + y"
     assert with_changes(over, [(fact("z"), "{x}.T")]) == "f(x + y, z.T)"
+    assert spliced(over, {over.call.node.args[1]: "z +"}) is None
     flat = evidence("f(x+y, z)")
     assert written(flat, flat.call.node.args[0]) == "x+y"
     assert written(evidence("="), over.call.node.args[1]) == "z"
@@ -222,11 +250,11 @@ def test_what_an_index_or_an_argument_chooses(code: str, is_chosen: bool) -> Non
 
 
 def test_a_line_that_is_not_whole_is_no_statement() -> None:
-    assert [len(statements_of(it)) for it in ("x = 1", "x = 1; y", "f(x,", "", None)] == [
-        1, 2, 0, 0, 0,
-    ]  # fmt: skip
+    codes = ("x = 1", "x = 1; y", "  x = 1", "f(x,", "", None)
+    assert [len(statements_of(it)) for it in codes] == [1, 2, 1, 0, 0, 0]
     kinds = [type(statement_of(it)).__name__ for it in ("x = 1", "x = 1; y", "f(x,", None)]
     assert kinds == ["Assign", "Pass", "Pass", "Pass"]
+    assert parsed("f(x)  # of it") is not None
 
 
 def test_a_change_that_is_no_expression_is_none() -> None:
