@@ -332,7 +332,9 @@ def test_an_error_that_rounding_made_has_a_size() -> None:
     assert hint is not None
     assert "outside 0 … 1 by only 1.0e-03 (-0.001), as rounding in float32" in hint.text
     half = rounded_out_of_interval(bce([0.5, 1.001], dtype="float16"))
-    assert half is not None and half.text.endswith("(1.001), as rounding in float16 can make it")
+    assert half is not None and half.text.endswith(
+        "outside 0 … 1 by only 1.0e-03 (1.001), as rounding in float16 can make it"
+    )
     evidence = bce([0.5, 1.0000001])
     assert rounded_out_of_interval(with_offenders(evidence, first=())) is None
 
