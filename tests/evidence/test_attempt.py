@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,9 +21,12 @@ from cudalens.evidence.attempt import (
     RefusedError,
     Resize,
     TooLargeError,
+    ask_guards,
     is_torchs,
     tensors_in,
 )
+from cudalens.source.running_call import ABSENT
+from tests.builders import spelled
 
 X, Y = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
 
@@ -157,11 +161,13 @@ def test_devices_are_labels_of_copies(func: Any, fix: Fix | None, outcome: str |
 @pytest.mark.usefixtures("sim")
 def test_the_parameters_of_the_called_module_move_alone() -> None:
     there, layer = torch.ones(2, 3, device="cuda"), nn.Linear(3, 2)
-    with pytest.raises(RefusedError):
-        run(layer, there)
+    for called in (layer, layer.forward, nn.BatchNorm1d(3, affine=False)):
+        with pytest.raises(RefusedError):
+            run(called, there)
     assert run(layer, there, fix=Fix("…", device="cuda")).shape == (2, 2)
-    with pytest.raises(RefusedError):
-        run(layer, torch.ones(2, 3), fix=Fix("…", device="cuda"))
+    for fix in (Fix("…", device="cuda"), change("{x} + 1", device="cuda")):
+        with pytest.raises(RefusedError):
+            run(layer, torch.ones(2, 3), fix=fix)
 
 
 @pytest.mark.usefixtures("sim")
@@ -178,6 +184,21 @@ def test_a_guard_refuses_values_that_the_kernel_does_not_check() -> None:
         run(F.embedding, torch.tensor([3]), table)
     assert caught.value.violation is not None
     assert caught.value.violation.op == "aten::embedding"
+
+
+def test_a_guard_is_asked_with_the_defaults_of_an_op() -> None:
+    draw, repeat = torch.ops.aten.multinomial.default, torch.ops.aten.repeat_interleave.Tensor
+    one, repeats = torch.tensor([1.0, 0.0]), torch.tensor([1, 2])
+    ask_guards(draw, (one, 2, True), {})
+    ask_guards(repeat, (repeats,), {"output_size": 3})
+    with pytest.raises(RefusedError):
+        ask_guards(draw, (one, 2), {})
+    with pytest.raises(RefusedError) as caught:
+        ask_guards(repeat, (repeats,), {"output_size": 4})
+    found = caught.value.violation
+    assert found is not None
+    assert (found.op, found.overload) == ("aten::repeat_interleave", "Tensor")
+    assert caught.value.arguments == {"repeats": repeats, "output_size": 4}
 
 
 def test_on_meta_shapes_alone_decide() -> None:
@@ -261,6 +282,7 @@ def test_another_size_everywhere() -> None:
         (torch, True),
         (torch.nn.functional, True),
         (ast, False),
+        (ModuleType("torchvision"), False),
         (torch.add, True),
         (F.linear, True),
         (Tensor.add, True),
@@ -269,7 +291,10 @@ def test_another_size_everywhere() -> None:
         (nn.Linear(1, 1).forward, True),
         (nn.Sequential(nn.Linear(1, 1)), True),
         (nn.Sequential(Mine()), False),
+        (Mine().forward, False),
         (torch.ops.aten.add.Tensor, True),
+        (torch.ops.prims.sin.default, False),
+        (torch._C._nn.upsample_nearest2d, True),
         (nn.Linear, True),
         (dict, False),
         (lambda: 1, False),
@@ -289,6 +314,7 @@ def test_what_is_torchs_own(value: object, is_it: bool) -> None:
         ("{x}.to(y)", torch.float64),
         ("{x}.to('cpu', torch.int64)", torch.int64),
         ("{x}.to(device='cpu', non_blocking=True, copy=True)", torch.float32),
+        ("{x}.to(device='cuda')", torch.float32),  # a label, which no tensor moves to
     ],
 )
 def test_a_move_may_cast_as_well(
@@ -305,19 +331,27 @@ def test_a_move_may_cast_as_well(
 def test_a_template_takes_the_device_of_another_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = torch.ones(3), torch.ones(3, device="cuda")
     monkeypatch.setattr(module, "value_or", lambda _, node, default: {"y": there}[node.id])
-    for template in ("{x}.to(y)", "{x}.to(y.device)"):
+    for template in ("{x}.to(y)", "{x}.to(y.device)", "y + 1"):
         run(torch.add, here, there, fix=change(template))
+    both = [here, there]
+    run(torch.add, both, there, fix=change("{x}[1]"))
+    with pytest.raises(RefusedError):
+        run(torch.add, both, there, fix=change("{x}[0]"))
     with pytest.raises(RefusedError):
         run(torch.add, here, there, fix=change("{x} + 1"))
+    moved, stays = Change("x", "{x}.cuda()"), Change("y", "{x} + 1")
+    with pytest.raises(RefusedError):
+        run(torch.add, here, torch.zeros(3), fix=Fix("…", [moved, stays]))
 
 
 def test_a_template_reads_torch_and_tensors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"torch": torch, "n": 2, "f": lambda value: value}
+    known = {"torch": torch, "n": 2, "f": lambda value: value, "y": Y}
     read = lambda evaluator, node, default: known.get(node.id, default)
     monkeypatch.setattr(module, "value_or", read)
     call = ApiCall(func=torch.clone, args=(X,))
     assert attempt(x=X).run(call, change("{x} * n")).tolist() == (X * 2).tolist()
     assert attempt(x=X).run(call, change("{x} * max(n, 3)")).tolist() == (X * 3).tolist()
+    assert attempt(x=X, y=ABSENT).run(call, change("y")).tolist() == Y.tolist()
     for template in ("f({x})", "{x} * unknown", "open({x})"):
         with pytest.raises(CannotTryError):
             attempt(x=X).run(call, change(template))
@@ -328,8 +362,9 @@ def test_a_method_that_was_not_called_is_called_on_a_copy() -> None:
     call = ApiCall(func=torch.clone, args=(method,))
     made = attempt(x=method).run(call, change("{x}()"))
     assert torch.equal(made, X.T)
-    with pytest.raises(CannotTryError):
-        attempt(x=len).run(ApiCall(func=torch.clone, args=(len,)), change("{x}()"))
+    for other in (len, [X].copy):
+        with pytest.raises(CannotTryError):
+            attempt(x=other).run(ApiCall(func=torch.clone, args=(other,)), change("{x}()"))
 
 
 def test_an_operand_may_take_the_place_of_another_one_or_of_the_call() -> None:
@@ -337,24 +372,45 @@ def test_an_operand_may_take_the_place_of_another_one_or_of_the_call() -> None:
     assert torch.equal(two.run(ApiCall(func=torch.clone, args=(X,)), change("y")), Y)
     given = operands(x=X)
     whole = Attempt(given, None, given[0].node, on_meta=False)
-    made = whole.run(ApiCall(func=torch.clone, args=(X,)), change("{x} + 1"))
+    made = whole.run(ApiCall(func=torch.neg, args=(X,)), change("{x} + 1"))
     assert torch.equal(made, X + 1)
 
 
+def test_a_number_is_found_however_it_is_spelled() -> None:
+    call = ApiCall(func=torch.tensor, args=(value := 1e9,))
+    given = [Operand(text="1000000000.0", node=ast.Constant(value), value=value)]
+    made = Attempt(given, None, None, on_meta=False).run(call, change("7.0", spelled("1e9") or ""))
+    assert made.item() == 7
+
+
+def test_of_two_of_one_text_the_first_is_read() -> None:
+    tried = Attempt([*operands(x=X, y=Y), *operands(x=X.T)], None, None, on_meta=False)
+    assert torch.equal(tried.run(ApiCall(func=torch.clone, args=(Y,)), change("x", "y")), X)
+
+
 def test_of_two_alike_the_one_of_the_span_is_changed() -> None:
-    tree = ast.parse("torch.mm(x, x)", mode="eval").body
-    assert isinstance(tree, ast.Call)
-    given = [Operand(text="x", node=node, value=X) for node in tree.args]
-    api = ApiCall(func=torch.mm, args=(X, X), nodes=tuple(tree.args))
+    places = ({"col_offset": at, "end_col_offset": at + 1} for at in (9, 12))
+    first, second = (ast.Name("x", lineno=1, **it) for it in places)
+    given = [Operand(text="x", node=node, value=X) for node in (first, second)]
+    plain = ApiCall(func=torch.mm, args=(X, X), nodes=(first, second))
+    named = ApiCall(func=torch.mm, args=(X,), kwargs={"mat2": X}, nodes=(first,))
+    named.keywords = {"mat2": second}
 
-    def tried(span: tuple[int, int, int] | None) -> Any:
-        one = Attempt(given, None, None, on_meta=False)
-        return one.run(api, Fix("…", [Change("x", "{x}.T", span)]))
+    def tried(api: ApiCall, span: Any, number: int = 2, template: str = "{x}.T") -> Any:
+        one = Attempt(given[:number], None, None, on_meta=False)
+        return one.run(api, Fix("…", [Change("x", template, span)]))
 
-    assert tried((1, 12, 13)).shape == (2, 2)
-    assert tried((1, 9, 10)).shape == (3, 3)
-    with pytest.raises(RuntimeError):
-        tried(None)
+    for api in (plain, named):
+        assert tried(api, (1, 12, 13)).shape == (2, 2)
+        assert tried(api, (1, 9, 10)).shape == (3, 3)
+        with pytest.raises(RuntimeError):
+            tried(api, None)
+        with pytest.raises(RefusedError):  # the other one has stayed on the host
+            tried(api, (1, 9, 10), template="{x}.cuda()")
+        with pytest.raises(CannotTryError):  # neither has this span
+            tried(api, (1, 10, 11))
+    # The only one is changed by its value, whatever is known of the syntax.
+    assert tried(ApiCall(func=torch.mm, args=(X, Y)), (1, 9, 10), 1).shape == (3, 3)
 
 
 def test_on_meta_a_cast_that_may_lose_values_is_not_tried() -> None:
