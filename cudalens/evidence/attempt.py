@@ -224,9 +224,9 @@ class Attempt:
 
     def _of_name(self, name: str) -> Any:
         value = value_or(self._evaluator, ast.Name(name, ast.Load()), ABSENT)
-        if value is ABSENT or (callable(value) and not is_torchs(value)):
+        if value is ABSENT:
             raise CannotTryError
-        return value if is_torchs(value) else self._copy(value)
+        return self._copy(value)
 
     def _method(self, value: Any) -> Any:
         owner = getattr(value, "__self__", None)
@@ -418,7 +418,7 @@ def is_torchs(value: object) -> bool:
     if isinstance(owner, type):
         return issubclass(Tensor, owner)
     if isinstance(value, FunctionType | type):
-        return str(value.__module__).partition(".")[0] == "torch" or of_value(value) is not None
+        return str(value.__module__).partition(".")[0] == "torch"
     home = getattr(value, "__module__", None)
     is_builtin = type(value).__name__ == "builtin_function_or_method"
     return is_builtin and (of_value(value) is not None or str(home).startswith("torch"))
