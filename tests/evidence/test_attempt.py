@@ -333,10 +333,10 @@ def test_a_template_takes_the_device_of_another_tensor(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "value_or", lambda _, node, default: {"y": there}[node.id])
     for template in ("{x}.to(y)", "{x}.to(y.device)", "y + 1"):
         run(torch.add, here, there, fix=change(template))
-    both = [here, there]
-    run(torch.add, both, there, fix=change("{x}[1]"))
+    both, other = [here, there], torch.zeros(3, device="cuda")
+    run(torch.add, both, other, fix=change("{x}[1]"))
     with pytest.raises(RefusedError):
-        run(torch.add, both, there, fix=change("{x}[0]"))
+        run(torch.add, both, other, fix=change("{x}[0]"))
     with pytest.raises(RefusedError):
         run(torch.add, here, there, fix=change("{x} + 1"))
     moved, stays = Change("x", "{x}.cuda()"), Change("y", "{x} + 1")
