@@ -241,9 +241,9 @@ def _ops_by_stem() -> dict[str, frozenset[str]]:
     ops: dict[str, set[str]] = {}
     for full in all_op_names():
         namespace, _, rest = full.partition("::")
-        name = rest.partition(".")[0]
+        name, _, overload = rest.partition(".")
         # Autograd names a node of an op in place, too, after the op's plain form.
-        if namespace != "aten" or name.endswith("_") or full.endswith("out"):
+        if namespace != "aten" or name.endswith("_") or overload.endswith("out"):
             continue
         if has_kernel(full, "Autograd") and not has_kernel(full, "CompositeImplicitAutograd"):
             stem = name.replace("_", "").lower()
