@@ -12,7 +12,7 @@ from cudalens import simulate
 from cudalens.core.graph_types import AutogradNeighbourhood, GraphNode
 from cudalens.core.report_types import LineRef, SourceSpan
 from cudalens.evidence import autograd_graph
-from cudalens.evidence.autograd_graph import FOCUS, neighbourhood, op_of
+from cudalens.evidence.autograd_graph import FOCUS, neighbourhood, nodes_behind, op_of
 from tests.hostcells import run_cell
 
 
@@ -58,9 +58,11 @@ def test_nodes_edges_and_roles_of_a_loss() -> None:
 
 def test_leaves_that_are_no_parameters() -> None:
     x = torch.ones(2, requires_grad=True)
-    graph = neighbourhood({"self": x, "other": x.exp()}, op_name="aten::add", bad=None)
+    rows = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    graph = neighbourhood({"self": x, "other": x.exp(), "n": rows}, op_name="aten::add", bad=None)
     found = by_name(graph, "AccumulateGrad")
     assert (by_name(graph, "self").role, found.role, found.shape) == ("leaf", "leaf", (2,))
+    assert by_name(graph, "n").shape is None
 
 
 def test_an_input_without_history_has_the_users_name() -> None:
@@ -76,10 +78,38 @@ def test_an_input_without_history_has_the_users_name() -> None:
     assert names == [("logits", "leaf"), ("y", "bad_input"), ("weight", "leaf")]
 
 
+@pytest.mark.parametrize(
+    ("bad", "name", "role"), [("self", "w", "bad_input"), (None, "head.0.w", "parameter")]
+)
+def test_a_parameter_has_its_name_unless_it_is_at_fault(
+    bad: str | None, name: str, role: str
+) -> None:
+    w = nn.Parameter(torch.ones(2))
+    graph = neighbourhood(
+        {"self": w}, op_name="a::b", bad=bad, names={id(w): "head.0.w"}, expressions={"self": "w"}
+    )
+    found = graph.nodes[0]
+    assert (found.name, found.role, found.module_path) == (name, role, "head.0")
+
+
 def test_a_bad_tensor_with_a_history_is_the_bad_input() -> None:
     x = torch.ones(2, requires_grad=True).exp()
     graph = neighbourhood({"self": x}, op_name="aten::bernoulli", bad="self")
     assert by_name(graph, "ExpBackward0").role == "bad_input"
+    two = {"self": x, "other": x.sin()}
+    named = {"self": "a", "other": "b"}
+    graph = neighbourhood(two, op_name="aten::add", bad="self", expressions=named)
+    assert [node.name for node in graph.nodes[:2]] == ["a", "SinBackward0"]
+
+
+@pytest.mark.parametrize(("other", "value"), [(1.0, 1.0), (2.0, None)])
+def test_a_node_holds_the_one_value_of_its_results(other: float, value: float | None) -> None:
+    x, y = torch.ones(2, requires_grad=True).unbind()
+    inputs = {"self": 1.0, "other": other, "weight": 3.0}
+    arguments = {"self": x, "other": y, "p": torch.ones(1)}
+    graph = neighbourhood(arguments, op_name="aten::add", bad=None, inputs=inputs)
+    assert by_name(graph, "UnbindBackward0").value == value
+    assert by_name(graph, "p").value is None
 
 
 def test_one_tensor_as_two_arguments_is_one_node() -> None:
@@ -110,17 +140,29 @@ def test_places_come_from_the_sequence_number() -> None:
 def test_a_failure_in_backward_starts_from_the_running_node() -> None:
     x = torch.ones(2, requires_grad=True)
     node = x.exp().sin().grad_fn
+    place = SourceSpan(line=4, text="x.exp().sin()")
     graph = neighbourhood(
-        {"index": torch.tensor([9])}, op_name="aten::index_put_", bad="index", node=node
+        {"index": torch.tensor([9])},
+        op_name="aten::index_put_",
+        bad="index",
+        node=node,
+        site=lambda _: (place, "body", "torch.Tensor.sin"),
     )
     focus = graph.nodes[-1]
     assert (focus.name, focus.op, focus.role) == ("SinBackward0", "aten::index_put_", "failed")
+    assert (focus.source, focus.module_path) == (place.ref, "body")
     assert edges(graph) == {
         ("index", "SinBackward0", 0),
         ("ExpBackward0", "SinBackward0", 1),
         ("AccumulateGrad", "ExpBackward0", 0),
     }
     assert graph.total_nodes == len(graph.nodes) == 4
+    y = x.exp()  # a gradient with a history, which leads through the node that runs
+    graph = neighbourhood({"grad": y * 2}, op_name="a::b", bad=None, node=y.grad_fn)
+    assert edges(graph) == {
+        ("MulBackward0", "ExpBackward0", 0),
+        ("AccumulateGrad", "ExpBackward0", 1),
+    }
 
 
 def test_at_most_limit_nodes_are_kept_nearest_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +177,8 @@ def test_at_most_limit_nodes_are_kept_nearest_first(monkeypatch: pytest.MonkeyPa
     assert [node.name for node in cut.nodes] == [*names[:3], "aten::log"]
     assert cut.total_nodes == whole.total_nodes == 5
     assert {edge.src for edge in cut.edges} <= {node.id for node in cut.nodes}
+    plain = dict.fromkeys("abcd", torch.ones(1))
+    assert len(neighbourhood(plain, op_name="a::b", bad=None).nodes) == 4
 
 
 class Node:
@@ -167,7 +211,8 @@ def test_size_is_known_up_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autograd_graph, "MAX_VISITED", 4)
     x = torch.ones(1, requires_grad=True)
     three, four = x.sin().cos().exp(), x.sin().cos().exp().exp()
-    assert neighbourhood({"self": three}, op_name="a::b", bad=None).total_nodes == 5
+    for known in (three, x.sin() * x.cos()):  # of which both end in one node
+        assert neighbourhood({"self": known}, op_name="a::b", bad=None).total_nodes == 5
     assert neighbourhood({"self": four}, op_name="a::b", bad=None).total_nodes is None
 
 
@@ -190,13 +235,25 @@ def test_nothing_is_kept_alive() -> None:
         ("NllLossBackward0", "aten::nll_loss_forward"),
         ("LogSoftmaxBackward0", "aten::_log_softmax"),
         ("UpsampleNearest2DBackward0", "aten::upsample_nearest2d"),
+        ("NativeDropoutBackward0", "aten::native_dropout"),
         ("MyFunctionBackward", None),
+        ("SinBackward", None),  # of a function of the user's
+        ("StackBackward0", None),  # aten::stack or aten::_stack
         ("AccumulateGrad", None),
         ("NoSuchThingBackward0", None),
     ],
 )
 def test_ops_behind_nodes(node: str, op: str | None) -> None:
     assert op_of(node) == op
+
+
+def test_nodes_behind_some_each_with_the_one_before_it() -> None:
+    last = torch.ones(1, requires_grad=True).sin().cos().grad_fn
+    assert last is not None
+    middle, leaf = last.next_functions[0][0], last.next_functions[0][0].next_functions[0][0]
+    assert nodes_behind([None, last]) == {last: None, middle: last, leaf: middle}
+    assert nodes_behind([last], without=middle) == {last: None}
+    assert nodes_behind([middle, leaf], without=middle) == {leaf: None}
 
 
 def test_parameters_keep_their_names_in_a_straight_cell(sim: simulate.Simulation) -> None:
