@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from cudalens.core.errors import SimulationError
 from cudalens.simulate import activation
 from cudalens.simulate.activation import Simulation, start
 from cudalens.simulate.state import DeviceState, Forks
+from tests.probes import SeenFunctions
 from tests.releases import needs_rehearsal
 
 
@@ -87,11 +89,16 @@ def test_nothing_is_printed_where_nothing_is_announced(
         ({"version": "3.0.0"}, None),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_where_it_cannot_run_it_is_refused(
     started: list[str], monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any],
     why: str | None,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: changed.get("has_gpu", False))
+    def is_available() -> bool:
+        warnings.warn("a build for CUDA found no driver", stacklevel=1)
+        return bool(changed.get("has_gpu"))
+
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
     monkeypatch.setattr(sys, "platform", changed.get("platform", "linux"))
     monkeypatch.setattr(platform, "machine", lambda: changed.get("machine", "x86_64"))
     monkeypatch.setattr(torch, "__version__", changed.get("version", "2.13.0"))
@@ -119,28 +126,34 @@ def test_how_the_other_process_ended(
     seen: list[Any] = []
 
     def run(command: list[str], *, env: dict[str, str], **options: Any) -> Any:
-        seen.append((command[:2], env["PYTHONPATH"].split(os.pathsep)))
+        seen.append((command[:2], env["PYTHONPATH"].split(os.pathsep), env["MINE"]))
         return SimpleNamespace(returncode=code, stderr=stderr)
 
     monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(sys, "path", ["", "one", "two"])
+    monkeypatch.setenv("MINE", "kept")
     if why is None:
         activation._try_in_another_process("torch 9")
     else:
         with pytest.raises(SimulationError, match=why):
             activation._try_in_another_process("torch 9")
-    ((command, path),) = seen
-    assert command == [sys.executable, "-c"]
-    assert path == [*filter(None, sys.path)]
+    assert seen == [([sys.executable, "-c"], ["one", "two"], "kept")]
 
 
-def test_a_self_check_that_fails_says_why_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(SimulationError("no such op"), "no such op"), (KeyboardInterrupt(), "KeyboardInterrupt")],
+)
+def test_a_self_check_that_fails_says_why_in_one_line(
+    error: BaseException, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(self: Simulation) -> None:
-        raise SimulationError("no such op")
+        raise error
 
     monkeypatch.setattr(Simulation, "_install", fail)
     with pytest.raises(SystemExit) as ended:
         activation.check_self()
-    assert ended.value.code == "no such op"
+    assert ended.value.code == why
 
 
 def test_the_with_statement_that_started_it_stops_it(started: list[str]) -> None:
@@ -161,20 +174,33 @@ def test_a_with_statement_around_a_running_one_leaves_it_running(started: list[s
     with start(announce=False):
         pass
     assert simulation.is_active
+    with simulation:
+        pass
+    assert not simulation.is_active
 
 
-def test_a_step_that_fails_takes_back_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "kind", "why"),
+    [
+        (ValueError("a\nb"), SimulationError, r" the list of ops failed: ValueError: a$"),
+        (SimulationError("as it is"), SimulationError, "^as it is$"),
+        (KeyboardInterrupt(), KeyboardInterrupt, "^$"),
+    ],
+)
+def test_a_step_that_fails_takes_back_those_before_it(
+    error: BaseException, kind: type[BaseException], why: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     undone: list[str] = []
 
     def fail() -> None:
-        raise KeyError("first line\nsecond")
+        raise error
 
     monkeypatch.setattr(activation, "yaml_facts", fail)
     monkeypatch.setattr(Simulation, "_remove", lambda self: undone.append("removed"))
-    with pytest.raises(SimulationError, match="the list of ops failed: KeyError") as caught:
+    with pytest.raises(kind, match=why):
         Simulation(DeviceState())._install()
     assert undone == ["removed"]
-    assert "\n" not in str(caught.value)
 
 
 def test_a_program_that_ends_without_a_wait_prints_what_is_pending(
@@ -206,7 +232,8 @@ def test_the_devices_numbers_follow_an_earlier_seed() -> None:
 
 @needs_rehearsal
 def test_a_start_under_guards_makes_no_finding_of_its_self_check() -> None:
-    with cudalens.guard(), start(announce=False) as simulation:
+    with cudalens.guard(), SeenFunctions() as watch, start(announce=False) as simulation:
+        assert watch.names == []
         assert (simulation.pending, simulation.fault) == (None, None)
         with pytest.raises(cudalens.DeviceIndexError):
             torch.zeros(3, device="cuda")[torch.tensor([3], device="cuda")]

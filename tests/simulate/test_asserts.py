@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from cudalens.guards import GUARDS
 from cudalens.simulate import Simulation
-from cudalens.simulate.asserts import NOT_SIMULATED
+from cudalens.simulate.asserts import NOT_SIMULATED, look
 from tests.calls import CASES, MEAN, UNCHECKED, UNREAD, Case, SilentCase, ints, one, op_of, rows
 from tests.inventory import REACHABLE, RECORDS, UNGUARDABLE
 from tests.releases import here
@@ -109,6 +109,16 @@ def test_what_cuda_takes_in_silence_runs_in_silence(sim: Simulation) -> None:
         for op in case.ops:
             call(f"aten::{op}", {key: on_device(value) for key, value in case.given.items()})
             torch.cuda.synchronize()
+
+
+def test_bad_values_give_way_to_harmless_ones_in_each_argument() -> None:
+    name, given = one("index.Tensor", zeros(2, 2, 3), [ints(9), None, ints(-9)])
+    first, kept, last = look(op_of(name), given)[1]["indices"]
+    assert (first.tolist(), kept, last.tolist()) == ([1], None, [-3])
+    starts, places = ints(0, 2, 1).view(1, 3), ints(0, 5).view(1, 2)
+    given = one("_validate_compressed_sparse_indices", True, starts, places, 2, 2, 2)[1]
+    harmless = look(torch.ops.aten._validate_compressed_sparse_indices.default, given)[1]
+    assert shapes(harmless.values()) == [(1, 3), (1, 0), 0]
 
 
 def test_padding_idx_and_ignore_index_are_no_exemption_from_range() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from cudalens import simulate
 from cudalens.core.errors import DeviceOffError
+from cudalens.simulate import dispatch
 from cudalens.simulate.memory import METER
 from tests.releases import needs_rehearsal
 
@@ -105,6 +107,14 @@ def test_a_users_kernel_of_an_op_of_torchs_serves_while_he_has_it(is_first: bool
             assert served()
     with simulate.start(announce=False):
         assert not served()
+
+
+@pytest.mark.filterwarnings("error")
+def test_only_what_torch_says_of_an_override_is_kept_from_the_user() -> None:
+    with dispatch._overriding():
+        warnings.warn("Warning only once for all operators, others may ...", stacklevel=1)
+        with pytest.raises(UserWarning, match="another"):
+            warnings.warn("another", stacklevel=1)
 
 
 def test_memory_that_is_not_there_raises_as_on_cuda_with_one_error(

@@ -37,9 +37,19 @@ def test_two_functions_answer_with_a_pair_of_words() -> None:
     one, zero = _internals._native_functions()
     kind = ctypes.CFUNCTYPE(ctypes.c_uint64)
     assert (kind(one)(), kind(zero)()) == (1, 0)
+    assert [kind(made)() for made in _internals._native_functions.__wrapped__()] == [1, 0]
     slots = {"deviceCount": 3, "setDevice": 5, "other": 7}
     assert _internals._targets(slots, "deviceCount missing", "setDevice") == {3: one, 5: zero}
     assert _internals._native_functions() == (one, zero)
+
+
+def test_a_system_that_keeps_memory_from_being_executed_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    system = SimpleNamespace(mprotect=lambda address, size, protection: -1)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: system)
+    with pytest.raises(OSError, match="this system lets no process make memory executable"):
+        _internals._native_functions.__wrapped__()
 
 
 def test_a_copied_table_of_functions_answers_in_the_slots_that_were_replaced() -> None:
@@ -98,7 +108,7 @@ def test_the_words_of_a_storage_are_looked_for(monkeypatch: pytest.MonkeyPatch) 
     words = _internals._memory_words.__wrapped__
     assert words() == _internals._memory_words()
     empty = SimpleNamespace(
-        _cdata=ctypes.addressof(memory := (ctypes.c_size_t * 10)()),
+        _cdata=ctypes.addressof(memory := (ctypes.c_size_t * 10)(0, 3)),
         data_ptr=lambda: 3,
         nbytes=lambda: 4,
     )
@@ -114,7 +124,7 @@ def test_the_words_of_a_storage_are_looked_for(monkeypatch: pytest.MonkeyPatch) 
     ("registry", "names"),
     [
         (None, set()),
-        (SimpleNamespace(_libs={("mm", "CUDA"): 1, ("mv", "CPU"): 2}), {"aten::mm"}),
+        (SimpleNamespace(_libs={("mm", "CUDA"): 1, ("mv", "XPU"): 2}), {"aten::mm"}),
         (SimpleNamespace(_aten_override_libs={("mm", "CUDA"): 1}, _libs={("mv", "CUDA"): 1}),
          {"aten::mm"}),
     ],
