@@ -280,6 +280,7 @@ OTHERS: Final[dict[str, str]] = {
         "simulate/test_kernels.py simulate/test_layouts.py simulate/test_tensors.py "
         "simulate/test_memory.py"
     ),
+    "simulate/kernels.py": "simulate/test_tensors.py simulate/test_layouts.py",
     "simulate/op_schema.py": "simulate/test_kernels.py simulate/test_tensors.py",
     "simulate/special.py": "simulate/test_layouts.py simulate/test_memory.py",
     "simulate/streams.py": "simulate/test_surface.py",

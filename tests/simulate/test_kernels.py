@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cudalens import simulate
+from cudalens.simulate.kernels import reach
 from tests.probes import SeenFunctions
 from tests.releases import default_device
 from tests.simulate.device import CUDA, on_cuda
@@ -109,10 +110,21 @@ def test_found_optimizer_step_before_backward_is_found(fused: bool) -> None:
         stale.backward()
 
 
-def test_a_result_that_overlaps_what_is_read_is_refused_as_on_cuda(seeded: None) -> None:
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: torch.sin(x[:3], out=x[1:]),
+        lambda x: x[1:].add_(x[:-1]),
+        lambda x: torch.cat([x[:2], x[2:]], out=x),
+        lambda x: torch._foreach_add_([x[1:]], [x[:-1]]),
+    ],
+)
+def test_a_result_that_overlaps_what_is_read_is_refused_as_on_cuda(
+    write: Callable[[Tensor], object],
+) -> None:
     x = torch.ones(4, device="cuda")
     with pytest.raises(RuntimeError, match="some elements of the input tensor and the written-to"):
-        torch.sin(x[:3], out=x[1:])
+        write(x)
     assert torch.sin(x[:2], out=x[2:]).shape == (2,)
     x[:2].copy_(x[2:])
     assert torch.equal(x[:2], x[2:])
@@ -127,12 +139,29 @@ def test_a_mask_as_an_index_waits_for_the_device_and_numbers_do_not(
     x, rows = on_cuda(3), torch.tensor([2, 0], device="cuda")
     mask = torch.ones(3, dtype=dtype, device="cuda")
     torch.cuda.set_sync_debug_mode("error")
-    with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
-        x[mask]
+    for given, index in ((x, mask), (x.view(1, 3), mask.view(1, 3))):
+        with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+            given[index]
     assert x[rows].shape == (2,)
 
 
 # --- one launch -----------------------------------------------------------------------------------
+
+
+def test_each_bad_argument_gives_way_to_a_harmless_one(sim: simulate.Simulation) -> None:
+    starts, places = (torch.tensor(values, device="cuda") for values in ([0, 2, 1], [0, 5]))
+    aten._validate_compressed_sparse_indices(True, starts, places, 2, 2, 2)
+    assert "Assertion `cond && message` failed" in str(sim.pending)
+
+
+def test_numbers_and_generators_are_those_of_the_device() -> None:
+    x = torch.ones(2, device="cuda")
+    assert aten.mul.Tensor(x, 2j).tolist() == [2j, 2j]
+    assert aten.mul.Tensor(x.half(), 2.5).dtype == torch.float16
+    assert x.bernoulli_(generator=torch.Generator("cuda")).is_cuda
+    wanted = "Expected a 'cuda' device type for generator but found 'cpu'"
+    with pytest.raises(RuntimeError, match=wanted):
+        x.bernoulli_(generator=torch.Generator())
 
 
 def test_an_op_of_a_library_without_a_kernel_of_the_cpu_is_not_rehearsed(
@@ -265,9 +294,40 @@ def test_an_op_with_several_results_that_are_given_fills_each() -> None:
         assert (values.tolist(), indices.tolist()) == ([3.0], [0])
 
 
+@pytest.mark.parametrize(
+    ("offset", "shape", "strides", "count"),
+    [
+        (1, (3,), (1,), 4),
+        (1, (4,), (1,), 5),
+        (0, (2, 2), (3, 1), 5),
+        (0, (9, 0), (1, 1), 4),
+        (0, (1,), (1,), 4),
+    ],
+)
+def test_a_storage_grows_until_a_shape_fits_behind_an_offset(
+    offset: int, shape: tuple[int, ...], strides: tuple[int, ...], count: int
+) -> None:
+    x = torch.zeros(4, device="cuda")[offset:]
+    reach(x, shape, strides)
+    assert x.untyped_storage().nbytes() == 4 * count
+
+
+def test_a_kernel_that_returns_an_argument_gives_back_the_device_s() -> None:
+    with torch.library._scoped_library("tested_choices", "DEF") as library:
+        for name, kernel in (("last", lambda x, y: y), ("sum", lambda x, y: x + y)):
+            library.define(f"{name}(Tensor x, Tensor y) -> Tensor")
+            library.impl(name, kernel, "CPU")
+        x, y = on_cuda(2), on_cuda(2)
+        assert torch.ops.tested_choices.last(x, y) is y
+        assert torch.ops.tested_choices.sum(x, y) not in {x, y}
+
+
 def test_a_result_that_is_given_keeps_its_place_in_a_storage() -> None:
     whole = torch.zeros(6, device="cuda")
-    part = whole[1:3]
+    part = whole[1:4]
+    with warnings.catch_warnings(action="ignore"):
+        torch.add(torch.ones(2, device="cuda"), 0, out=part)
+    assert part.shape == (2,) and part.storage_offset() == 1
     torch.add(torch.ones(2, device="cuda"), 1, out=part)
     assert whole.tolist() == [0, 2, 2, 0, 0, 0]
     with warnings.catch_warnings(action="ignore"):

@@ -194,6 +194,10 @@ NESTED: dict[str, Callable[[Tensor], Any]] = {
     "linear": lambda n: nn.functional.linear(n, torch.ones(2, 3, device=n.device)),
     "softmax": lambda n: torch.softmax(n, -1),
     "clone": lambda n: n.clone(),
+    "embedding": lambda n: nn.functional.embedding(
+        torch.nested.as_nested_tensor([part[0].long() for part in n.unbind()]),
+        torch.arange(6.0, device=n.device).view(3, 2),
+    ),
 }
 
 
