@@ -110,6 +110,8 @@ def test_a_mode_that_is_left_below_a_recorder_is_the_one_that_goes() -> None:
     torch.ones(1).exp()
     assert seen == []
     assert recorder.recorded_ops == 2
+    assert torch.overrides._pop_mode() is recorder  # who pops one himself gets the top
+    torch.overrides._push_mode(recorder)
     recorder.__exit__(None, None, None)
 
 
@@ -217,7 +219,7 @@ def test_a_step_that_was_skipped_lowers_the_scale(
 
 @pytest.mark.parametrize("fails", ["nothing", "before", "replay", "after"])
 def test_a_graph_is_waited_for_before_and_after_its_replay(fails: str) -> None:
-    recorder, graph, log = Noting(), object(), []
+    recorder, other, graph, log = Noting(), Noting(), object(), []
 
     def wait() -> None:
         log.append("wait")
@@ -230,7 +232,7 @@ def test_a_graph_is_waited_for_before_and_after_its_replay(fails: str) -> None:
             raise ValueError
 
     recorder.wait_for_current_device = wait  # type: ignore[method-assign]
-    here().append(recorder)
+    here().extend([other, recorder])
     name = sys._getframe().f_code.co_name
     try:
         waited = replaced._replaying(replay)
@@ -241,6 +243,7 @@ def test_a_graph_is_waited_for_before_and_after_its_replay(fails: str) -> None:
                 waited(graph)
     finally:
         forget(recorder)
+        forget(other)
     told, steps = {
         "nothing": ([(replay, name, 0)], ["wait", "replay", "wait"]),
         "before": ([(ValueError, None)], ["wait"]),
@@ -248,6 +251,7 @@ def test_a_graph_is_waited_for_before_and_after_its_replay(fails: str) -> None:
         "after": ([((graph,), ValueError, name)], ["wait", "replay", "wait"]),
     }[fails]
     assert (recorder.told, log) == (told, steps)
+    assert ((replay, name, 0) in other.told) is (fails == "nothing")
 
 
 def test_an_apply_that_is_no_class_method_is_noted_with_one_node() -> None:
@@ -264,10 +268,12 @@ def test_an_apply_that_is_no_class_method_is_noted_with_one_node() -> None:
         def __get__(self, instance: Any, owner: Any) -> Any:
             return lambda *args, **kwargs: calls.append((owner, args, kwargs)) or "node"
 
+    apply = replaced._applied(Native()).__func__
     with Recorder() as recorder:
-        assert replaced._applied(Native()).__func__(Twice, 1, a=2) == "node"
-        (call,) = recorder.snapshot().calls
-    assert calls == [(Twice, (1,), {"a": 2})]
+        assert apply(Twice, 1, a=2) == "node"
+        torch.func.vmap(lambda x: apply(Twice, 1, a=2) and x)(torch.ones(1))  # torch calls it again
+        (call,) = [it for it in recorder.snapshot().calls if it.api.func is Twice]
+    assert calls == [(Twice, (1,), {"a": 2})] * 2
     assert call.last_nr - call.first_nr == 1
 
 
@@ -283,6 +289,7 @@ def test_a_custom_function_is_recorded_as_one_call_with_its_node() -> None:
 
     with Recorder() as recorder:
         y = Twice.apply(torch.ones(1, requires_grad=True))
+        assert torch._functorch.utils.unwrap_dead_wrappers((y,)) == (y,)
         snapshot = recorder.snapshot()
         call = snapshot.forward_call(y.grad_fn._sequence_nr())
     assert call is not None
@@ -308,6 +315,18 @@ def test_backward_runs_inside_each_open_recorder() -> None:
         x.sum().backward()
     stems = [[call.api.stem for call in it.snapshot().calls] for it in (outer, inner)]
     assert stems == [["sum", "backward"]] * 2
+
+
+def test_a_thread_of_autograds_is_seen_by_the_recorders_among_its_modes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = []
+    noted = SimpleNamespace(run_backward=lambda run, outputs: run(outputs))
+    monkeypatch.setattr(replaced, "BackwardPass", lambda it: seen.append(it) or noted)
+    with Recorder() as recorder:
+        monkeypatch.setattr(replaced, "here", list)  # that thread has opened none
+        assert replaced._engine(str)(1) == "1"
+    assert seen == [recorder]
 
 
 def test_a_worker_leaves_the_recorders_that_it_inherits(monkeypatch: pytest.MonkeyPatch) -> None:
