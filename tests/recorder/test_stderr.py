@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
+from weakref import ref
 
 import pytest
 
@@ -74,6 +75,22 @@ def test_without_assertions_there_is_no_text() -> None:
     with DeviceText() as text:
         say("a warning that says assert\n")
         assert text.text() is None
+
+
+def test_buffered_text_counts_where_it_was_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(2, "w", closefd=False) as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        stream.write(f"{one(1)}\n")
+        with DeviceText() as text:
+            assert text.text() is None
+            stream.write(f"{one(2)}\n")
+        assert text.text() == one(2)
+
+
+def test_bytes_that_are_no_text_are_passed_over() -> None:
+    with DeviceText() as text:
+        os.write(2, b"\xff" + f"\n{one()}\n".encode())
+        assert text.text() == one()
 
 
 def test_ten_thousand_lines_become_one(capfd: pytest.CaptureFixture[str]) -> None:
@@ -157,6 +174,28 @@ def test_a_handler_is_told_of_the_programs_own_children_alone(has_other: bool) -
         """
     )
     assert (done.stdout, done.stderr) == (f"{int(has_other)} True\n", "")
+
+
+@pytest.mark.parametrize(
+    ("handler", "run"),
+    [
+        ("signal.SIG_IGN", "run()"),  # which collects all children
+        ("lambda *_: None", "threading.Thread(target=run).start()"),  # which can set no handler
+    ],
+)
+def test_tee_starts_whatever_becomes_of_children(handler: str, run: str) -> None:
+    done = alone(
+        f"""
+        import signal, threading
+        signal.signal(signal.SIGCHLD, {handler})
+        def run():
+            with DeviceText() as text:
+                say(LINE.format(block=0, thread=0) + "\\n")
+            print(text.text().count("Assertion"))
+        {run}
+        """
+    )
+    assert (done.stdout, done.stderr) == ("1\n", f"{one()}\n")
 
 
 def test_no_object_with_a_finalizer_is_left_to_the_blocks() -> None:
@@ -277,8 +316,17 @@ def test_no_descriptor_and_no_file_is_left(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(stderr.tempfile, "tempdir", str(tmp_path))
     before = descriptors()
     for _ in range(3):
-        with DeviceText():
+        with DeviceText() as text:
             say("x")
+    gone = ref(text)
+    del text
+    assert gone() is None
+    assert len(descriptors()) == len(before)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stderr, "_start", lambda *_: None)  # the shell could not
+        with pytest.raises(OSError, match="tee could not be started"), DeviceText():
+            pass
     assert len(descriptors()) == len(before)
 
     def refuse(*args: Any, **options: Any) -> None:
@@ -392,7 +440,7 @@ with DeviceText() as text:
     os.close(master)
     assert child.wait(60) == 0, shown
     assert result.read_text() == "True os.terminal_size(columns=77, lines=33)"
-    assert one() in shown.decode()
+    assert f"{one()}\r\n" in shown.decode()
 
 
 @pytest.mark.thorough
