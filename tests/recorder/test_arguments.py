@@ -50,5 +50,6 @@ def test_parameters_that_do_not_depend_on_the_call(func: Any, names: Any) -> Non
 
 def test_the_overload_of_an_op() -> None:
     assert overload_of(torch.ops.aten.mm.default) is torch.ops.aten.mm.default
+    assert overload_of(torch.ops.aten.one_hot) is torch.ops.aten.one_hot.default  # the only one
     assert overload_of(torch.ops.aten.mul) is None  # several
     assert overload_of(torch.mul) is None

@@ -19,6 +19,7 @@ from cudalens.recorder.calls import (
     divisor_of,
     is_pointwise,
     keyed_write_of,
+    meta_of,
     numbers_of,
     operand_of,
     shows_argument,
@@ -163,6 +164,15 @@ def test_what_replaces_elements(func: Any, args: Any, kwargs: Any, wanted: Any) 
 def test_keys_that_are_kept(key: Any, is_known: bool) -> None:
     note = keyed_write_of(Api(T.__setitem__), (X, key, 2.0), {}, None, ())
     assert note == (KeyedWrite(2.0, (key,)) if is_known else 2.0)
+
+
+def test_a_value_that_is_not_known_has_no_key() -> None:
+    assert keyed_write_of(Api(T.__setitem__), (X, 0, 1j), {}, None, ()) is None
+
+
+def test_shape_and_dtype_where_a_tensor_says_them() -> None:
+    assert meta_of(X) == ((4, 3), torch.float32)
+    assert meta_of(torch.nested.nested_tensor([W, W[1:]])) == (None, None)
 
 
 def test_where_a_view_begins_in_its_base() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cudalens.recorder.places import (
+    address_of,
     contains,
     in_base,
     in_memory,
@@ -45,6 +46,12 @@ def test_positions_of_a_view_in_its_base() -> None:
     assert in_memory([(0,)], X[0], X[1:]) is None  # before it
     assert in_memory([(0, 1)], X, X.T) is None
     assert in_memory(None, X, X) is None
+
+
+def test_the_address_is_that_of_the_memory() -> None:
+    assert address_of(X[1:]) == address_of(X) == X.data_ptr()
+    assert address_of(torch.empty(0)) is None
+    assert address_of(X.to_sparse()) is None
 
 
 def test_values_at_positions() -> None:

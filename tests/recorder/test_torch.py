@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -81,6 +82,22 @@ def test_ours_on_top_are_off_in_a_block_and_those_below_another_stay() -> None:
         for mode in (first, second):
             mode.remove()
     below.remove()
+
+
+def test_an_interrupt_where_ours_are_taken_off_puts_them_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = Ours(), Ours()
+    first.install()
+    second.install()
+    pop = _torch._pop_torch_function_stack
+    steps = iter([pop, Mock(side_effect=KeyboardInterrupt)])
+    monkeypatch.setattr(_torch, "_pop_torch_function_stack", lambda: next(steps, pop)())
+    with pytest.raises(KeyboardInterrupt), WithoutOurs():
+        pass
+    assert removable_modes() == [first, second]
+    first.remove()
+    second.remove()
 
 
 def test_a_mode_that_has_its_turn_is_removed_behind_it() -> None:
@@ -241,6 +258,25 @@ def test_a_function_is_replaced_for_as_long_as_somebody_uses_it() -> None:
     functions.install(one)
     assert Owner.said() == "ours, theirs"
     functions.remove(one)
+
+
+def test_what_another_thread_has_begun_to_use_meanwhile_is_replaced_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    functions, put_back = replaced(), Replaced._put_back
+    functions.install(None)
+
+    def with_other(self: Replaced) -> None:
+        self._users[1] = "another thread's"
+        put_back(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Replaced, "_put_back", with_other)
+        functions.remove(None)
+    assert Owner.said() == "ours, theirs"
+    functions._users.clear()
+    functions.remove(None)
+    assert Owner.said() == "theirs"
 
 
 def test_what_somebody_else_has_put_in_its_place_stays() -> None:
