@@ -90,7 +90,7 @@ def address_of(tensor: Tensor) -> int | None:
     """
     try:
         return tensor.untyped_storage().data_ptr() or None
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:  # NotImplementedError is one
         return None
 
 
