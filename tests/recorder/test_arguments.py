@@ -22,7 +22,13 @@ X = torch.ones(2)
         (torch.mul, (X, 2), {}, ["self", "other"]),
         (Tensor.index_select, (X, 0, X), {}, ["self", "dim", "index"]),
         (torch.ops.aten.mm.default, (X, X), {}, ["self", "mat2"]),
-        (torch.ops.aten.mul, (X, 2), {}, ["self", "other"]),  # of several overloads
+        (torch.ops.aten.mul, (X, 2), None, ["self", "other"]),  # of several overloads
+        (torch.mul, (object(), 2), {}, ["self", "other"]),  # one that is not known
+        (torch.max, (X, X), {}, ["self", "other"]),
+        (torch.max, (X, 0), {}, ["self", "dim"]),
+        (torch.layer_norm, (X, [2], X), {}, ["input", "normalized_shape", "weight"]),
+        (torch.layer_norm, (X, [2], None), {}, ["input", "normalized_shape", "weight"]),
+        (Tensor.__eq__, (X, 2), {}, ["self", "other"]),
         (lambda *args: None, (X, 1), {}, ["args", "1"]),
         (object(), (X, 1), {}, ["0", "1"]),
     ],

@@ -13,6 +13,7 @@ from cudalens.recorder.places import (
     contains,
     in_base,
     in_memory,
+    joined_at,
     reshaped,
     values_at,
     written_places,
@@ -44,6 +45,7 @@ def test_positions_of_a_view_in_its_base() -> None:
     assert in_memory([(0, 0)], X.clone(), X) is None
     assert in_memory([(1,)], X, X) is None  # rows
     assert in_memory([(0,)], X[0], X[1:]) is None  # before it
+    assert in_memory([(1, 0), (2, 0)], X, X[:2]) is None  # one behind it
     assert in_memory([(0, 1)], X, X.T) is None
     assert in_memory(None, X, X) is None
 
@@ -80,7 +82,38 @@ def test_what_a_view_writes_is_written_to_its_base(view: Any, key: Any, value: A
     assert (found >= 0).tolist() == base.flatten().bool().tolist()
 
 
+def test_each_place_is_told_its_element_of_the_value() -> None:
+    found = written_places((2, 3), [slice(None), slice(1)], (2, 1))
+    assert found.tolist() == [0, -1, -1, 1, -1, -1]
+
+
 def test_a_view_that_ends_behind_its_base_has_no_places_there() -> None:
     assert in_base(torch.tensor([0, -1]), (2,), (2, (1,)), 4) is not None
     assert in_base(torch.tensor([0, -1]), (2,), (3, (1,)), 4) is None
     assert in_base(torch.tensor([0]), (1,), (-1, (1,)), 4) is None
+    found = in_base(torch.arange(0), (0,), (0, (1,)), 1)
+    assert found is not None and found.tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("stem", "shape", "parts", "position", "dim", "wanted"),
+    [
+        ("cat", (5,), [(2,), (3,)], (1,), None, (0, (1,))),
+        ("concat", (5,), [(2,), (3,)], (2,), None, (1, (0,))),
+        ("cat", (2, 5), [(2, 2), (2, 3)], (1, 4), None, (1, (1, 2))),
+        ("cat", (2, 5), [(2, 2), (2, 3)], (1,), None, None),  # a row
+        ("cat", (5,), [(2,), (2,)], (4,), None, None),
+        ("cat", (2, 3), [(0,), (2, 3)], (1, 2), None, None),
+        ("add", (4,), [(2,), (2,)], (3,), None, None),
+        ("stack", (2, 3), [(3,), (3,)], (1, 2), None, (1, (2,))),
+        ("stack", (3, 2), [(3,), (3,)], (1,), None, None),  # a row
+        ("stack", (2, 2), [(2,), (2,)], (1, 0), None, None),  # of either dimension
+        ("stack", (2, 2), [(2,), (2,)], (1, 0), 0, (1, (0,))),
+        ("stack", (2, 2), [(2,), (2,)], (1, 0), 1, (0, (1,))),
+        ("stack", (2, 3), [(3,)], (1, 2), None, None),
+    ],
+)
+def test_the_input_that_an_element_was_joined_from(
+    stem: str, shape: Any, parts: Any, position: Any, dim: Any, wanted: Any
+) -> None:
+    assert joined_at(stem, shape, parts, [position], dim) == (wanted and [wanted])

@@ -91,9 +91,11 @@ def test_modules_are_named_below_the_outermost_one() -> None:
     assert reader.module(leaf).root is NET
     assert reader.module(inner)[:2] == ("1", "Sequential")
     assert reader.module(outer) == reader.module(None) == (None, None, None)
-    stranger = Site("forward", inner, nn.ReLU())
+    assert reader.module(nested()[1])[:2] == ("0", "Linear")
+    strangers = nn.ReLU(), nn.ReLU()  # of no other
+    stranger = Site("forward", inner, strangers[0])
     assert reader.module(stranger)[:2] == ("1", "Sequential")
-    assert reader.module(Site("forward", stranger, nn.ReLU()))[:2] == ("1", "Sequential")
+    assert reader.module(Site("forward", stranger, strangers[1]))[:2] == ("1", "Sequential")
 
 
 def test_a_module_that_is_gone_is_not_named() -> None:
@@ -109,6 +111,8 @@ def test_the_users_deepest_line() -> None:
     assert line is not None
     assert line.line == ONE.co_firstlineno
     assert reader.line(Site("forward", (TWO, 0, None))) != line
+    written = TWO.replace(co_linetable=bytes([0b1_1101_111, 0]) * 9)  # no columns: by a compiler
+    assert reader.line((written, 0, Site("forward", (ONE, 0, None)))) == line
     assert reader.line(None) is None
 
 
@@ -148,30 +152,35 @@ def test_the_place_inside_modules() -> None:
     assert {outer[2].phase, inner[2].phase} == {"forward"}
 
 
-def test_a_module_that_runs_in_a_backward_pass_is_of_that() -> None:
+@pytest.mark.parametrize("is_users", [True, False])
+def test_a_module_that_runs_in_a_backward_pass_is_of_that(is_users: bool) -> None:
+    """Also where no line of the user's is between the two."""
     tracker = SiteTracker()
     net = Asking(tracker)
+    run = (lambda x: net(x)) if is_users else net
 
     def note() -> Site:
         return tracker.enter_backward(sys._getframe(1))
 
-    source = "def run_backward(note, run):\n    return note(), run()"
+    source = "def run_backward(note, run):\n    return note(), run(1)"
     names: dict[str, Any] = {}
     exec(compile(source, backward.__file__, "exec"), names)
-    site, (place,) = names["run_backward"](note, lambda: tracked(tracker, lambda: net(1)))
+    site, (place,) = tracked(tracker, lambda: names["run_backward"](note, run))
     assert site.phase == "backward"
     assert site.code is not None
-    assert place[2].phase == "backward"
+    assert (place[2].phase, place[2].outer) == ("backward", site)
 
 
 def test_an_optimizers_step_is_its_own_phase() -> None:
     tracker = SiteTracker()
     p = nn.Parameter(torch.ones(1))
     seen: list[Any] = []
+    inside: list[Any] = []
 
     class Step(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             seen.append(tracker.of(sys._getframe()))
+            inside.extend(tracked(tracker, lambda: Asking(tracker)(1)))
             return None if closure is None else closure()
 
     handle = register_optimizer_step_pre_hook(tracker.enter_step)
@@ -187,6 +196,7 @@ def test_an_optimizers_step_is_its_own_phase() -> None:
     assert (plain.phase, plain.is_brief, plain.closure) == ("optimizer", True, None)
     assert (own.phase, closure.phase) == ("optimizer", "forward")
     assert own.closure is closure
+    assert {it[2].phase for it in inside} == {"forward"}
 
 
 @pytest.mark.parametrize(

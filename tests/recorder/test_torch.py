@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from torch import nn
+from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 
 from cudalens.recorder import _torch
@@ -59,6 +60,8 @@ def test_a_mode_is_removed_wherever_it_is_and_the_others_keep_their_order() -> N
         one.remove()
         assert not one.is_on()
         assert removable_modes() == [other]
+        with WithoutTop() as top:
+            assert top is other
         torch.ones(1)
         assert (one.seen, theirs.seen, other.seen) == (0, 1, 1)
         other.remove()
@@ -146,10 +149,20 @@ def test_keywords_that_a_function_of_torchs_forgets() -> None:
     assert _torch.forgotten_keywords(torch.add, sys._getframe(0)) == {}
 
 
-def test_hooks_of_ours_go_and_the_others_stay() -> None:
-    hooks = nn.modules.module._global_forward_pre_hooks
+@pytest.mark.parametrize(
+    ("register", "hooks"),
+    [
+        (
+            nn.modules.module.register_module_forward_pre_hook,
+            nn.modules.module._global_forward_pre_hooks,
+        ),
+        (optimizer.register_optimizer_step_pre_hook, optimizer._global_optimizer_pre_hooks),
+        (optimizer.register_optimizer_step_post_hook, optimizer._global_optimizer_post_hooks),
+    ],
+)
+def test_hooks_of_ours_go_and_the_others_stay(register: Any, hooks: dict[int, Any]) -> None:
     ours, theirs = lambda *_: None, lambda *_: None
-    handles = [nn.modules.module.register_module_forward_pre_hook(it) for it in (ours, theirs)]
+    handles = [register(it) for it in (ours, theirs, ours)]
     try:
         remove_hooks(ours)
         assert [it for it in hooks.values() if it in (ours, theirs)] == [theirs]
