@@ -213,14 +213,17 @@ def test_nodes_take_over_a_hook_until_it_is_removed_from_all() -> None:
 
 
 def test_values_behind_a_wrapped_tensor() -> None:
-    x, seen = torch.ones(3), []
-    torch.func.vmap(lambda item: seen.append(physical(item)) or item)(x)
-    assert seen[0].data_ptr() == x.data_ptr()
+    x, seen = torch.ones(2, 3), []
+    each = torch.func.vmap(lambda item: seen.append(physical(item)) or item)
+    for wrapped in (each, torch.func.vmap(each)):
+        wrapped(x)
+        assert seen.pop().data_ptr() == x.data_ptr()
     assert physical(x) is x
 
 
 def test_gradients_of_copies_are_recorded_also_where_autograd_is_off() -> None:
     x = torch.tensor([2.0], requires_grad=True)
+    unused = torch.ones(1, requires_grad=True)
     packed: list[Any] = []
     hooks = torch.autograd.graph.saved_tensors_hooks(
         lambda it: packed.append(it) or it, lambda it: it
@@ -229,7 +232,8 @@ def test_gradients_of_copies_are_recorded_also_where_autograd_is_off() -> None:
         assert not (x * x).requires_grad
         with autograd_of_copies():
             y = x * x
-            (found,) = gradients([y], [torch.ones(1)], [x])
+            found, none = gradients([y], [torch.ones(1)], [x, unused])
+    assert none is None
     assert found is not None
     assert found.tolist() == [4.0]
     assert packed == []
