@@ -112,6 +112,10 @@ def test_a_mark_brings_the_text_of_its_line_unless_the_report_has_it() -> None:
     assert [row.text for row in block.rows if row.number] == ["a()", "i()"]
     (block,) = blocks(here, LineMark((7, None), 9, "", "of no code"))
     assert numbers((block,)) == [1]
+    forward = replace(span("b()", "  c()"), cell=3)
+    marks = [LineMark((cell, None), line, "other", "m") for cell, line in ((3, 2), (4, 1))]
+    found = blocks(here, *marks, forward_source=forward)
+    assert [block.rows[0].text for block in found] == ["a()", "c()", "other"]
 
 
 def test_only_so_many_lines_are_marked() -> None:
@@ -186,11 +190,14 @@ def test_a_label_beyond_the_fold_hangs_left_of_its_name() -> None:
     line = f"f(a, {' ' * 30}b)"
     a = fact("x", "int64[3]", "a", span=(9, 2, 3))
     b = tensor(line, 9, "y", "b", "int64[123456]", device=None)
-    report = make_report(source=source((line,), 0, line), tensors=(a, b), argument=None)
+    report = make_report(source=source((line,), 0, line), tensors=(a, b), argument="y")
     (found,) = code_blocks(report, (), report.source, fold=40, label_room=5)
     label = "i64[123456]"
     below = f"  │{' ' * (35 - 1 - 3 - len(label))}{label} ┘"
     assert [row.text for row in found.rows] == [line, below, "  └ i64[3]"]
+    assert [row.pieces[-3 if at else -1].tone for at, row in enumerate(found.rows[::-1])] == [
+        "label", "badlabel", "call",
+    ]  # fmt: skip
     (found,) = code_blocks(report, (), report.source, fold=40, label_room=20)
     assert [row.text for row in found.rows] == [line, f"  └ i64[3]{' ' * 25}└ {label}"]
 
@@ -203,6 +210,46 @@ def test_a_label_needs_a_column_between_it_and_the_next() -> None:
         assert len(texts(a, b, line=line, call=line)) - 1 == count, blanks
 
 
+@pytest.mark.parametrize(("blanks", "is_left"), [(11, True), (10, False)])
+def test_a_label_hangs_left_only_where_it_is_right_of_the_rules(blanks: int, is_left: bool) -> None:
+    line = f"f(a,{' ' * blanks}b)"
+    a = fact("x", "int64[3]", "a", span=(9, 2, 3))
+    b = tensor(line, 9, "y", "b", "int64[123456]", device=None)
+    report = make_report(source=source((line,), 0, line), tensors=(a, b), argument=None)
+    (found,) = code_blocks(report, (), report.source, fold=20, label_room=0)
+    assert ("  │i64[123456] ┘" in [row.text for row in found.rows]) is is_left
+
+
+@pytest.mark.parametrize(("room", "is_left"), [(20, False), (5, True)])
+def test_labels_with_wide_letters_stand_below_their_names(room: int, is_left: bool) -> None:
+    """A letter that takes two columns of a terminal is one character."""
+    line = f"f(特,{' ' * 30}特)"
+    first, last = (fact("x", "int64[3]", "特[0]", span=(9, at, at + 1)) for at in (2, 34))
+    report = make_report(source=source((line,), 0, line), tensors=(first, last), argument=None)
+    (found,) = code_blocks(report, (), report.source, fold=40, label_room=room)
+    label = "特[0]: i64[3]"
+    assert found.rows[1].text == (
+        f"  │{' ' * 18}{label} ┘" if is_left else f"  └ {label}{' ' * 18}└ {label}"
+    )
+
+
+def test_a_tensor_that_the_op_is_given_twice_has_one_label() -> None:
+    twice = [fact(name, "int64[3]", "y", span=(9, 2, 3)) for name in ("self", "other")]
+    assert texts(*twice, line="f(y)", call="f(y)") == ["f(y)", "  └ i64[3]"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "line", "rows"), [(7, "f(y)", 2), (3, "f(y)", 1), (7, "g(1, y)", 1)]
+)
+def test_a_line_that_is_not_the_failing_one_has_no_labels(cell: int, line: str, rows: int) -> None:
+    """The tensors' columns are those of the failing line: not of the forward call's."""
+    y = fact("x", "int64[3]", "y", span=(9, 2, 3))
+    report = make_report(source=source(("f(y)",), 0, "f(y)"), tensors=(y,))
+    hot = source((line,), 0, line, cell=cell)
+    (found,) = code_blocks(report, (), hot, fold=100, label_room=20)
+    assert len(found.rows) == rows
+
+
 def test_at_most_so_many_labels_and_the_tensor_at_fault_among_them() -> None:
     line = "f(" + ", ".join(f"a{at:02}" for at in range(12)) + ")"
     many = [tensor(line, 9, f"t{at}", f"a{at:02}", f"int64[{at + 1}]") for at in range(12)]
@@ -212,15 +259,6 @@ def test_at_most_so_many_labels_and_the_tensor_at_fault_among_them() -> None:
     names = next(row.names for row in found[0].rows if row.names)
     assert len(names) == MAX_LABELS
     assert [name for name, _, is_bad in names if is_bad] == ["a11"]
-
-
-def test_what_an_expression_only_casts_has_no_label_of_its_own() -> None:
-    line = "f(x.t())"
-    inner = fact(None, "float32[3, 3]", "x", span=(9, 2, 3))
-    outer = fact("input", "float32[3, 3]", "x.t()", span=(9, 2, 7))
-    assert texts(inner, outer, line=line, call=line) == [line, "  └ f32[3, 3]"]
-    other = replace(inner, shape=(3, 4))
-    assert len(texts(other, outer, line=line, call=line)) == 3
 
 
 def test_the_call_the_tensors_and_the_bad_one_have_their_looks() -> None:
@@ -305,6 +343,16 @@ def test_tensors_that_no_line_carries_the_one_at_fault_first() -> None:
     assert loose(a, b) == ["target", "weight"]
     assert loose(PLACED, a) == ["weight"]
     assert loose(PLACED) == []
+    inner = fact(None, "float32[3]", "y", span=(9, 2, 3))
+    assert loose(inner, replace(PLACED, span=(9, 2, 4))) == []
+
+
+@pytest.mark.parametrize(("expression", "shown"), [(None, []), ("y.view(-1)", ["target"])])
+def test_beside_a_tensor_as_it_was_typed_the_op_s_own_form_is_not_told(
+    expression: str | None, shown: list[str]
+) -> None:
+    typed = fact(None, "int64[2, 3]", "y", span=(9, 2, 3), bad_at=(0, 0))
+    assert loose(typed, fact("target", "int64[6]", expression)) == shown
 
 
 @pytest.mark.parametrize(
@@ -330,9 +378,10 @@ def test_a_cast_form_of_a_drawn_tensor_is_not_told(other: TensorFact, is_shown: 
         ("f(a, b)", 7, 7, ["f(a, b)"]),
         ("f(a, b)", 6, 6, ["f(a,", "b)"]),
         ("f(a, b, c)", 8, 8, ["f(a, b,", "c)"]),
-        ("f(a, b, c)", 5, 8, ["f(a,", "b, c)"]),
+        ("f(a, b, cc)", 5, 8, ["f(a,", "b, cc)"]),
         ("abc + defg", 4, 4, ["abc + defg"]),
         ("f('a b c', d)", 5, 5, ["f(", "'a b c',", "d)"]),
+        ("f(f'a {b} c', d)", 5, 5, ["f(", "f'a {b} c',", "d)"]),
         ("f(aa )", 5, 5, ["f(", "aa )"]),  # a row begins with no closing bracket
         ("f(''' open", 3, 3, ["f(''' open"]),
         ("", 3, 3, [""]),
@@ -372,16 +421,25 @@ def test_spans_that_are_no_columns_of_the_line_have_no_label() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inner", "end", "labels"),
-    [("float32[3, 3]", 7, 1), ("float16[3, 3]", 7, 2), ("float32[3, 3]", 3, 2)],
+    ("inner", "span", "arguments", "labels"),
+    [
+        ("float32[3, 3]", (9, 2, 7), (None, "input"), 1),
+        ("float16[3, 3]", (9, 2, 7), (None, "input"), 2),
+        ("float32[3, 4]", (9, 2, 7), (None, "input"), 2),
+        ("float32[3, 3]", (9, 2, 3), (None, "input"), 2),
+        ("float32[3, 3]", (9, 9, 14), (None, "input"), 2),
+        ("float32[3, 3]", (9, 2, 7), (None, None), 2),
+        ("float32[3, 3]", (9, 2, 7), ("mat2", "input"), 2),
+    ],
 )
-def test_an_inner_tensor_of_another_dtype_or_of_the_same_text_has_its_label(
-    inner: str, end: int, labels: int
+def test_only_what_an_argument_moves_or_casts_has_no_label_of_its_own(
+    inner: str, span: tuple[int, int, int], arguments: tuple[str | None, str | None], labels: int
 ) -> None:
-    line = "f(x.t())"
-    x = fact(None, inner, "x", span=(9, 2, 3))
-    outer = fact("input", "float32[3, 3]", "x.t()", span=(9, 2, end))
-    assert len(texts(x, outer, line=line, call=line)) - 1 == labels
+    line = "f(x.t(), x.t())"
+    x = fact(arguments[0], inner, "x", span=(9, 2, 3))
+    outer = fact(arguments[1], "float32[3, 3]", "x.t()", span=span)
+    rows = texts(x, outer, line=line, call=line)
+    assert sum(row.count("[3, ") for row in rows) == labels
 
 
 @pytest.mark.parametrize(
@@ -425,11 +483,11 @@ def test_a_call_of_one_line_has_its_look_up_to_its_end(end_line: int | None) -> 
 
 
 def test_a_call_of_several_lines_has_its_look_without_the_indentation() -> None:
-    here = replace(source(("z = f(", "    a,", "    x) + 1"), 0, "f("), end_line=11)
+    here = replace(source(("zz = f(", "    a,", "    xx) + 1"), 0, "f("), end_line=11)
     assert looks(make_report(source=here, tensors=())) == [
-        [("z = ", "plain"), ("f(", "call")],
+        [("zz = ", "plain"), ("f(", "call")],
         [("a,", "call")],
-        [("x)", "call"), (" + 1", "plain")],
+        [("xx)", "call"), (" + 1", "plain")],
     ]
 
 
