@@ -241,7 +241,7 @@ def _fold_at(text: str, runs: Sequence[_Run], start: int, width: int, label_room
 
 def _fits_left(text: str, run: _Run, others: Iterable[_Run], start: int = 0) -> bool:
     """Return whether a label fits between what begins left of its name and the name."""
-    begins = [cell_len(text[: it.start]) for it in others if it.label and it.start < run.start]
+    begins = [cell_len(text[: it.start]) for it in others if it.start < run.start]
     left = cell_len(text[: run.start]) - cell_len(run.label or "") - 1
     return left > max([cell_len(text[:start]), *begins])
 
@@ -279,7 +279,7 @@ def _continuations(code: str) -> Iterator[int]:
         for token in tokenize.generate_tokens(io.StringIO(code).readline):
             name = tokenize.tok_name[token.type]
             is_apart = code[token.start[1] - 1 : token.start[1]] in (" ", *_OPENING)
-            if depth > 0 and is_apart and token.string not in _CLOSING and token.start[0] == 1:
+            if depth > 0 and is_apart and token.string not in _CLOSING:
                 yield token.start[1]
             depth += (token.string in _OPENING) - (token.string in _CLOSING)
             # Of a text with code in it, every part is a token since Python 3.12.
