@@ -93,6 +93,23 @@ def test_no_value_passes_through_what_gives_a_tensor_new_ones(
     assert [mark.said for mark in marks] == ([said] if said else [])
 
 
+@pytest.mark.parametrize(
+    ("kind", "line", "is_told"),
+    [
+        ("came_from", 10, True), ("write", 10, True), ("maker", 10, True), ("graph", 10, True),
+        ("bound", 10, False), ("graph", None, False),
+    ],
+)  # fmt: skip
+def test_the_way_of_the_values_is_marked_where_no_observation_tells_it(
+    kind: Any, line: int | None, is_told: bool
+) -> None:
+    seen = Observation(kind=kind, text="t", sources=(MarkedLine(cell=7, line=line, mark="m"),))
+    steps = (step(11, "y.mul_(2)"),)
+    marks = screen.line_marks(make_report(observations=(seen,), provenance=steps))
+    way = [] if is_told else [(11, "the values pass through here")]
+    assert [(mark.line, mark.said) for mark in marks] == [(10, "m")] * (line is not None) + way
+
+
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_what_changes_labels_after_the_forward_call_has_a_mark(phase: str) -> None:
     """Beside the line that the values are from, which is no mistake; of one line one thing."""
@@ -163,11 +180,16 @@ def test_what_an_edit_was_tested_on(seen: SeenBefore | None, kind: Any, copies: 
     assert action is not None and action.reason.endswith(f"Tested on {copies}: it runs.")
 
 
-def test_the_place_of_an_edit_in_another_cell_names_the_cell() -> None:
-    at = SourceSpan(cell=3, line=2, text="net = nn.Linear(16, 10)")
+@pytest.mark.parametrize(
+    ("cell", "line", "place"), [(3, 2, "In [3] line 2"), (7, 2, "line 2"), (7, None, "")]
+)
+def test_the_place_of_an_edit_in_another_cell_names_the_cell(
+    cell: int, line: int | None, place: str
+) -> None:
+    at = SourceSpan(cell=cell, line=line, text="net = nn.Linear(16, 10)")
     hint = Hint(text="one more class", fix="net = nn.Linear(16, 11)", at=at)
     action = screen.action_of(make_report(hints=(hint,)))
-    assert action is not None and action.place == "In [3] line 2"
+    assert action is not None and action.place == place
     assert [action.code[start:end] for start, end in action.changed] == ["11"]
 
 
@@ -252,6 +274,7 @@ def test_the_bad_value_of_a_headline_is_that_of_the_report() -> None:
         ("F.cross_entropy(out, y)", "F.cross_entropy(out, y - 1)", [" - 1"]),
         ("f(a)", "f(a)(a)", ["(a)"]),
         ("nn.L()(p, m)", "nn.L(ignore_index=255)(p, m)", ["ignore_index=255"]),
+        ("f(a)", "x = torch.tensor(b, device=d)", []),  # none of it is the user's
     ],
 )
 def test_only_what_is_new_in_a_fix_is_marked(typed: str, fix: str, new: list[str]) -> None:
@@ -393,20 +416,21 @@ def test_the_second_line_names_the_op_where_no_line_is_known_and_the_phase_besid
 
 
 def test_the_second_line_says_the_rank_unless_it_lists_the_ranks() -> None:
-    environment = Environment(rank=3, device="NVIDIA H200")
-    assert second_line(environment=environment) == ["rank 3", "In [7] line 12"]
-    ranks = tuple(RankResult(rank=at, report=make_report() if at == 3 else None) for at in range(4))
-    assert second_line(environment=environment, ranks=ranks) == ["rank 3 of 4", "In [7] line 12"]
+    environment = Environment(rank=0, device="NVIDIA H200")
+    assert second_line(environment=environment) == ["rank 0", "In [7] line 12"]
+    ranks = tuple(RankResult(rank=at, report=None if at else make_report()) for at in range(4))
+    assert second_line(environment=environment, ranks=ranks) == ["rank 0 of 4", "In [7] line 12"]
 
 
-def test_the_second_line_says_earlier_calls_and_the_bound_once() -> None:
+@pytest.mark.parametrize("kind", ["bound", "pattern"])
+def test_the_second_line_says_earlier_calls_and_the_bound_once(kind: Any) -> None:
     seen = SeenBefore(calls=2, min=0, max=9)
     bounds = Bounds(min=0, max=9)
     said = second_line(seen_before=seen, bounds=bounds, headline="y is wrong")
     assert said == ["2 earlier calls of this line: 0 … 9", "allowed 0 … 9", "In [7] line 12"]
     earlier = Observation(kind="earlier", text="earlier calls had 0 … 9")
-    bound = Observation(kind="bound", text="10 classes")
-    more = {"observations": (earlier, bound), "headline": "y is wrong", "seen_before": seen}
+    bound = Observation(kind=kind, text="10 classes")
+    more = {"observations": (bound, earlier), "headline": "y is wrong", "seen_before": seen}
     said = ["earlier calls had 0 … 9", "10 classes"]
     assert second_line(bounds=bounds, **more) == [*said, "In [7] line 12"]
     # The size tells nothing of where the negative numbers end.
@@ -423,9 +447,10 @@ def test_all_values_of_a_short_vector_are_shown(count: int, rows: int, is_whole:
     values = tuple(range(count))
     grid = replace(one_row(values, tuple(int(it == 1) for it in values)), rows=rows)
     found = offenders(count, 1, first=[((0,), 1)], map=grid)
-    first = screen.build(make_report(offenders=found)).facts[0]
-    assert (screen.plain(first) == f"y = {', '.join(map(str, values))}") is is_whole
+    first, *others = screen.build(make_report(offenders=found, expression="y.\nz")).facts
+    assert (screen.plain(first) == f"y. z = {', '.join(map(str, values))}") is is_whole
     if is_whole:
+        assert not any(" bad" in screen.plain(other) for other in others)
         assert [span.text for span in first if span.look == "badcode"] == ["1"]
 
 
@@ -607,6 +632,7 @@ def test_the_text_of_a_call_is_what_was_typed_on_one_line(source: SourceSpan, te
         ("bound", MarkedLine(cell=7, line=3, text="f(x)", mark="likely here"), False),
         ("suspect", MarkedLine(cell=7, line=9, text="f(x)", mark="likely here"), False),
         ("suspect", MarkedLine(cell=6, line=3, text="f(x)", mark="likely here"), False),
+        ("others", MarkedLine(cell=7, line=3, text="f(x)", mark="likely here"), False),
         ("suspect", None, False),
     ],
 )
@@ -624,6 +650,11 @@ def test_a_line_of_the_failing_cell_may_be_at_fault(
         assert found == expected
         both = replace(report, observations=(said, other))
         assert screen._suspected(both) == expected
+        forward = replace(report, forward_source=replace(expected, line=5, end_line=5))
+        (block,) = screen.build(forward).blocks
+        assert [row.number for row in block.rows if row.is_hot] == [5]
+    noticed = [mark.line for mark in screen.line_marks(report) if mark.said == "noticed here"]
+    assert noticed == ([9] if is_suspected else [])
     assert screen._suspected(replace(report, source=None)) is None
 
 
@@ -713,6 +744,16 @@ def test_what_two_observations_say_of_a_line_is_said_once_and_cut() -> None:
     seen = tuple(Observation(kind=kind, text="t", sources=(line,)) for kind in ("write", "graph"))
     marks = screen.line_marks(make_report(observations=seen, provenance=()))
     assert [mark.said for mark in marks] == ["m" * 89 + "…"]
+
+
+@pytest.mark.parametrize(
+    ("text", "looks"),
+    [("`y` is `z`", "code plain code"), ("so `y` is", "plain code plain"), ("y", "plain")],
+)
+def test_what_stands_in_backticks_is_code(text: str, looks: str) -> None:
+    spans = screen.spans_of(text)
+    assert " ".join(span.look for span in spans) == looks
+    assert screen.plain(spans) == text.replace("`", "")
 
 
 NO_CELL = SourceSpan(file="/a/train.py", line=3, text="f(y)")

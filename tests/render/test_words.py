@@ -133,6 +133,7 @@ TWICE = fact(argument="indices[1]", expression="i")
         # An expression that stands twice does not tell which one it is.
         ({"argument": "indices", "expression": "i", "tensors": (FIRST, TWICE)}, FIRST, False),
         ({"argument": "indices", "tensors": (FIRST, SECOND)}, FIRST, False),
+        ({"argument": "tar", "expression": "y", "tensors": (Y,)}, Y, False),
     ],
 )
 def test_the_tensor_at_fault(parts: dict[str, Any], item: TensorFact, *, is_it: bool) -> None:
@@ -159,8 +160,10 @@ def test_the_label_of_a_tensor(
 ) -> None:
     bad = fact(argument="target", device=device)
     good = fact(argument="self", device=other)
-    made = report(argument="target", tensors=(bad, good), offenders=found)
+    typed = fact(device="meta", bad_at=(0,))
+    made = report(argument="target", tensors=(bad, good, typed), offenders=found)
     assert words.tensor_label(made, bad) == label
+    assert (" bad" in words.tensor_label(made, typed)) is (" bad" in label)
     assert " bad" not in words.tensor_label(made, good)
 
 
@@ -436,7 +439,7 @@ def test_modules_have_the_name_of_the_variable_where_it_is_proven() -> None:
     assert [item.module_path for item in made.history] == ["net.0", "1"]
 
 
-OWN = OpName(name="gpu_suite::pick")
+OWN, REPLAY = OpName(name="gpu_suite::pick"), OpName(name="torch.cuda.CUDAGraph.replay")
 CHECK = "a full check names the op at fault if torch called it"
 GUARD = "A guard of your own can name the value before gpu_suite::pick runs: see register_guard"
 WAITED, UNWAITED = Synchronization(waits=True), Synchronization(waits=False)
@@ -452,7 +455,7 @@ OP_UNWAITED = Synchronization(waits=True, is_op_unwaited=True)
         ({"op": OWN, "certainty": "likely", "synchronization": WAITED}, GUARD),
         ({"op": OWN, "certainty": "unknown", "synchronization": WAITED}, ""),
         ({"op": OpName(name="aten::add"), "certainty": "likely", "synchronization": WAITED}, ""),
-        ({"op": OpName(name="torch.cuda.CUDAGraph.replay"), "synchronization": WAITED}, ""),
+        ({"op": REPLAY, "certainty": "likely", "synchronization": WAITED}, ""),
         ({"certainty": "unknown", "synchronization": WAITED}, ""),
         (
             {"kind": "cuda_error", "op": OWN, "certainty": "likely", "synchronization": WAITED},
