@@ -177,7 +177,7 @@ def _headline(report: Report) -> Spans:
         kind = words.KINDS.get(report.kind, report.kind)
         return (Span(f"{kind}: nothing more could be established"),)
     spans = spans_of(line)
-    if (element := _bad_element(report)) and line.startswith(element):
+    if element := _bad_element(report):
         spans = (Span(element, "badcode"), *spans_of(line[len(element) :]))
     if report.certainty == "likely" and not line.casefold().startswith("likely"):
         spans = (Span("Likely: "), *spans)
@@ -513,9 +513,7 @@ def details(report: Report) -> tuple[Fact, ...]:
 
 def _other_hints(report: Report) -> Sequence[Hint]:
     action = action_of(report)
-    if action is None:
-        return report.hints
-    said = action.reason
+    said = action.reason if action is not None else ""
     return [hint for hint in report.hints if _sentence(report, hint.text) not in said]
 
 

@@ -58,7 +58,7 @@ def visible(text: str) -> str:
     One sign stands for one character, so columns of the source still fit.
     """
     text = text[:MAX_LENGTH]
-    if text.isascii() and text.isprintable():
+    if text.isprintable():
         return text
     return "".join(map(_visible, text))
 
@@ -167,7 +167,7 @@ def tensor_name(fact: TensorFact) -> str:
 
 def is_at_fault(report: Report, fact: TensorFact) -> bool:
     """Return whether this tensor is the argument that the report accuses."""
-    if report.argument is None or fact.argument is None:
+    if report.argument is None:
         return False
     if fact.argument == report.argument:
         return True
