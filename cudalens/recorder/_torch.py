@@ -1,4 +1,4 @@
-"""Private and version-dependent torch names of the recorder, each with the reason for it."""
+"""The private and version-dependent names of torch that the recorder needs, and why."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from torch.overrides import TorchFunctionMode
 
 from cudalens.core._torch import wait_for, without_modes
 
-# Called for every recorded call: the functions themselves, without a wrapper of ours around them.
+# Called once or twice for each recorded call, so bound without a Python wrapper.
 next_sequence_nr: Callable[[], int] = _get_sequence_nr
-"""Return the number that the next autograd node of this thread will get."""
+"""Return the sequence number of the next autograd node of this thread."""
 function_modes: Callable[[], int] = _len_torch_function_stack
-"""Return how many function modes see the calls of this thread."""
+"""Return how many function modes are active on this thread."""
 TRACERS: tuple[tuple[Any, str], ...] = (
     (torch._C, "_create_graph_by_tracing"),
     (torch._C, "_create_function_from_trace"),
@@ -42,8 +42,8 @@ LoaderIterator: Any = torch.utils.data.dataloader._BaseDataLoaderIter
 functorch_utils: Any = torch._functorch.utils
 are_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
-# What torch itself reads of a tensor or a list, whatever their classes say.  A subclass may have
-# properties and iterators of its own, which raise, or which count how often they are asked.
+# The attributes as the base class has them.  A subclass may override them with properties that
+# raise, or that have side effects.
 _BASE: Any = torch._C.TensorBase
 on_host: Callable[[Tensor], bool] = _BASE.is_cpu.__get__
 device_of: Callable[[Tensor], torch.device] = _BASE.device.__get__
@@ -58,7 +58,7 @@ is_of_inference: Callable[[Tensor], bool] = _BASE.is_inference
 
 
 class RemovableMode(TorchFunctionMode):
-    """A function mode that is removed wherever in the stack it is."""
+    """A function mode that can be removed from any position in the mode stack."""
 
     def install(self) -> None:
         """Put this mode on top of the stack."""
@@ -69,9 +69,9 @@ class RemovableMode(TorchFunctionMode):
         return self in map(_get_function_stack_at, range(_len_torch_function_stack()))
 
     def remove(self) -> None:
-        """Take this mode off the stack, also from below modes that were left on it.
+        """Remove this mode from the stack, also from below modes that the user left on it.
 
-        An interrupt may have left it there twice.
+        In a loop, because an interrupt may have left it there twice.
         """
         above: list[Any] = []
         while self.is_on():
@@ -82,10 +82,10 @@ class RemovableMode(TorchFunctionMode):
             _push_on_torch_function_stack(mode)
 
     def remove_soon(self) -> None:
-        """Take this mode off the stack of this thread when its turn is over.
+        """Remove this mode from the stack of this thread once its handler has returned.
 
-        While it has its turn it is not there, and torch puts it back.  So the next function that
-        the thread calls does it; not where the user profiles.
+        While the handler runs, torch has popped the mode, and pushes it again afterwards.  So a
+        profile function does it at the next call of the thread, unless the user has one.
         """
 
         def remove(*_: object) -> None:
@@ -98,40 +98,40 @@ class RemovableMode(TorchFunctionMode):
 
 
 class WithoutOurs:
-    """Block in which no recorder is on top of the stack of this thread."""
+    """Context manager that pops the recorders from the top of this thread's mode stack."""
 
     __slots__ = ("_ours",)
 
     def __enter__(self) -> None:
-        """Take them off."""
+        """Pop them."""
         self._ours: list[Any] = []
         try:
             while (size := _len_torch_function_stack()) and isinstance(
                 _get_function_stack_at(size - 1), RemovableMode
             ):
                 self._ours.append(_pop_torch_function_stack())
-        except BaseException:  # an interrupt: the block is not entered, so it will not end
+        except BaseException:  # an interrupt: Python calls no `__exit__` of a failed `__enter__`
             self.__exit__()
             raise
 
     def __exit__(self, *_: object) -> None:
-        """Put them back."""
+        """Push them again, in their order."""
         for mode in reversed(self._ours):
             _push_on_torch_function_stack(mode)
 
 
 class WithoutTop:
-    """Block in which the mode on top is off the stack: it is having its turn."""
+    """Context manager that pops the top mode, as torch does while its handler runs."""
 
     __slots__ = ("_mode",)
 
     def __enter__(self) -> Any:
-        """Take it off, and return it."""
+        """Pop it and return it."""
         self._mode = _pop_torch_function_stack()
         return self._mode
 
     def __exit__(self, *_: object) -> None:
-        """Put it back."""
+        """Push it again."""
         _push_on_torch_function_stack(self._mode)
 
 
@@ -142,11 +142,13 @@ def removable_modes() -> list[Any]:
 
 
 def forgotten_keywords(func: Any, frame: FrameType) -> dict[str, Any]:
-    """Return the keyword arguments that a function of torch's did not hand on to the modes.
+    """Return the keyword arguments that a function of torch's does not pass on to function modes.
+
+    Read from the function's own frame, because the mode receives nothing of them.
 
     Args:
-        func: one of those that forget them.
-        frame: what called the mode.
+        func: the function.
+        frame: the frame that called the mode.
     """
     own = frame.f_back
     if own is None or own.f_code is not getattr(func, "__code__", None):
@@ -155,7 +157,7 @@ def forgotten_keywords(func: Any, frame: FrameType) -> dict[str, Any]:
 
 
 def remove_hooks(*ours: Callable[..., None]) -> None:
-    """Take hooks of all modules and steps out, without handles: an interrupt may lose those."""
+    """Remove global module and optimizer hooks by identity: an interrupt may lose the handles."""
     for hooks in (
         torch.nn.modules.module._global_forward_pre_hooks,
         *(_global_optimizer_pre_hooks, _global_optimizer_post_hooks),
@@ -165,7 +167,7 @@ def remove_hooks(*ours: Callable[..., None]) -> None:
 
 
 def wait_if_busy(device: torch.device) -> None:
-    """Wait for the current stream of a device if work is under way; raise what failed on it."""
+    """Wait for the current stream of a device unless it is idle; raise its pending fault."""
     if device.type == "cuda":
         if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
             return
@@ -178,7 +180,7 @@ def wait_if_busy(device: torch.device) -> None:
 
 
 class _Carrier(threading.local):
-    """A tensor of the running thread whose hooks autograd nodes take over."""
+    """A tensor of this thread whose hook dictionary is registered with autograd nodes."""
 
     def __init__(self) -> None:
         self.tensor: Any = without_modes(partial(torch.empty, 0, device="cpu"))
@@ -190,10 +192,10 @@ _carrier = _Carrier()
 def before_nodes(
     hook: Callable[[Any], None],
 ) -> tuple[Callable[[Any], None], Callable[[], None]]:
-    """Return what has a hook called before an autograd node runs, and what removes it from all.
+    """Return a function that adds a pre-hook to an autograd node, and one that removes them all.
 
-    A node gets the hooks of a tensor, in a third of the time of its own method.  They leave a
-    dictionary on it, so the graph must be one that runs once; and no accumulator calls them.
+    ``_register_hook_dict`` takes a third of the time of ``register_prehook``.  It leaves a
+    dictionary on the node, so use it for graphs that run once.  ``AccumulateGrad`` ignores it.
     """
     carrier = _carrier.tensor
     hooks = carrier._backward_hooks = {0: hook}
@@ -205,11 +207,11 @@ def before_nodes(
 
 
 is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
-"""Return whether functorch has wrapped a tensor, which has no values of its own then."""
+"""Return whether a tensor is a functorch wrapper, which has no storage of its own."""
 
 
 def physical(tensor: Tensor) -> Tensor:
-    """Return the tensor with the values of one that functorch has wrapped."""
+    """Return the innermost tensor of a functorch wrapper: the one with the values."""
     while is_wrapped(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
@@ -220,9 +222,9 @@ def physical(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def autograd_of_copies() -> Iterator[None]:
-    """Record the gradients of our own copies, also inside a block that autograd does not see.
+    """Enable autograd for our own copies, also inside ``no_grad`` or below the autograd keys.
 
-    The user's hooks for saved tensors see nothing of them.
+    Identity hooks shadow the user's saved-tensor hooks, which must not see our copies.
     """
     keys = torch._C.DispatchKey
     hidden = torch._C._dispatch_tls_local_exclude_set()
@@ -240,7 +242,7 @@ def autograd_of_copies() -> Iterator[None]:
 def gradients(
     outputs: Sequence[Tensor], grads: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> Sequence[Tensor | None]:
-    """Return the gradients of inputs, by autograd's engine itself: no recorder sees the pass."""
+    """Return gradients straight from autograd's engine, so that no recorder sees the pass."""
     run = torch.autograd.Variable._execution_engine.run_backward
     return run(
         tuple(outputs), tuple(grads), False, False, tuple(inputs), True, accumulate_grad=False
@@ -251,10 +253,10 @@ def gradients(
 
 
 class Replaced:
-    """Functions of torch through which no function mode sees the call.
+    """Replacements for functions of torch whose calls reach no function mode.
 
     Args:
-        functions: of each what makes the function in its place, given it, by owner and name.
+        functions: by owner and name, a function that makes the replacement from the original.
     """
 
     def __init__(
@@ -265,23 +267,23 @@ class Replaced:
         self._before: dict[tuple[Any, str], Callable[..., Any]] = {}
         self._users: dict[int, object] = {}
 
-    # Without a lock, which an interrupt could leave locked: each step is one operation on a dict.
+    # No lock: an interrupt could leave it locked.  Each step is one atomic operation on a dict.
 
     def install(self, user: object) -> None:
-        """Replace the functions, for as long as somebody uses them."""
+        """Replace the functions until each user has called :meth:`remove`."""
         self._users[id(user)] = user
         self._put_in()
 
     def remove(self, user: object) -> None:
-        """Put them back when nobody uses them, unless somebody else has replaced them since."""
+        """Restore the originals after the last user, except those that others have replaced."""
         self._users.pop(id(user), None)
         if not self._users:
             self._put_back()
-            if self._users:  # another thread's, meanwhile
+            if self._users:  # another thread has installed them meanwhile
                 self._put_in()
 
     def _put_in(self) -> None:
-        # vars() of a class gives the method, not one that is bound to it.
+        # vars() gives the plain function of a method, where getattr() would bind it.
         for key, make in self._functions.items():
             owner, name = key
             if key not in self._ours:
@@ -297,7 +299,8 @@ class Replaced:
             if vars(owner)[name] is ours:
                 setattr(*key, self._before[key])
             self._ours.pop(key)
-            # More than this variable and the argument: somebody has imported it by its name.
+            # More references than this variable and the argument of getrefcount: a module has run
+            # `from torch import …` during the block, and keeps the replacement under its name.
             if isinstance(ours, FunctionType) and sys.getrefcount(ours) > _OWN_REFERENCES:
                 for names in gc.get_referrers(ours):
                     if type(names) is dict:
@@ -309,12 +312,12 @@ _OWN_REFERENCES = 2
 
 
 def remove_stance(ours: Any) -> None:
-    """Take a stance of the compiler's that we have set away again, unless another was set since.
+    """Undo a compiler stance of ours, unless another one was set since.
 
     Args:
-        ours: what ``torch.compiler.set_stance`` returned.
+        ours: the return value of ``torch.compiler.set_stance``.
     """
     if torch._dynamo.eval_frame._stance is ours.stance:
         ours.__exit__(None, None, None)
-    # Where the program has set one for a time, it returns to ours after the block.
+    # A stance that the program set inside restores ours when it ends: make ours the earlier one.
     vars(ours.stance).update(vars(ours.prev))

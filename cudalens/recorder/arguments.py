@@ -1,4 +1,4 @@
-"""Arguments of an API call by the names that its function gives them."""
+"""The arguments of an API call by parameter name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def overload_of(func: Any) -> Any | None:
-    """Return the op's overload where a function is one, ``None`` for other functions."""
+    """Return the op overload that a function is, ``None`` for other functions."""
     kind = type(func).__name__
     if kind == "OpOverloadPacket" and len(names := func.overloads()) == 1:
         return getattr(func, names[0])
@@ -19,11 +19,11 @@ def overload_of(func: Any) -> Any | None:
 
 
 def parameters_of(func: Any) -> list[str] | None:
-    """Return the names of a function's parameters, ``None`` where it does not say them."""
+    """Return the names of a function's parameters, ``None`` if it has no signature."""
     op = overload_of(func)
     if op is not None:
         return [item.name for item in op._schema.arguments]
-    if type(func).__name__ == "OpOverloadPacket":  # its signature says nothing
+    if type(func).__name__ == "OpOverloadPacket":  # its signature is `*args, **kwargs`
         return None
     try:
         return list(inspect.signature(func).parameters)
@@ -34,13 +34,13 @@ def parameters_of(func: Any) -> list[str] | None:
 def named_arguments(
     func: Any, args: tuple[Any, ...], kwargs: Any, parameters: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Return the arguments of a call by the names that the function gives them.
+    """Return the arguments of a call by parameter name.
 
-    Functions of C++ have those of the op of the same name; where there is none, the place is the
-    name.
+    A C++ function has the names of the ATen op with its name.  Without such an op, the position is
+    the name.
 
     Args:
-        parameters: what :func:`parameters_of` has returned of the function, where that is known.
+        parameters: the result of :func:`parameters_of` for the function, if the caller has it.
     """
     names = parameters if parameters is not None else parameters_of(func)
     if names is None:
@@ -51,14 +51,14 @@ def named_arguments(
 
 def _of_schema(name: str, args: tuple[Any, ...]) -> list[str]:
     packet = getattr(torch.ops.aten, name, None)
-    if not hasattr(packet, "overloads"):  # __eq__ is a method of the namespace
+    if not hasattr(packet, "overloads"):  # `torch.ops.aten.__eq__` is the namespace's own method
         packet = getattr(torch.ops.aten, name.strip("_"), None)
     for overload in packet.overloads() if packet is not None else ():
         arguments = getattr(packet, overload)._schema.arguments
         if len(arguments) >= len(args) and all(
             isinstance(value, Tensor) == (str(item.type) in ("Tensor", "Optional[Tensor]"))
             for item, value in zip(arguments, args, strict=False)
-            if value is not None and type(value) is not object  # one that is not known
+            if value is not None and type(value) is not object  # of unknown value
         ):
             return [item.name for item in arguments]
     return []

@@ -1,7 +1,7 @@
-"""A backward pass: which autograd node runs, where the device failed, which node made a NaN.
+"""A backward pass: the running autograd node, the node that failed, the node that made a NaN.
 
 ``Tensor.backward``, ``torch.autograd.backward`` and ``torch.autograd.grad`` all end in one
-function, which is replaced while a recorder is open.  A node's sequence number leads to the
+function, which is replaced while a recorder is open.  The sequence number of a node identifies its
 forward call.
 """
 
@@ -33,31 +33,31 @@ _PASSING_ON = (
     *("ViewBackward", "AccumulateGrad"),
     *("ClampBackward1", "IndexAddBackward", "MeanBackward", "ReluBackward", "SumBackward"),
 )
-"""Nodes that make no NaN and no infinity of finite gradients."""
+"""Nodes that turn finite gradients into finite gradients."""
 
 _UNMARKED = (
     *("TBackward", "TransposeBackward", "PermuteBackward", "SqueezeBackward", "UnsqueezeBackward"),
     *("AliasBackward", "AccumulateGrad"),
 )
-"""Nodes that need no mark: they give a view of their gradient, or add it to what is there, which
-cannot fail on the device.  The mark of an accumulator would cost as much as those of seven others.
+"""Nodes that need no mark, because they cannot fail on the device: they return a view of their
+gradient, or accumulate it.  A mark on ``AccumulateGrad`` would cost as much as seven others.
 """
 
 
 class _Kind(NamedTuple):
-    """Hooks that a class of autograd nodes needs."""
+    """The hooks that a class of autograd nodes needs."""
 
     has_mark: bool
     has_look: bool
-    """True if its gradients are looked at, where a watch is."""
+    """True if a watch checks its gradients."""
     is_where: bool = False
 
 
 class _Kinds(dict[type[Any], _Kind]):
-    """Cache: class of nodes to the hooks that it needs."""
+    """Cache from node class to the hooks that it needs."""
 
     def __missing__(self, node_class: type[Any]) -> _Kind:
-        if issubclass(node_class, FunctionCtx):  # a user's, which may have any name: not kept
+        if issubclass(node_class, FunctionCtx):  # a class of the user's may have any name
             return _Kind(has_mark=True, has_look=True)
         name = node_class.__name__
         has_mark, has_look = not name.startswith(_UNMARKED), not name.startswith(_PASSING_ON)
@@ -70,31 +70,33 @@ _KINDS = _Kinds()
 
 
 class BackwardPass:
-    """One run of autograd's engine, seen by one recorder."""
+    """One run of autograd's engine, observed by one recorder."""
 
     site: Site | None = None
-    """Place that it was started at."""
+    """The place that started it."""
     fault: NodeMark | None = None
-    """The node after which the device was found to have failed."""
+    """The node that was running when the device failed."""
     finding: BaseException | None = None
-    """A NaN or infinity, to be raised when the engine has come back."""
+    """The finding of a NaN or infinity, raised once the engine has returned."""
 
     def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
         self.notes = PassNotes()
         self._saved: dict[int, tuple[SavedValues, ...]] = {}
-        """In anomaly mode: what the node that runs in each thread has saved."""
+        """In anomaly mode: by thread, the saved tensors of the running node."""
         self._is_anomalous = torch.is_anomaly_enabled()
         self.marks: dict[int, Any] = {}
-        """The node that runs in each thread.  It is let go when the next one starts: to keep it
-        would keep alive what a checkpoint or a custom Function has saved."""
+        """By thread, the running node.  Replaced when the next one starts: a node keeps alive what
+        a checkpoint or a custom Function has saved."""
 
     def run_backward(self, run: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the engine with a mark before each node."""
+        """Run the engine with a hook before each node that marks it as running."""
         __tracebackhide__ = True
         recorder = self._recorder
         undo: list[Callable[[], object]] = []
-        is_inside = recorder.is_on()  # called by the user: else an API call is being made
+        # On: the user called the engine's entry directly.  Off: a recorded API call led here, and
+        # torch has popped the mode for it.
+        is_inside = recorder.is_on()
         recorder.passes.append(self)
         try:
             try:
@@ -105,7 +107,7 @@ class BackwardPass:
                 recorder.internal_error("a backward pass was not noted", trouble)
             if len(recorder.passes) == 1:
                 self._watch("of_loss", _listed(outputs), self.site)
-            if not is_inside:  # code in backward calls the API too: checkpoint, functions, hooks
+            if not is_inside:  # checkpoints, custom Functions and hooks call the API in backward
                 recorder.install()
             try:
                 result = run(outputs, *args, **kwargs)
@@ -113,7 +115,7 @@ class BackwardPass:
                 if is_inside:
                     recorder.note_call(torch.autograd.backward, sys._getframe(1))
             except BaseException as error:
-                # This frame keeps it alive.
+                # A local variable, because the recorder holds the call weakly.
                 _held = self._failed(error, outputs if is_inside else None)
                 raise
             finally:
@@ -132,7 +134,7 @@ class BackwardPass:
             self.finding = None
 
     def _watch(self, look: str, *args: Any) -> None:
-        """Have the watch look at what the pass was given, or has left; raise what was found."""
+        """Show the watch the inputs or results of the pass; raise its finding."""
         __tracebackhide__ = True
         watch = getattr(self._recorder.watch, look, None)
         if watch is not None and self.finding is None:
@@ -144,11 +146,11 @@ class BackwardPass:
             raise self.finding
 
     def _register(self, outputs: Any, is_kept: bool, undo: list[Callable[[], object]]) -> None:
-        """Have each node marked before it runs.
+        """Register a hook with each node of the graph that marks it before it runs.
 
         Args:
-            is_kept: whether the graph may be run again.
-            undo: takes what removes the hooks.
+            is_kept: whether the graph may run again (``retain_graph``).
+            undo: receives the functions that remove the hooks.
         """
         recorder = self._recorder
         watch, mark = getattr(recorder.watch, "of_node", None), self._mark
@@ -170,7 +172,7 @@ class BackwardPass:
             for following, _ in node.next_functions:
                 nodes.append(following)
             kind = _KINDS[node.__class__]
-            # What marks nodes fast stays on them: a graph that is kept gets hooks to be removed.
+            # The fast hooks cannot be removed, so a graph that is kept gets ordinary ones.
             if kind.has_mark and is_kept:
                 undo.append(node.register_prehook(mark).remove)
             elif kind.has_mark:
@@ -179,17 +181,17 @@ class BackwardPass:
                 undo.append(node.register_hook(look_where if kind.is_where else look).remove)
 
     def _mark(self, grads: Any) -> None:
-        """Mark the node that is about to run."""
+        """Mark the node that is about to run on this thread."""
         node = self.marks[get_ident()] = current_node()
         if self._is_anomalous:
             with Unseen():
                 self._saved[get_ident()] = saved_values(node)
 
     def _wait_and_mark(self, grads: Any) -> None:
-        """Wait for what the node before has launched.
+        """Wait for the kernels of the previous node, then mark the next one.
 
-        What raises here on a thread of autograd's can end the process: a fault is noted, and torch
-        raises it by itself at its next call.
+        An exception here, on a thread of autograd's, can end the process.  So a fault is only
+        recorded: torch raises it at its next call.
         """
         recorder = self._recorder
         if self.fault is None:
@@ -202,7 +204,7 @@ class BackwardPass:
         self._mark(grads)
 
     def _look(self, watch: Callable[..., BaseException | None], made: Any, inputs: Any) -> None:
-        """Look at the gradients that the running node has made."""
+        """Show the watch the gradients that the running node has computed."""
         if self.finding is None:
             try:
                 self.finding = watch(current_node(), made, inputs, self.notes)
@@ -210,7 +212,7 @@ class BackwardPass:
                 self._recorder.internal_error("a gradient was not looked at", trouble)
 
     def _look_at_where(self, watch: Callable[..., BaseException | None], *args: Any) -> None:
-        """Look at the gradients of a ``where``, and keep its condition for the nodes before it."""
+        """Check the gradients of a ``where``, and keep its condition for the nodes that follow."""
         if self.finding is None:
             try:
                 keep_condition(current_node(), self.notes)
@@ -220,7 +222,7 @@ class BackwardPass:
 
     @property
     def running(self) -> NodeMark | None:
-        """The node that raised: that of this thread, or the only one that runs."""
+        """The node that raised: this thread's, or else the only one that runs."""
         if self.fault is not None:
             return self.fault
         nodes = list(self.marks.values())
@@ -229,10 +231,11 @@ class BackwardPass:
         return mark._replace(saved=saved) if mark is not None and saved else mark
 
     def _failed(self, error: BaseException, outputs: Any) -> ApiCall | None:
-        """Note in which node an exception came; return its call, for its frame to keep.
+        """Record which node raised an exception; return its call, for the frame to keep alive.
 
         Args:
-            outputs: of a call that no mode saw; of another, the exception goes on to the mode.
+            outputs: the outputs of a call that no function mode saw.  ``None`` where one did: the
+                mode gets the exception next.
         """
         call = None
         try:

@@ -45,12 +45,12 @@ _RESERVES = functions(Trait.RESERVES)
 FROM_PYTHON = functions(Trait.FROM_PYTHON)
 _FORGETFUL = functions(Trait.FORGETS_KEYWORDS)
 _NOBODYS = ("cudalens.", "profiler._record_function_")
-"""Ops that no user calls: those that guards put into compiled code, and the profiler's ranges."""
+"""Ops that no user calls: the guards' own in compiled code, and the profiler's ranges."""
 _DIVISIONS = functions(Trait.DIVIDES)
 
 
 class Api:
-    """A function of torch's API: what the recorder asks of it, read from its name once."""
+    """What the recorder needs to know about a function of torch's API, read from its name once."""
 
     __slots__ = (
         "adds",
@@ -85,14 +85,14 @@ class Api:
         self.stem: str = full.split(".")[1] if is_op else name
         """The name alone, such as ``add_`` or ``__setitem__``."""
         self.is_foreign = is_op and not full.startswith(("aten.", "prims.", "profiler."))
-        """True if it is an op that a library other than torch brought."""
+        """True if it is an op of a library other than torch."""
         is_asked = (is_getter and name not in _VIEWS) or (is_setter and name != "data")
         self.is_quiet = is_asked or name in _QUIET or full.startswith(_NOBODYS)
-        """True if it is no call to note."""
+        """True if its calls are not recorded."""
         self.freezes = name == "requires_grad_" or (is_setter and name == "requires_grad")
-        """True if it says whether a tensor requires grad."""
+        """True if it sets whether a tensor requires grad."""
         self.is_shown = name == "__format__" or self.freezes
-        """True if it is not noted, and yet gives values to the host: ``f"{loss:.3f}"``."""
+        """True if it is quiet but shown to the watch: ``f"{loss:.3f}"`` reads values."""
         self.is_view = name in _VIEWS
         # ``__iadd__`` writes, ``__invert__`` and ``__iter__`` do not.
         self.is_in_place = (
@@ -104,23 +104,23 @@ class Api:
         self.is_backward = any(func is item for item in BACKWARD)
         """True if it runs a backward pass."""
         self.value_at: int = value_at(name)
-        """The place among the arguments of what it writes to some elements; 0 for others."""
+        """The position of the argument that it writes to some elements; 0 for others."""
         self.has_statistics = self.stem in _STATISTICS and not self.is_foreign
         """True if it may write to running statistics."""
         self.parameters = parameters_of(func) if self.has_statistics else None
-        """The names of its parameters, where each call is asked for them: a signature is slow."""
+        """Its parameter names, cached where each call needs them: ``inspect.signature`` is slow."""
         self.adds = name in _ADDS
-        """True if it adds that to what was there."""
+        """True if it adds to the old elements instead of replacing them."""
         makes_none = (self.is_view and name not in CONVERSIONS) or name in _RESERVES
         self.makes_values = not (makes_none or self.is_backward)
-        """Views show old values, and memory that was only reserved has any values."""
+        """False for views, which show old values, and for ``empty``, whose values are arbitrary."""
         self.forgets = kind == "function" and name in _FORGETFUL
         self.is_special = self.is_foreign or self.forgets
         self.may_write = not self.is_backward and (
             kind not in _COMPILED or self.is_in_place or not writes_nothing(name)
         )
         self.extra_of: Callable[..., Any] | None = None
-        """Reader of the extra note of a call, or ``None``: see the functions."""
+        """Function that reads the ``extra`` field of a call, or ``None``."""
         if self.is_view:
             self.extra_of = shows_argument
         elif name == "__setitem__":
@@ -144,7 +144,7 @@ class Api:
 
 
 _REFLECTED = {"rdiv": "div", "rfloordiv": "floor_divide", "rmod": "remainder"}
-"""Operators of a number and a tensor, and the ops that compute them."""
+"""Reflected operators (number first), and the ops that compute them."""
 
 
 def is_pointwise(stem: str) -> bool:
@@ -158,10 +158,11 @@ def is_pointwise(stem: str) -> bool:
 
 @cache
 def writes_nothing(name: str) -> bool:
-    """Return whether the op behind a function of C++ is known to write to none of its arguments."""
+    """Return whether the op behind a C++ function is known to write to none of its arguments."""
     if name in _PURE:
         return True
-    packet = None if "norm" in name else getattr(torch.ops.aten, name, None)  # running statistics
+    # A norm may update running statistics, which its schema does not mark as written.
+    packet = None if "norm" in name else getattr(torch.ops.aten, name, None)
     overloads = packet.overloads() if packet is not None else ()
     schemas = [getattr(packet, item)._schema for item in overloads if "out" not in item]
     infos = [item.alias_info for schema in schemas for item in schema.arguments]
@@ -169,7 +170,7 @@ def writes_nothing(name: str) -> bool:
 
 
 class Apis(dict[Any, Api]):
-    """Facts about each function, read once."""
+    """Cache from function to :class:`Api`."""
 
     def __missing__(self, func: Any) -> Api:
         api = self[func] = Api(func)
@@ -177,11 +178,11 @@ class Apis(dict[Any, Api]):
 
 
 class Write(NamedTuple):
-    """A tensor that a call wrote to: its version went from ``before`` to ``after``."""
+    """A tensor that a call wrote to: its version counter went from ``before`` to ``after``."""
 
     tensor: Ref
     before: int | None = None
-    """``None`` for a tensor of inference mode, which has no version."""
+    """``None`` for a tensor made in inference mode, which has no version counter."""
     after: int = 0
     base: Ref | None = None
     """The tensor that it is a view of."""
@@ -199,11 +200,11 @@ class Recorded(NamedTuple):
     api: Api
     site: RawSite
     first_nr: int
-    """The autograd nodes that the call made have the sequence numbers from here ..."""
+    """The first sequence number of the autograd nodes that the call made ..."""
     last_nr: int
-    """... to before here; none where both are the same."""
+    """... and the number behind the last one; equal if it made none."""
     reads: Sequence[Ref] | None
-    """References to its tensor arguments, ``None`` where they were not noted: in optimizers."""
+    """References to its tensor arguments, ``None`` inside optimizers, where they are not kept."""
     output: Any
     """A reference to the result, or a tuple of them."""
     shape: Any
@@ -211,33 +212,33 @@ class Recorded(NamedTuple):
     dtype: Any
     written: tuple[Write, ...] = ()
     extra: Any = None
-    """The extra note that the API asks for, or ``None``."""
+    """The result of ``api.extra_of``, or ``None``."""
 
     @property
     def operand(self) -> Any:
-        """Of a call that writes to some elements what it writes, a number or a reference."""
+        """The value that a call writes to some elements: a number or a tensor reference."""
         if self.api.is_view:
             return None
         return self.extra.operand if type(self.extra) is KeyedWrite else self.extra
 
     @property
     def key(self) -> Any:
-        """Of ``x[key] = value`` the key, tensors in it as references; ``None`` if unknown."""
+        """The key of ``x[key] = value``, with references for tensors; ``None`` if unknown."""
         return self.extra.key if type(self.extra) is KeyedWrite else None
 
     @property
     def layout(self) -> tuple[int, tuple[int, ...]] | None:
-        """Of ``x[key] = value`` with a view ``x`` where it begins in its base, and its strides."""
+        """Offset in the base and strides of the view ``x`` in ``x[key] = value``."""
         return self.extra.layout if type(self.extra) is KeyedWrite else None
 
     @property
     def numbers(self) -> tuple[Any, ...] | None:
-        """Of a function that chooses between values the numbers of Python's that it was given."""
+        """The Python numbers among the arguments of a function that chooses between values."""
         return self.extra if self.api.extra_of is numbers_of else None
 
     @property
     def divisor(self) -> int | float | None:
-        """Of a division by a number of Python's that number."""
+        """The Python number that a division divides by."""
         return self.extra if self.api.extra_of is divisor_of else None
 
     @property
@@ -252,20 +253,20 @@ class Recorded(NamedTuple):
 
     @property
     def inputs(self) -> Sequence[Ref]:
-        """References to the tensors that the call read, as far as they were noted."""
+        """References to the tensors that the call read, as far as they are recorded."""
         return self.reads or ()
 
     @property
     def outputs(self) -> tuple[Ref, ...]:
-        """References to the tensors that the call gave back."""
+        """References to the tensors that the call returned."""
         return self.output if isinstance(self.output, tuple) else (self.output,)
 
     @property
     def results(self) -> tuple[Ref, ...]:
-        """References to the tensors that the call gave back or wrote to."""
+        """References to the tensors that the call returned or wrote to."""
         if not self.written:
             return self.outputs
-        # In no set: a reference to what is gone has no hash.
+        # Not a set: a dead weak reference that was never hashed cannot be hashed any more.
         return (*self.outputs, *(item for it in self.written for item in (it.tensor, it.target)))
 
     @property
@@ -286,11 +287,12 @@ def writes_of(
     args: tuple[Any, ...],
     kwargs: Any,
 ) -> tuple[Write, ...]:
-    """Return which of its tensors a call wrote to, by their versions before it.
+    """Return which of its tensors a call wrote to: those whose version counter went up.
 
     Args:
-        versions: ``None`` in inference mode, where tensors have none.
-        args, kwargs: of the call.
+        tensors: the tensors among its arguments.
+        versions: their version counters before the call, ``None`` in inference mode.
+        args, kwargs: its arguments.
     """
     if api.has_statistics:
         return _statistics_of(api, args, kwargs)
@@ -323,12 +325,12 @@ _STATISTICS = {
         ("", True),
     ),
 }
-"""Functions that write to running statistics: the argument that says whether they do, if there is
-one, and its default."""
+"""Functions that update running statistics: the argument that enables it, if there is one, and its
+default."""
 
 
 def _statistics_of(api: Api, args: tuple[Any, ...], kwargs: Any) -> tuple[Write, ...]:
-    """Return the running statistics that a call wrote to; most leave their versions as is."""
+    """Return the running statistics that a call wrote to: most ops do not bump their versions."""
     given = named_arguments(api.func, args, kwargs, api.parameters)
     flag, default = _STATISTICS[api.stem]
     if not given.get(flag, default):
@@ -344,9 +346,9 @@ def _statistics_of(api: Api, args: tuple[Any, ...], kwargs: Any) -> tuple[Write,
 def operand_of(
     api: Api, args: tuple[Any, ...], kwargs: Any, result: Any, tensors: Sequence[Tensor]
 ) -> Any:
-    """Return what a call writes to some elements."""
+    """Return the value that a call writes to some elements."""
     value = args[api.value_at] if api.value_at < len(args) else None
-    if api.adds or any(args[api.value_at + 1 :]) or kwargs:  # what was there is not replaced
+    if api.adds or any(args[api.value_at + 1 :]) or kwargs:  # it may keep part of the old value
         return None
     return ref(value) if is_tensor(value) else value if type(value) in _NUMBERS else None
 
@@ -357,14 +359,13 @@ class KeyedWrite(NamedTuple):
     operand: Any
     key: Any
     layout: tuple[int, tuple[int, ...]] | None = None
-    """Of an ``x`` that is a view: where it begins in its base, which is contiguous, and its
-    strides there."""
+    """For a view ``x`` of a contiguous base: its offset in the base and its strides."""
 
 
 def keyed_write_of(
     api: Api, args: tuple[Any, ...], kwargs: Any, result: Any, tensors: Sequence[Tensor]
 ) -> Any:
-    """Return what was written, and to which elements: a tensor in the key as a reference."""
+    """Return what was written, and the key that selects the elements, tensors as references."""
     operand = operand_of(api, args, kwargs, result, tensors)
     if operand is None or len(args) < 3:
         return operand
@@ -383,13 +384,13 @@ def keyed_write_of(
 
 
 def _layout_in_base(tensor: Tensor) -> tuple[int, tuple[int, ...]] | None:
-    """Return where a view begins in its contiguous base, and its strides: it may be dead later."""
+    """Return a view's offset in its contiguous base and its strides: it may be freed by later."""
     try:
         base = base_of(tensor) if is_view(tensor) else None
         if base is None or not is_contiguous(base):
             return None
         return offset_of(tensor) - offset_of(base), stride_of(tensor)
-    except RuntimeError as error:  # what is not strided has no strides
+    except RuntimeError as error:  # a sparse tensor has no strides
         raise_if_outside(error)
         return None
 
@@ -397,7 +398,7 @@ def _layout_in_base(tensor: Tensor) -> tuple[int, tuple[int, ...]] | None:
 def numbers_of(
     api: Api, args: tuple[Any, ...], kwargs: Any, result: Any, tensors: Sequence[Tensor]
 ) -> tuple[Any, ...] | None:
-    """Return the numbers among the arguments, ``None`` where some may be hidden."""
+    """Return the Python numbers among the arguments, ``None`` if keywords may hide some."""
     if kwargs:
         return None
     return tuple(item for item in args if type(item) in _NUMBERS)
@@ -406,7 +407,7 @@ def numbers_of(
 def divisor_of(
     api: Api, args: tuple[Any, ...], kwargs: Any, result: Any, tensors: Sequence[Tensor]
 ) -> int | float | None:
-    """Return the number of Python's that a tensor is divided by, ``None`` where it is none."""
+    """Return the Python number that a tensor is divided by, ``None`` for a tensor."""
     divisor = args[1] if len(args) > 1 else None
     return divisor if type(divisor) in (int, float) else None
 
@@ -414,16 +415,16 @@ def divisor_of(
 def shows_argument(
     api: Api, args: tuple[Any, ...], kwargs: Any, result: Any, tensors: Sequence[Tensor]
 ) -> bool:
-    """Return whether a result of a function that makes views shows the memory of the argument."""
+    """Return whether the result of a view function shares the memory of its argument."""
     if len(tensors) != 1 or not is_tensor(result):
         return len(tensors) == 1
-    # In inference mode torch does not say, and of detach it says no.
+    # `_is_view` is false for inference tensors, and for the result of `detach`.
     is_said = result is tensors[0] or is_view(result) or is_of_inference(result)
     return is_said or api.stem == "detach"
 
 
 def describe_results(result: Any) -> tuple[tuple[Ref, ...], tuple[Any, ...], tuple[Any, ...]]:
-    """Refer to the tensors that a call gave back, and note their shapes and dtypes."""
+    """Return references to the tensors that a call returned, their shapes and their dtypes."""
     if type(result) in NO_TENSORS:
         return (), (), ()
     outputs = tensors_in((result,))
@@ -432,7 +433,7 @@ def describe_results(result: Any) -> tuple[tuple[Ref, ...], tuple[Any, ...], tup
 
 
 def meta_of(tensor: Tensor) -> tuple[Any, Any]:
-    """Return shape and dtype, ``None`` for a tensor that does not say its shape."""
+    """Return shape and dtype, both ``None`` for a tensor without a readable shape."""
     try:
         return shape_of(tensor), dtype_of(tensor)
     except Exception as trouble:  # nested tensors have no shape, and a subclass may refuse it

@@ -1,8 +1,8 @@
 """Which batch, row and dataset item a tensor came from.
 
-Two methods of a ``DataLoader``'s iterator are replaced while a recorder is open: that which asks
-the sampler for the indices of a batch, and that which gives the batch out.  Tensors are noted by
-weak references; nothing is asked of a sampler or a dataset.
+Two methods of a ``DataLoader``'s iterator are replaced while a recorder is open: the one that takes
+the indices of a batch from the sampler, and the one that returns the batch.  Tensors are held by
+weak reference.  The sampler and the dataset are never called: that could change what they return.
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ _MAX_TENSORS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One batch that a loader gave out."""
+    """One batch that a loader returned."""
 
     number: int
     """Counted from 1 within the epoch."""
     seq: int
-    """The number of the last recorded call when it was given out."""
+    """The number of the last call recorded before it was returned."""
     tensors: tuple[ref[Tensor], ...]
     keys: tuple[int | str | None, ...]
-    """The key or index in the batch that each tensor is under, ``None`` for a batch of its own."""
+    """The key or index of each tensor in the batch, ``None`` where the tensor is the batch."""
     ranks: tuple[int, ...]
     """The number of dimensions of each tensor."""
     indices: Sequence[int] | None
-    """Which items of the dataset its rows are; ``None`` where the sampler does not say."""
+    """The dataset indices of its rows, ``None`` if the sampler returned none."""
     dataset: ref[Any] | None
     sampler: ref[Any] | None
     iterator: ref[Any]
     is_stacked: bool = False
-    """True if row 3 is the fourth item: torch or transformers made the batch of its items."""
+    """True if row 3 is the fourth item: torch or transformers collated the items in order."""
     is_collated_here: bool = False
-    """True if it was made in this process: the calls that made it are recorded."""
+    """True if it was collated in this process, so that the calls are recorded."""
     at: int = 0
-    """Which of the tensors was asked about."""
+    """The position in ``tensors`` of the one that was looked up."""
 
 
 class Batches:
-    """The last batches that loaders gave out."""
+    """The last batches that loaders returned."""
 
     def __init__(self) -> None:
         self._batches: deque[Batch] = deque(maxlen=_MAX_BATCHES)
-        # Workers are sent the indices long before their batch arrives.
+        # Workers prefetch: indices are sent long before their batch arrives.
         self._waiting: WeakKeyDictionary[Any, dict[int, list[int]]] = WeakKeyDictionary()
 
     def note_indices(self, iterator: Any, indices: Any) -> None:
-        """Note which items the next batch of a loader's iterator is made of."""
+        """Record the dataset indices of the next batch of a loader's iterator."""
         is_map, in_order = iterator._dataset_kind == 0, getattr(iterator, "_in_order", True)
         if is_map and in_order and isinstance(indices, list):
             number = getattr(iterator, "_send_idx", iterator._num_yielded) + 1
             self._waiting.setdefault(iterator, {})[number] = indices
 
     def note(self, iterator: Any, data: Any, seq: int) -> None:
-        """Note a batch that a loader's iterator is about to give out.
+        """Record a batch that a loader's iterator is about to return.
 
         Args:
             seq: the number of the last recorded call.
@@ -99,15 +99,15 @@ class Batches:
         return None
 
     def living(self) -> list[Batch]:
-        """Return the batches of which a tensor is alive, the oldest first."""
+        """Return the batches with a living tensor, oldest first."""
         return [it for it in self._batches if any(item() is not None for item in it.tensors)]
 
     def follow(self, batches: Iterable[Batch]) -> None:
-        """Know the batches of earlier blocks, the oldest first."""
+        """Take over the batches of earlier blocks, oldest first."""
         self._batches.extend(batches)
 
     def clear(self) -> None:
-        """Forget them."""
+        """Drop all batches."""
         self._batches.clear()
 
 
@@ -115,9 +115,9 @@ _OF_TORCH = (default_collate, default_convert)
 
 
 def _keeps_rows(collate: Any) -> bool:
-    """Return whether a function is known to make one row of each item, in their order.
+    """Return whether a collate function is known to stack one row for each item, in order.
 
-    One of the user's may sort, drop, transpose or concatenate them.
+    A function of the user's may sort, drop, transpose or concatenate the items.
     """
     if collate in _OF_TORCH:
         return True
@@ -130,13 +130,13 @@ def _keeps_rows(collate: Any) -> bool:
 def _reference(value: Any) -> ref[Any] | None:
     try:
         return ref(value)
-    except TypeError as trouble:  # a list may be a dataset
+    except TypeError as trouble:  # a dataset may be a list, which has no weak references
         raise_if_outside(trouble)
         return None
 
 
 def _tensors(data: Any) -> list[tuple[int | str | None, Tensor]]:
-    """Return the tensors of a batch, each with the key or index that it is under."""
+    """Return the tensors of a batch, each with its top-level key or index."""
     tensors: list[tuple[int | str | None, Tensor]] = []
     waiting: list[tuple[Any, Any, int]] = [(None, data, 0)]
     while waiting and len(tensors) < _MAX_TENSORS:
@@ -159,11 +159,11 @@ def _tensors(data: Any) -> list[tuple[int | str | None, Tensor]]:
 
 
 def describe(batch: Batch, row: int | None, item: int | None) -> str:
-    """Say where a batch came from: ``batch 4 of loader, row 17 = dataset[145]``.
+    """Return the origin of a batch in words: ``batch 4 of loader, row 17 = dataset[145]``.
 
     Args:
-        row: the row at fault within the batch, where the rows are items.
-        item: the item of the dataset, where that is proven.
+        row: the row at fault in the batch, if the rows are items.
+        item: the index of the dataset item, if proven.
     """
 
     def is_loader(value: Any) -> bool:
@@ -186,8 +186,8 @@ def describe(batch: Batch, row: int | None, item: int | None) -> str:
 
 
 def dataset_of(batch: Batch) -> tuple[object, str | None]:
-    """Return the dataset of a batch, ``None`` where it is not known, and the user's name of it."""
-    # A list has no weak reference; the loop's iterator has a reference.
+    """Return the dataset of a batch and the user's name for it, ``None`` for what is unknown."""
+    # A dataset without weak references is still held by the iterator, while its loop runs.
     dataset = None if batch.dataset is None else batch.dataset()
     if dataset is None:
         dataset = getattr(batch.iterator(), "_dataset", None)
@@ -197,7 +197,7 @@ def dataset_of(batch: Batch) -> tuple[object, str | None]:
 
 
 def _name_of(is_it: Callable[[Any], bool]) -> str | None:
-    """Find a variable of the user's, in the frames of this thread before those of others."""
+    """Return the name of a matching variable, from this thread's frames before other threads'."""
     stacks = map(stack_of, (*sys._current_frames().values(), sys._getframe(1)))
     for variables in namespaces(list(chain.from_iterable(stacks))):
         for name, value in list(variables.items()):

@@ -1,7 +1,7 @@
-"""Let compiled functions run eagerly inside a checked block, so that their ops can be seen.
+"""Run compiled functions eagerly inside a checked block, so that guards see their ops.
 
-Importing the compiler takes seconds, so it is not imported for this: where the block itself is the
-first to need it, its import is noticed and the stance set before anything can be compiled.
+Importing the compiler takes seconds, so it is not imported for this.  If the block is the first to
+import it, an import hook sets the stance before anything can be compiled.
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ from cudalens.recorder._torch import remove_stance
 RAN_EAGERLY = "compiled functions ran eagerly in this block; --no-force-eager keeps them compiled"
 _WRAPPER_FILE = "torch/_dynamo/eval_frame.py"
 _WRAPPER = "_TorchDynamoContext."
-"""The class whose functions run what was compiled.  What the same file keeps from being compiled,
-such as a checkpoint, runs through another one."""
+"""The class whose wrappers run compiled code.  Code that the same file excludes from compilation,
+such as a checkpoint, runs through another class."""
 
 
-# The stance belongs to the process, and blocks of several threads may overlap: the first of them
-# sets it, the last takes it away again.
+# The stance is global to the process, and blocks of several threads may overlap: the first sets
+# it, the last one removes it.
 _lock = threading.RLock()
 _open: list[EagerCompiler] = []
 
 
 def limit_of(codes: Iterable[CodeType]) -> tuple[str, ...]:
-    """Return the line for a report whose stack, by its code objects, passes a compiled function.
+    """Return the note for a report whose stack contains a compiled function that ran eagerly.
 
-    Empty where it does not, and where compiled functions stay compiled.
+    Empty for other stacks, and where compiled functions stay compiled.
+
+    Args:
+        codes: the code objects of the stack.
     """
     passes = any(
         code.co_filename.replace("\\", "/").endswith(_WRAPPER_FILE)
@@ -42,9 +45,9 @@ def limit_of(codes: Iterable[CodeType]) -> tuple[str, ...]:
 
 
 class EagerCompiler:
-    """Keep torch's compiler in the stance ``force_eager`` while open, loaded or not yet.
+    """Set the compiler's stance to ``force_eager`` while open, also if it is imported later.
 
-    A stance that the program sets meanwhile stays.
+    A stance that the program sets inside is kept.
     """
 
     _stance: Any = None
@@ -55,7 +58,7 @@ class EagerCompiler:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Return the stance back as it was."""
+        """Restore the stance."""
         self._leave()
 
     def _set_stance(self, compiler: Any) -> Callable[[], None]:

@@ -27,15 +27,15 @@ from cudalens.recorder.sites import codes_of, shared_site
 from cudalens.recorder.tensor_refs import Ref
 
 GIVING = functions(Trait.GIVES)
-"""Functions after which others can write to the memory of their argument."""
+"""Functions after which code outside torch can write to their argument's memory, like ``numpy``."""
 SHARING = GIVING | functions(Trait.SHARES)
-"""These, and those whose result others can write to, where it is on the host."""
+"""These, and functions whose result shares host memory with others, like ``from_numpy``."""
 _HIDING = SHARING | {"data"}
-"""These, and the one whose result has versions of its own."""
+"""These, and ``.data``, whose result has a version counter of its own."""
 
 
 class UnseenChange(NamedTuple):
-    """Changes of a tensor that were not recorded, by the numbers of the calls before them."""
+    """Unrecorded changes of a tensor, the first and the last by the call number before it."""
 
     tensor: Ref
     first: int
@@ -43,17 +43,17 @@ class UnseenChange(NamedTuple):
 
 
 class LastVersion(NamedTuple):
-    """The version that a tensor had when a block ended."""
+    """The version counter of a tensor at the end of a block."""
 
     tensor: Ref
     whole: Ref
-    """The tensor that it is a view of, or itself."""
+    """Its base if it is a view, else the tensor itself."""
     version: int
 
 
 @dataclass
 class EarlierCalls:
-    """The calls of earlier blocks, all numbered below those of the next one, from 0 downwards."""
+    """The calls of earlier blocks, numbered from 0 downwards: the next block starts at 1."""
 
     calls: list[Recorded] = field(default_factory=list)
     """Oldest first."""
@@ -61,15 +61,15 @@ class EarlierCalls:
     changes: dict[int, UnseenChange] = field(default_factory=dict)
     """By the ``id`` of the tensor's reference."""
     versions: list[LastVersion] = field(default_factory=list)
-    """Of the tensors that were alive when the last of these blocks ended."""
+    """For the tensors that were alive when the last of these blocks ended."""
     shared: dict[int, Ref] = field(default_factory=dict)
-    """Tensors whose memory others can write to."""
+    """Tensors whose memory code outside torch can write to."""
 
     files: dict[str, tuple[int, int] | None] = field(default_factory=dict)
-    """The files that the calls were made in, each with its size and the time of its change."""
+    """The files of the calls, each with its size and modification time."""
 
     def note_changes(self) -> None:
-        """Note which tensors were written to since the last block; called where one begins."""
+        """Note which tensors have changed since the last block; call it before the next one."""
         self.note_edits(self.changes)
         for tensor, whole, version in self.versions:
             living = tensor()
@@ -78,7 +78,7 @@ class EarlierCalls:
                 note_change(self.changes, whole, 0)
 
     def note_edits(self, changes: dict[int, UnseenChange]) -> None:
-        """Hide the calls of files that were edited: their lines are not known any more."""
+        """Disown the results of calls in edited files: their lines may show other code now."""
         edited = {name for name, state in self.files.items() if state_of(name) != state}
         for call in self.calls if edited else ():
             if not edited.isdisjoint(files_of([call])):
@@ -86,12 +86,12 @@ class EarlierCalls:
                     note_change(changes, item, 0)
 
     def changes_before(self, ring: Sequence[Recorded], hides: bool) -> dict[int, UnseenChange]:
-        """Return all changes, where the first calls of the running block have left the ring.
+        """Return all changes, for a block whose first calls have left the ring.
 
         Args:
             ring: the calls that are left.
-            hides: True if one of the calls that are gone may have changed a tensor without a trace
-                in its version.
+            hides: whether a call that left it may have changed a tensor without bumping its
+                version counter.
         """
         changes = dict(self.changes)
         written: dict[int, int | None] = {}
@@ -108,13 +108,13 @@ class EarlierCalls:
 
 
 def note_change(changes: dict[int, UnseenChange], tensor: Ref, seq: int) -> None:
-    """Note that a tensor may have changed after call number ``seq``."""
+    """Note that a tensor may have changed unseen after call number ``seq``."""
     old = changes.get(id(tensor), UnseenChange(tensor, seq, seq))
     changes[id(tensor)] = UnseenChange(tensor, min(old.first, seq), max(old.last, seq))
 
 
 def files_of(calls: Iterable[Recorded]) -> set[str]:
-    """Return the files that led to calls."""
+    """Return the files of all frames that led to calls."""
     sites = [call.site for call in calls]
     shared = {id(site): site for site in map(shared_site, sites)}  # few: one a module or line
     codes = {id(site[0]): site[0] for site in sites if isinstance(site, tuple)}
@@ -123,7 +123,7 @@ def files_of(calls: Iterable[Recorded]) -> set[str]:
 
 
 def state_of(filename: str) -> tuple[int, int] | None:
-    """Return what is another after a file was edited; ``None`` if it is none, such as a cell."""
+    """Return size and modification time of a file; ``None`` if it is none, such as a cell."""
     try:
         stat = Path(filename).stat()
     except (OSError, ValueError):
@@ -132,15 +132,15 @@ def state_of(filename: str) -> tuple[int, int] | None:
 
 
 def hides_changes(stems: Iterable[str]) -> bool:
-    """Return whether one of these functions lets a tensor change without a trace in its version."""
+    """Return whether one of these functions lets a tensor change without a new version."""
     return not _HIDING.isdisjoint(stems)
 
 
 def shares_memory(stems: Iterable[str]) -> bool:
-    """Return whether one of these functions gives memory to others, or has it from them."""
+    """Return whether one of these functions shares memory with code outside torch."""
     return not SHARING.isdisjoint(stems)
 
 
 def version_or_none(tensor: Tensor) -> int | None:
-    """Return the version of a tensor, ``None`` in inference mode, where it has none."""
+    """Return the version counter of a tensor, ``None`` for one made in inference mode."""
     return None if is_of_inference(tensor) else version_of(tensor)

@@ -1,4 +1,4 @@
-"""Values that guards have read in earlier calls of a line: evidence for every cause rule."""
+"""The range of values that guards have read in earlier calls of a line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PASSING = frozenset([_MODE, _DETOUR])
 
 
 class EarlierValues:
-    """Number of calls, smallest and largest value by the place of a call and its argument."""
+    """Number of calls, smallest and largest value, by place of the call and argument."""
 
     def __init__(self) -> None:
         self._extremes: dict[tuple[Any, ...], list[Any]] = {}
-        """Calls, smallest, largest, number of the last call, and what its key numbers."""
+        """``[calls, smallest, largest, number of the last call, objects behind the key's ids]``."""
 
     def note(
         self,
@@ -30,10 +30,12 @@ class EarlierValues:
         values: Sequence[tuple[str, float, float]],
         number: int,
     ) -> None:
-        """Note what was read in a call: argument, smallest and largest value of each.
+        """Add what guards have read in one call.
 
         Args:
-            number: of the call.
+            frame: the frame that made the call, or one of ours below it.
+            values: argument, smallest and largest value.
+            number: the number of the call.
         """
         caller = caller_of(frame) if frame.f_code.co_filename in _PASSING else frame
         place, codes = _place(caller, site)
@@ -42,17 +44,17 @@ class EarlierValues:
             if seen is None:
                 self._extremes[place, argument] = [1, low, high, number, codes]
                 continue
-            if seen[3] != number:  # several guards may have looked at it
+            if seen[3] != number:  # else another guard has read it in the same call
                 seen[0] += 1
                 seen[3] = number
             if low < seen[1] or high > seen[2]:
                 seen[1], seen[2] = min(seen[1], low), max(seen[2], high)
 
     def find(self, caller: FrameType | None, site: RawSite, argument: str) -> dict[str, Any] | None:
-        """Return what earlier calls from a place gave to an argument, ``None`` without any.
+        """Return the range of an argument in earlier calls from a place, ``None`` without any.
 
-        Where the user's own line called the module, the calls of all modules count: ``modules``
-        has each of the others with its calls, smallest and largest value.
+        If the user's own line called the module, the calls of all modules on it count: ``modules``
+        lists each other module with its calls, smallest and largest value.
         """
         place = _place(caller, site)[0]
         is_of_line = place[0] == place[2] or _is_called_by_user(site)
@@ -74,7 +76,7 @@ class EarlierValues:
 
 
 def _is_called_by_user(site: RawSite) -> bool:
-    """Return whether a line of the user's called the module that runs, and no library's."""
+    """Return whether the user's own line called the running module, not a library."""
     shared = shared_site(site)
     outer = None if shared is None else shared.outer
     if shared is None or outer is None:
@@ -83,21 +85,21 @@ def _is_called_by_user(site: RawSite) -> bool:
 
 
 def caller_of(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that made a call, given that which called the mode."""
+    """Return the user's frame that made a call, given the frame that called the mode."""
     while frame is not None and frame.f_code.co_filename in _PASSING:
         if frame.f_code.co_filename == _DETOUR:
-            frame = frame.f_back  # a function written in Python asks its modes
+            frame = frame.f_back  # behind it: the torch function written in Python
         frame = None if frame is None else frame.f_back
     return frame
 
 
 def _place(caller: FrameType | None, site: RawSite) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-    """Return the instruction that made a call, the user's line and the module, all as numbers.
+    """Return the instruction that made a call, the user's line and the module, as a tuple of ids.
 
-    Code itself is slow to hash.  Its number is its own for as long as the code lives.
+    Hashing a code object is slow.  Its ``id`` is unique while it lives: keep the object, too.
 
     Returns:
-        the numbers, and what they are of: code, code, and a reference to the module.
+        The key, and the objects behind its ids: code, code, and a reference to the module.
     """
     if isinstance(site, tuple):
         line, lasti, shared = site

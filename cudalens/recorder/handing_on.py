@@ -1,4 +1,4 @@
-"""What a block that has ended hands on to the next: the calls that led to what is alive."""
+"""What a block hands on to the next: the calls behind tensors that are still alive."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from cudalens.recorder.earlier_calls import (
 from cudalens.recorder.history import Snapshot
 
 MAX_CALLS = 4096
-"""So many calls of earlier blocks are kept, the newest: as many as the ring has by default."""
+"""How many calls of earlier blocks are kept, the newest: the default size of the ring."""
 
 
 def handed_on(snapshot: Snapshot, ended: int, is_sharing_lost: bool = False) -> EarlierCalls:
-    """Return what a block that has ended hands on to the next.
+    """Return what the next block may rely on.
 
     Args:
         ended: number of the last call.
-        is_sharing_lost: True if a call that has left the ring may have shared memory with others.
+        is_sharing_lost: whether a call that left the ring may have shared memory with code outside
+            torch.
     """
     calls = [*snapshot.earlier.calls, *snapshot.calls]
     changes = dict(snapshot.changes)
@@ -37,15 +38,15 @@ def handed_on(snapshot: Snapshot, ended: int, is_sharing_lost: bool = False) -> 
     kept, needed = _kept(calls, snapshot, changes)
     shared = dict(snapshot.earlier.shared)
     tensors = {id(item): item for call in kept for item in (*call.inputs, *call.results)}
-    # Tensors whose memory calls gave to others, or have from them; a view may be gone already.
+    # Tensors that calls have shared with code outside torch, and their bases: a view may be gone.
     for call in snapshot.calls:
         is_given = call.api.stem in GIVING
         for item in (*call.inputs, *call.outputs) if call.api.stem in SHARING else ():
             for whole in (item, snapshot.whole(item)):
                 if (living := whole()) is not None and (is_given or on_host(living)):
                     shared[id(whole)] = whole
-    # Those on the host that may have had their memory from others: no known call has made them, or
-    # one of the calls that are not known any more has shared memory.
+    # Host tensors that may be shared: no recorded call has made them, or a call that left the ring
+    # may have shared them.
     for item in tensors.values():
         living = item()
         if living is not None and on_host(living):
@@ -53,7 +54,7 @@ def handed_on(snapshot: Snapshot, ended: int, is_sharing_lost: bool = False) -> 
             if is_sharing_lost or is_unmade:
                 shared[id(item)] = item
     shared = {key: item for key, item in shared.items() if item() is not None}
-    # From here on others may write to their memory, of which nothing tells.
+    # From here on they may change without a new version, so nothing before counts as their origin.
     for item in shared.values():
         note_change(changes, item, ended)
         note_change(changes, snapshot.whole(item), ended)
@@ -82,10 +83,10 @@ def handed_on(snapshot: Snapshot, ended: int, is_sharing_lost: bool = False) -> 
 def _kept(
     calls: Sequence[Recorded], snapshot: Snapshot, changes: dict[int, UnseenChange]
 ) -> tuple[list[Recorded], set[int]]:
-    """Return the calls that led to what is alive, and the ``id`` of each tensor on the way.
+    """Return the calls that led to living tensors, and the ``id`` of each tensor on the way.
 
-    What an optimizer does is not kept, nor the statistics that a layer updates: that would be all
-    of a training loop.  Their writes are changes.
+    Optimizer steps and updates of running statistics are left out: through them, every call of a
+    training loop would lead to the parameters.  Their writes count as unseen changes.
     """
     wholes = snapshot.whole
     needed = {
@@ -96,7 +97,7 @@ def _kept(
         for whole in (item, wholes(item))
     }
     kept: list[Recorded] = []
-    # From the newest back: what a kept call has read is needed in turn.
+    # Newest first, since what a kept call has read is needed in turn.
     for call in reversed(calls):
         results = call.results
         if not any(id(item) in needed or id(wholes(item)) in needed for item in results):

@@ -1,7 +1,6 @@
-"""The recorded calls to read: history, who made which tensor or wrote to it.
+"""Read access to recorded calls: their history, and which calls made or wrote to a tensor.
 
-A tensor is known by its weak reference, which tells it apart from every other tensor even when
-both are dead.
+A tensor is identified by its weak reference, which stays unique after the tensor has died.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ _LONG = re.compile(r"^torch\.(?:(b?f|u|i|c)(?:loat|int|nt|omplex))?")
 
 
 class Snapshot:
-    """The recorded calls at one moment, and what was worked out of them so far.
+    """The recorded calls at one moment, with lookup tables that are built once, on first use.
 
     A report asks for the forward call of each of some sixty nodes.
 
     Args:
-        calls: of the running block.
-        earlier: what earlier blocks have handed on: who made a tensor is looked up there too.
-        changes: of tensors, which were not recorded.
+        calls: the calls of the running block.
+        earlier: the calls that earlier blocks have handed on, searched as well.
+        changes: unrecorded changes of tensors.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Snapshot:
         )
 
     def _shapes(self, call: Recorded) -> str:
-        """Return ``f32[32, 10] -> f32[]``, and ``?`` for a tensor that is not known any more."""
+        """Return ``f32[32, 10] -> f32[]``, with ``?`` for a tensor of unknown shape."""
 
         def text(tensors: Sequence[Ref]) -> str:
             metas = [self.meta_of(item) for item in tensors]
@@ -85,7 +84,7 @@ class Snapshot:
         return f"{text(call.inputs)} -> {text(call.outputs)}".strip()
 
     def module_roots(self) -> dict[str, set[int]]:
-        """Return for each module path the ``id`` of each module that it is below."""
+        """Return, for each module path, the ``id`` of every root module that has it."""
         shared = {id(site): site for site in (shared_site(call.site) for call in self.calls)}
         roots: dict[str, set[int]] = {}
         for site in shared.values():
@@ -95,15 +94,16 @@ class Snapshot:
         return roots
 
     def forward_call(self, number: int) -> Recorded | None:
-        """Return the call that made the autograd node of a sequence number.
+        """Return the call that made the autograd node with a sequence number.
 
-        ``None`` for a node from before the recording, and where it has left the ring.
+        ``None`` for a node from before the recording, and for a call that left the ring.
         """
         return self._makers.get(number)
 
     @cached_property
     def _makers(self) -> dict[int, Recorded]:
-        # A call inside a backward pass comes before it in the ring, and is in its range.
+        # Newest first, so that a call inside a backward pass overwrites the pass: it is recorded
+        # before the pass, and the range of the pass contains its own.
         makers: dict[int, Recorded] = {}
         for call in reversed(self.calls):
             makers.update(dict.fromkeys(range(call.first_nr, call.last_nr), call))
@@ -111,7 +111,7 @@ class Snapshot:
 
     @cached_property
     def earlier_passes(self) -> list[tuple[int, Recorded]]:
-        """Return the backward passes that came back, each after the number of its first call."""
+        """Return the finished backward passes, each with the number of its first call."""
         passes, before = [], 0
         for call in self.calls:
             is_inside = phase_of(call.site) == "backward"
@@ -122,9 +122,9 @@ class Snapshot:
         return passes
 
     def other_functions(self, call: ApiCall) -> tuple[str, ...]:
-        """Return the names of other functions that the instruction of a refused call has called.
+        """Return the names of other functions that the instruction of a failed call has called.
 
-        ``loss_fn(...)`` may be another loss in another turn, or in another object of the class.
+        ``loss_fn(...)`` may be another loss in another iteration, or in another instance.
         """
         place = (call.code, call.lasti)
         named = (
@@ -137,7 +137,7 @@ class Snapshot:
         return tuple(dict.fromkeys(named))
 
     def calls_of_line(self, call: ApiCall) -> int:
-        """Return how often the line of a refused call has called its function, in its module."""
+        """Return how often the line of a failed call has called its function, in its module."""
         place = _line_and_module(call.site)
         same = (it for it in self.calls if it.api.func is call.func)
         return sum(_line_and_module(item.site) == place for item in same)
@@ -145,7 +145,7 @@ class Snapshot:
     # --- who made a tensor, and wrote to it ------------------------------------------------------
 
     def meta_of(self, tensor: Ref) -> tuple[Any, Any]:
-        """Return shape and dtype of a tensor, also of a dead one that a recorded call has made."""
+        """Return shape and dtype of a tensor, also of a freed one that a recorded call returned."""
         living = tensor()
         if living is not None:
             return meta_of(living)
@@ -159,22 +159,22 @@ class Snapshot:
         return self._if_last(tensor, max(earlier, key=lambda call: call.seq, default=None), before)
 
     def maker(self, tensor: Ref, before: int | None = None) -> Recorded | None:
-        """Return the last call that gave a tensor back."""
+        """Return the last call that returned a tensor."""
         calls = self._index.made.get(id(tensor), ())
         earlier = (it for it in reversed(calls) if before is None or it.seq < before)
         return self._if_last(tensor, next(earlier, None), before)
 
     def _if_last(self, tensor: Ref, call: Recorded | None, before: int | None) -> Recorded | None:
-        """Return a call unless its tensor may have changed after it, with no record of that."""
+        """Return a call, unless its tensor may have changed unrecorded after it."""
         is_hidden = call is not None and self.is_hidden(tensor, call.seq, before)
         return None if is_hidden else call
 
     def is_hidden(self, tensor: Ref, seq: int, before: int | None) -> bool:
-        """Return whether a tensor may have changed between two calls, with no record of that.
+        """Return whether a tensor may have changed unrecorded between two calls.
 
         Args:
-            seq: of the older call.
-            before: of the newer one, ``None`` for now.
+            seq: number of the older call.
+            before: number of the newer call, ``None`` for now.
         """
         changes = self._changes_of(tensor)
         return any(seq <= it.last and (before is None or it.first < before) for it in changes)
@@ -186,9 +186,10 @@ class Snapshot:
 
     @cached_property
     def _shared(self) -> dict[int, UnseenChange]:
-        """Changes of tensors that lie in one place of memory, though no call says so.
+        """Possible changes of tensors that share memory without a recorded call that shows it.
 
-        No mode sees ``y.set_(x)``, nor ``to_dlpack(x)``, and each has versions of its own then.
+        No mode sees ``y.set_(x)`` or ``to_dlpack(x)``, after which each tensor has a version
+        counter of its own.
         """
         owners: dict[int, dict[int, Ref]] = {}
         changes: dict[int, UnseenChange] = {}
@@ -203,7 +204,7 @@ class Snapshot:
                 known.add(id(item))
                 place, is_given = _own_address(item), any(item is it for it in inputs)
                 if place is None or (place in given and not is_given):
-                    continue  # what a call shows of an input has the versions of that
+                    continue  # a view of an input, which shares its version counter
                 same = owners.setdefault(place, {})
                 same[id(item)] = item
                 for owner in same.values() if len(same) > 1 else ():
@@ -212,11 +213,11 @@ class Snapshot:
         return changes
 
     def is_made(self, tensor: Ref) -> bool:
-        """Return whether a known call has made a tensor, and not only written to it."""
+        """Return whether a recorded call has made a tensor, not only written to it."""
         return any(not call.api.is_in_place for call in self._index.made.get(id(tensor), ()))
 
     def is_of_data(self, tensor: Ref) -> bool:
-        """Return whether ``.data`` of another tensor gave it: it has versions of its own then."""
+        """Return whether a tensor is ``x.data`` or a view of it: x has another version counter."""
         for call in self._index.made.get(id(tensor), ()):
             shown = call.inputs[0] if call.is_alias and call.inputs else tensor
             if call.api.stem == "data" or (shown is not tensor and self.is_of_data(shown)):
@@ -224,11 +225,10 @@ class Snapshot:
         return False
 
     def note_unseen_writes(self) -> None:
-        """Note what changed with no call that wrote to it.
+        """Note tensors that may have changed without a recorded write.
 
-        ``x.data = other`` gives a tensor other memory, and from ``x.numpy()`` on an array may write
-        to it.  What has another version than the last block and the calls of this one have left
-        was written to by another thread.
+        ``x.data = other`` swaps the memory.  After ``x.numpy()`` an array may write to it.  And a
+        version counter beyond the recorded writes shows that another thread has written.
         """
         last = self.calls[-1].seq if self.calls else 0
         for call in self.calls:
@@ -253,7 +253,7 @@ class Snapshot:
         return self._index.writes.get(id(self.whole(tensor)), [])
 
     def is_untouched(self, tensor: Ref, since: float) -> bool:
-        """Return whether nothing has written to a tensor since call number ``since``."""
+        """Return whether provably nothing has written to a tensor since call number ``since``."""
         if any(change.last >= since for change in self._changes_of(tensor)):
             return False
         living = tensor()
@@ -267,9 +267,9 @@ class Snapshot:
 
     @cached_property
     def _last_writes(self) -> dict[int, int]:
-        """The last call that wrote to each memory, by its address.
+        """By storage address, the last call that wrote to it.
 
-        No call says that a parameter has the memory of the tensor it was made of.
+        By address, because ``nn.Parameter(x)`` shares the memory of x, and no call shows it.
         """
         last: dict[int, int] = {}
         for call in (*self.earlier.calls, *self.calls):
@@ -281,7 +281,7 @@ class Snapshot:
         return last
 
     def whole(self, tensor: Ref) -> Ref:
-        """Return what a tensor is a view of, by the recorded calls and by torch, or itself."""
+        """Return the base of a view, by the recorded calls and by torch; else the tensor itself."""
         return self._index.whole(tensor)
 
     @cached_property
@@ -301,9 +301,9 @@ def _line_and_module(site: RawSite) -> tuple[object, ...]:
 
 
 def _own_address(tensor: Ref) -> int | None:
-    """Return the address of the memory of a living tensor.
+    """Return the storage address of a living tensor.
 
-    ``None`` for a view and a parameter, which have the versions of what they were made of.
+    ``None`` for views and parameters, which share the version counter of their source.
     """
     living = tensor()
     is_own = living is not None and not isinstance(living, Parameter) and base_of(living) is None
@@ -311,20 +311,20 @@ def _own_address(tensor: Ref) -> int | None:
 
 
 class _Index:
-    """Calls that made each tensor and wrote to it, by the ``id`` of its reference.
+    """The calls that made or wrote to each tensor, by the ``id`` of its weak reference.
 
-    The calls contain the references, so an ``id`` belongs to one of them only.
+    The calls keep the references alive, so each ``id`` stays unique.
     """
 
     def __init__(self) -> None:
         self.made: dict[int, list[Recorded]] = {}
-        """The calls that gave a tensor back."""
+        """The calls that returned a tensor."""
         self.metas: dict[int, tuple[Any, Any]] = {}
-        """Shape and dtype of what was given back last."""
+        """Shape and dtype of a tensor as it was last returned."""
         self.writes: dict[int, list[tuple[Recorded, Write]]] = {}
-        """The writes to a tensor that is no view, and to views of it."""
+        """By base, the writes to it and to its views."""
         self.bases: dict[int, Ref] = {}
-        """The base of each view; in inference mode autograd does not say."""
+        """The base of each view: torch keeps none in inference mode."""
 
     def whole(self, tensor: Ref) -> Ref:
         known = self.bases.get(id(tensor))
@@ -334,12 +334,12 @@ class _Index:
         base = None if living is None else base_of(living)
         if base is None:
             return tensor
-        # A view of ``x.detach()`` is one of x, which only the call says.
+        # The base of a view of ``x.detach()`` is the detached tensor. Only the call leads to x.
         known = ref(base)
         return self.bases.get(id(known), known)
 
     def add(self, call: Recorded) -> None:
-        # A view from before the recording may die, and what is made of it is one of its base.
+        # Look up bases now: a view from before the recording may be freed by later.
         self._note_bases(call.inputs)
         is_view = call.is_alias or call.api.stem == "data"
         shown = call.inputs[0] if call.inputs and is_view else None

@@ -1,6 +1,6 @@
-"""The flight recorder: a function mode that notes each API call and keeps no tensor alive.
+"""The flight recorder: a function mode that records each API call and keeps no tensor alive.
 
-Only what cannot be found out later is noted, and nothing is formatted before a failure.
+It records only what cannot be looked up later, and formats nothing before a failure.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cudalens.recorder.replaced import REPLACED, forget, here
 from cudalens.recorder.sites import RawSite, Site, SiteTracker
 from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
 
-# Globals are found faster than attributes of modules.
+# A global is one dictionary lookup; an attribute of a module is two.
 _getframe = sys._getframe
 _next = _torch.next_sequence_nr
 _has_modes_below = _torch.function_modes
@@ -53,11 +53,11 @@ class RecordingMode(_torch.RemovableMode):
     Args:
         max_ops: size of the ring of recorded calls.
         sync: wait for the device after each call, so that the call at fault raises the fault.
-        watch: looks at the result of each call, and at the gradients of each node of a backward
-            pass; what it returns is raised by the call.
+        watch: checks the result of each call, and the gradients of each node of a backward pass.
+            The call raises what it returns.
         is_fatal: returns whether the device cannot be used after an exception.
-        on_device_end: called with each exception that says so; the first may come in a thread of
-            autograd's, and again where ``backward`` was called.
+        on_device_end: called with each exception after which the device is lost. The first may
+            come on a thread of autograd's, and again where ``backward`` was called.
     """
 
     def __init__(
@@ -75,32 +75,33 @@ class RecordingMode(_torch.RemovableMode):
         self.is_over = False  # the device's context has ended
         self._noted = Limits()
         self.limits = self._noted.lines
-        """Failures of the recorder itself, one line each."""
+        """Internal failures of the recorder, one line each."""
         self._ring: deque[tuple[Any, ...]] = deque(maxlen=max_ops)
         self._apis = Apis()
         self.sites = SiteTracker()
         self.passes: list[BackwardPass] = []
-        """The backward passes that run, the innermost last."""
+        """The running backward passes, innermost last."""
         self._batches = Batches()
         self._frozen: deque[tuple[Ref, RawSite]] = deque(maxlen=max_ops)
         self._failed_calls: WeakValueDictionary[int, ApiCall] = WeakValueDictionary()
-        """Calls that raised, by the number of a frame of ours in the traceback.
+        """Calls that raised, by the ``id`` of a frame of ours in the traceback.
 
-        The frame alone keeps the call alive: it ends with the exception, which has nothing of ours.
+        Only that frame keeps the call alive, so the call is freed with the exception, and the
+        exception itself needs no attribute of ours.
         """
         self.devices: set[torch.device] = set()
-        """The devices that calls were seen on."""
+        """The devices that recorded calls ran on."""
         self.is_synchronous = sync
         self._thread = threading.get_ident()
         self.watch = watch
         self._is_fatal, self._on_device_end = is_fatal, on_device_end
         self._seen = EarlierValues()
         self._read: list[Extreme] = []
-        """Values that guards read in the running call."""
+        """Extremes that guards have read for the running call."""
         self._opened_on = THREAD.running
 
     def last_call(self) -> tuple[str, RawSite]:
-        """Return name and place of the call that was noted last."""
+        """Return name and place of the call recorded last."""
         _, api, site, *_ = self._ring[-1]
         return api.name, site
 
@@ -126,7 +127,7 @@ class RecordingMode(_torch.RemovableMode):
     def __exit__(self, *_: object) -> None:
         try:
             self._close()
-        except BaseException:  # an interrupt: what it cut short is done again
+        except BaseException:  # an interrupt cut the cleanup short, and each step is idempotent
             self._close()
             raise
 
@@ -134,7 +135,7 @@ class RecordingMode(_torch.RemovableMode):
         try:
             self.remove()
             if threading.get_ident() != self._thread:
-                self._apis = _Closed(self)  # the other thread's stack cannot be reached from here
+                self._apis = _Closed(self)  # a mode stack can be changed by its own thread alone
         finally:
             _torch.remove_hooks(
                 *(self.sites.enter_module, self.sites.enter_step),
@@ -150,11 +151,12 @@ class RecordingMode(_torch.RemovableMode):
 
     # --- recording -------------------------------------------------------------------------------
 
-    def __torch_function__(  # noqa: PLR0912  each call of the user's passes here: no calls of ours
+    def __torch_function__(  # noqa: PLR0912  the hot path: a helper costs a call for each op
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         __tracebackhide__ = True
-        # Bound before anything can raise: a traceback that stays keeps this frame.
+        # Bound first, so that the handler below can clear them: a traceback that the user keeps
+        # holds this frame, and with it every tensor of these variables.
         tensors: Any = None
         versions: list[int] | None = _UNWRITTEN
         hides: object = False
@@ -165,7 +167,7 @@ class RecordingMode(_torch.RemovableMode):
         except ValueError:  # torch itself calls, on a thread of autograd's: no caller to record
             return func(*args, **(kwargs or {}))
         try:
-            try:  # what fails here is ours: the call is made as if nobody had looked
+            try:  # a failure in here is ours, so the call runs unrecorded
                 api = self._apis[func]
                 if not api.is_quiet:
                     if api.forgets:
@@ -220,18 +222,18 @@ class RecordingMode(_torch.RemovableMode):
             if running is not None:
                 running.call = outer
             if is_called:
-                # This frame keeps it alive.
+                # A local variable, because `_failed_calls` holds the call weakly.
                 _held = self.failed(func, args, kwargs, error, frame)
-            else:  # what Triton, CuPy or a CUDA graph launched before has failed
+            else:  # the wait before the call raised a fault that an earlier launch left
                 self.note_end(error, None)
             args, kwargs, tensors, result, value, listed = (), None, None, None, None, None
             running = outer = frame = None  # type: ignore[assignment]
             raise
 
     def _versions(self, api: Api, args: tuple[Any, ...], tensors: list[Tensor]) -> list[int] | None:
-        """Return the versions of what a call may write to, once the watch has seen its values.
+        """Return the version counters of a call's tensors, and show the watch what it overwrites.
 
-        ``None`` where a tensor is of inference mode, and has none.
+        ``None`` where a tensor was made in inference mode, which keeps no version counter.
         """
         __tracebackhide__ = True
         if api.is_in_place and self.watch is not None:
@@ -245,7 +247,7 @@ class RecordingMode(_torch.RemovableMode):
     def _look_at_shown(
         self, api: Api, args: tuple[Any, ...], result: Any, frame: FrameType
     ) -> None:
-        """Have the watch look at what the host is given by a call that is not noted."""
+        """Show the watch what reaches the host through a call that is not recorded."""
         __tracebackhide__ = True
         if not api.freezes:
             if self.watch is not None:
@@ -253,22 +255,22 @@ class RecordingMode(_torch.RemovableMode):
             return
         try:
             with Unseen():
-                # Where a tensor is told to require no grad, a report can say why it has none.
+                # `requires_grad_(False)`: a later report can name this line for a missing gradient.
                 if args and type(args[0]) in _TENSORS and not args[0].requires_grad:
                     self._frozen.append((ref(args[0]), self.sites.of(frame)))
         except Exception as trouble:
             self.internal_error("a frozen tensor was not noted", trouble)
 
     def frozen_at(self, tensors: Sequence[Tensor]) -> list[RawSite]:
-        """Return where each tensor was last told to require no grad, empty if one was not."""
+        """Return where each tensor was last frozen; empty unless all of them were."""
         last = {id(item()): site for item, site in self._frozen}
         sites = [last.get(id(it)) for it in tensors]
         return [] if None in sites else [it for it in sites if it is not None]
 
     def _wait_after(self, tensors: list[Tensor], result: Any) -> None:
-        """Wait for the device of a call that came back, if it launched something."""
+        """Wait for the device of a finished call, if the call may have launched a kernel."""
         if type(result) in _ANSWERS:
-            return  # a number: the host has waited
+            return  # a Python number: reading it has waited for the device
         try:
             device = _device_of((*tensors_in((result,)), *tensors))
         except Exception as trouble:
@@ -284,12 +286,12 @@ class RecordingMode(_torch.RemovableMode):
                 _torch.wait_if_busy(device)
 
     def wait_for_current_device(self) -> None:
-        """Wait for the current CUDA device, before and behind what no mode sees launched."""
+        """Wait for the current CUDA device, around launches that no function mode sees."""
         if torch.cuda.is_initialized():
             self._wait(torch.device("cuda", torch.cuda.current_device()))
 
     def wait_for_all(self) -> None:
-        """Wait for all devices that calls were seen on, unless nothing is to wait."""
+        """Wait for every device that calls ran on, if the recorder is synchronous."""
         for device in tuple(self.devices) if self.is_synchronous else ():
             _torch.wait_if_busy(device)
 
@@ -304,10 +306,10 @@ class RecordingMode(_torch.RemovableMode):
         result: Any,
         frame: FrameType,
     ) -> None:
-        """Note a call that came back, and have its result looked at.
+        """Record a finished call, and show its result to the watch.
 
         Args:
-            number: the sequence number that autograd would have given to a node before the call.
+            number: autograd's next sequence number before the call.
         """
         __tracebackhide__ = True
         written: tuple[Write, ...] = ()
@@ -337,13 +339,14 @@ class RecordingMode(_torch.RemovableMode):
                 (seq, api, site, number, last, reads, output, shape, dtype, written, extra)
             )
             if self._read:
-                if not api.is_backward:  # that is of many calls
+                if not api.is_backward:  # there, guards have read for many calls, not for one
                     self._seen.note(frame, site, self._read, seq)
                 self._read.clear()
         except Exception as trouble:
             self.internal_error("a call was not recorded", trouble)
         watch = self.watch
-        # What an optimizer computes stays inside: its parameters are looked at after the step.
+        # The intermediate results of an optimizer are its own. Its parameters are checked after
+        # the step.
         if watch is None or (is_brief and not watch.is_strict):
             return
         try:
@@ -358,7 +361,7 @@ class RecordingMode(_torch.RemovableMode):
     def ask_watch(
         self, look: Callable[..., BaseException | None], *args: Any, **options: Any
     ) -> None:
-        """Have the watch look at something, and raise what it finds."""
+        """Run a check of the watch, and raise its finding."""
         __tracebackhide__ = True
         try:
             finding = look(*args, **options)
@@ -375,15 +378,16 @@ class RecordingMode(_torch.RemovableMode):
         self.ask_watch(self.watch.steps.after, optimizer, self.sites.of(_getframe(1)))
 
     def _of_worker(self, site: RawSite, number: int, last: int) -> tuple[RawSite, int, int]:
-        """Return place and numbers of a call in backward, which may run on a thread of autograd's.
+        """Return place and sequence numbers of a call in backward, maybe on an autograd thread.
 
-        Such a thread counts for itself, and its stack ends before the line that waits for it.
+        Such a thread has a sequence counter of its own, and its stack does not reach the line that
+        called ``backward``.
         """
         if threading.get_ident() == self._thread:
             return site, number, last
         here = threading.get_ident()
         passes = [item for item in self.passes if here in item.marks]
-        # The innermost pass of which this thread runs a node was started at a line of the user's.
+        # The innermost pass with a node on this thread knows the user's line that started it.
         outer = passes[-1].site if passes else None
         if outer is not None:
             if site is None:
@@ -393,7 +397,7 @@ class RecordingMode(_torch.RemovableMode):
         return site, 0, 0
 
     def note_batch(self, iterator: Any, *, indices: Any = None, data: Any = None) -> None:
-        """Note the indices or the tensors of a loader's batch."""
+        """Record the indices or the tensors of a data loader's batch."""
         try:
             if indices is not None:
                 self._batches.note_indices(iterator, indices)
@@ -403,7 +407,7 @@ class RecordingMode(_torch.RemovableMode):
             self.internal_error("a batch was not noted", trouble)
 
     def note_call(self, func: Any, frame: FrameType | None, nodes: int = 0) -> None:
-        """Note a call that no mode sees, and how many autograd nodes it is about to make."""
+        """Record a call that no function mode sees, and how many autograd nodes it will make."""
         try:
             api, number = self._apis[func], _next()
             site = self.sites.of(frame)
@@ -413,10 +417,10 @@ class RecordingMode(_torch.RemovableMode):
             self.internal_error("a call was not recorded", trouble)
 
     def seen_before(self, argument: str) -> dict[str, float] | None:
-        """Return what earlier calls of the running line gave to an argument of the op.
+        """Return the range that earlier calls of the running line passed for an argument of the op.
 
-        Asked while the call is being made, as ``{"calls": 41, "min": 0, "max": 9}``; ``None``
-        where it is the first.
+        For use during the call: ``{"calls": 41, "min": 0, "max": 9}``, or ``None`` in the first
+        call.
         """
         call = THREAD.running.call
         if call is None:
@@ -427,7 +431,7 @@ class RecordingMode(_torch.RemovableMode):
     # --- failures --------------------------------------------------------------------------------
 
     def call_of(self, error: BaseException | None) -> ApiCall | None:
-        """Return the innermost API call that raised an exception, where this recorder saw it."""
+        """Return the innermost recorded API call that raised an exception, ``None`` without one."""
         return None if error is None else self._call_in(error.__traceback__)
 
     def _call_in(self, traceback: TracebackType | None) -> ApiCall | None:
@@ -446,18 +450,18 @@ class RecordingMode(_torch.RemovableMode):
         frame: FrameType,
         own: FrameType | None = None,
     ) -> ApiCall | None:
-        """Return the call that raised an exception, for its frame to keep, unless an inner did.
+        """Return the innermost call that raised an exception, for its frame to keep alive.
 
         Args:
-            frame: which made the call.
-            own: which keeps it, where that is not the frame that asks.
+            frame: the frame that made the call.
+            own: the frame that keeps it alive, if not the caller's.
         """
         call = None
         try:
             if not isinstance(error, Exception):
                 return None
             traceback = error.__traceback__
-            # A call inside this one may have raised it: that one is known already.
+            # A recorded call inside this one may have raised it, and has registered itself.
             call = None if traceback is None else self._call_in(traceback.tb_next)
             if call is None:
                 call = ApiCall(func=None)
@@ -481,15 +485,15 @@ class RecordingMode(_torch.RemovableMode):
         return call
 
     def attach(self, call: ApiCall, frame: FrameType) -> None:
-        """Find a call again by the traceback of what it raised.
+        """Register a call, so that :meth:`call_of` finds it from the traceback.
 
         Args:
-            frame: in that traceback, of a function that keeps the call in a variable.
+            frame: a frame in that traceback, which keeps the call in a local variable.
         """
         self._failed_calls[id(frame)] = call
 
     def note_end(self, error: BaseException, call: ApiCall | None) -> None:
-        """Keep what ended the device's context; every later call fails only because of it."""
+        """Remember the first call that ended the device's context: all later ones fail of it."""
         try:
             if isinstance(error, DeviceAssertError) or not self._is_fatal(error):
                 return
@@ -501,12 +505,12 @@ class RecordingMode(_torch.RemovableMode):
             self.internal_error("a lost device was not noted", trouble)
 
     def internal_error(self, what: str, error: Exception) -> None:
-        """Note what the recorder failed to do; what only came out of it is raised on."""
+        """Log an internal failure; raise what came from outside, such as an interrupt."""
         raise_if_outside(error)
         self._noted.add(f"{what}: {type(error).__name__}: {error}")
 
     def let_go(self) -> None:
-        """Forget all tensors: torch is about to swap some, and refuses those with references."""
+        """Drop all references: ``torch.utils.swap_tensors`` rejects tensors with weak ones."""
         self._ring.clear()
         if self.watch is not None:
             self.watch.let_go()
@@ -514,9 +518,9 @@ class RecordingMode(_torch.RemovableMode):
 
 
 class _Closed(Apis):
-    """Facts about functions in a recorder that another thread has closed: none is recorded.
+    """Function table of a recorder that another thread has closed; every function is quiet.
 
-    The first call that still comes to it takes it off the stack of its own thread.
+    The first call that still reaches the recorder removes it from that thread's mode stack.
     """
 
     def __init__(self, recorder: RecordingMode) -> None:
@@ -524,7 +528,7 @@ class _Closed(Apis):
         self._recorder = recorder
 
     def __getitem__(self, func: Any) -> Api:
-        """Return the facts of a function that nothing is noted of."""
+        """Return a quiet entry, whatever the function."""
         self._recorder.remove_soon()
         return _UNKNOWN
 
@@ -534,7 +538,7 @@ _UNKNOWN.is_quiet = True
 
 
 def _device_of(tensors: Sequence[Tensor]) -> torch.device | None:
-    """Return the device of the first tensor that is on one, ``None`` without."""
+    """Return the device of the first accelerator tensor, ``None`` without one."""
     for item in tensors:
         if not on_host(item) and is_plain(item):
             return device_of(item)

@@ -1,4 +1,4 @@
-"""Places and values of single elements, and where another tensor has the same ones."""
+"""Positions and values of single elements, mapped from one tensor to another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Position = tuple[int, ...]
 
 
 def reshaped(positions: Sequence[Position] | None, old: Any, new: Any) -> Sequence[Position] | None:
-    """Return positions in a tensor of another shape that has all elements in the same order."""
+    """Return positions after a reshape, which keeps the row-major order of the elements."""
     if not positions or old is None or new is None or math.prod(old) != math.prod(new):
         return None
     if len(positions[0]) == len(old):
@@ -27,7 +27,7 @@ def reshaped(positions: Sequence[Position] | None, old: Any, new: Any) -> Sequen
 def in_memory(
     positions: Sequence[Position] | None, view: Tensor | None, base: Tensor | None
 ) -> list[Position] | None:
-    """Return the positions in a tensor of elements that a living view of it shows."""
+    """Return positions in a living view as positions in its base, ``None`` if unknown."""
     if not positions or view is None or base is None or not base.is_contiguous():
         return None
     is_dense = view.layout == base.layout == torch.strided and len(positions[0]) == view.dim()
@@ -42,12 +42,13 @@ def in_memory(
 
 
 def written_places(shape: Any, key: Sequence[Any], source: Any) -> Tensor:
-    """Return for each flat place of ``x`` which element of a value ``x[key] = value`` puts there.
+    """Return which element of the value ``x[key] = value`` writes to each element of ``x``.
 
-    -1 where it puts none.
+    Both are flat, row-major indices. -1 where it writes nothing.
 
     Args:
-        shape, source: of ``x`` and of the value.
+        shape: the shape of ``x``.
+        source: the shape of the value.
 
     Example:
         >>> written_places((2, 3), [1, slice(1, None)], (2,))
@@ -59,12 +60,12 @@ def written_places(shape: Any, key: Sequence[Any], source: Any) -> Tensor:
 
 
 def in_base(numbers: Tensor, shape: Any, layout: Any, count: int) -> Tensor | None:
-    """Return numbers of the flat places of a view as those of its base, -1 where it shows none.
+    """Scatter one number for each element of a view to the elements of its base, -1 elsewhere.
 
     Args:
-        shape: of the view.
-        layout: where it begins in the contiguous base, and its strides.
-        count: of the base's elements.
+        shape: the shape of the view.
+        layout: its offset in the contiguous base, and its strides.
+        count: number of elements of the base.
 
     Example:
         >>> in_base(torch.tensor([7, -1]), (2,), (1, (2,)), 4)  # x[1::2] of four
@@ -84,9 +85,9 @@ def in_base(numbers: Tensor, shape: Any, layout: Any, count: int) -> Tensor | No
 
 
 def address_of(tensor: Tensor) -> int | None:
-    """Return the address of a tensor's memory, the same for all that lie in it.
+    """Return the address of a tensor's storage, the same for all of its views.
 
-    ``None`` where it has none of its own, as a sparse tensor, or no element.
+    ``None`` for a tensor without a storage, such as a sparse one, and for an empty one.
     """
     try:
         return tensor.untyped_storage().data_ptr() or None
@@ -95,18 +96,18 @@ def address_of(tensor: Tensor) -> int | None:
 
 
 def values_at(tensor: Any, positions: Any) -> Tensor:
-    """Return some elements as one row on the host."""
+    """Return the elements at some positions as a 1-d tensor on the CPU."""
     return torch.stack([tensor.detach()[position] for position in positions]).cpu()
 
 
 def contains(tensor: Tensor, value: Tensor) -> bool:
-    """Return whether a tensor has an element of a value; NaN is equal to NaN."""
+    """Return whether a tensor contains a value; NaN equals NaN here."""
     value = value.to(tensor.device)
     return bool(((tensor == value) | ((tensor != tensor) & (value != value))).any())  # noqa: PLR0124
 
 
 def is_among(values: Tensor, tensor: Tensor) -> Tensor:
-    """Return which values a tensor contains; NaN is equal to NaN."""
+    """Return bool[values]: which of them a tensor contains; NaN equals NaN here."""
     tensor = tensor.detach().to(values)
     return torch.isin(values, tensor) | ((values != values) & (tensor != tensor).any())  # noqa: PLR0124
 
@@ -118,13 +119,13 @@ def joined_at(
     positions: Sequence[Position],
     dim: int | None = None,
 ) -> list[tuple[int, Position]] | None:
-    """Return for each element of ``stack`` or ``cat`` its input, and its place in that.
+    """Return, for positions in a ``stack`` or ``cat``, the input and the position in it.
 
-    ``None`` for another function, and where the shapes fit more than one dimension.
+    ``None`` for another function, and if the shapes fit more than one dimension.
 
     Args:
-        shape, parts: of the result and of the inputs.
-        dim: in which ``stack`` counts the inputs, where that is known.
+        shape, parts: shapes of the result and of the inputs.
+        dim: the new dimension of ``stack``, if known.
 
     Example:
         >>> joined_at("cat", (5,), [(2,), (3,)], [(1,), (4,)])
@@ -145,7 +146,7 @@ def joined_at(
     if len(dims) != 1:
         return None
     at, found = dims[0], []
-    # Behind a view of which only the rows are known, a place is a row.
+    # After a reshape that kept only the rows, a position has one coordinate.
     if any(len(item) <= at for item in positions):
         return None
     for item in positions:

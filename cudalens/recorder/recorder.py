@@ -1,4 +1,4 @@
-"""The recorder as sessions use it: records while it is open, answers after a failure."""
+"""The recorder as sessions use it: it records while open, and answers questions later."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ class Recorder(RecordingMode):
     _earlier = EarlierCalls()
 
     def follow(self, earlier: EarlierCalls) -> None:
-        """Go on from what earlier blocks have handed on; called before this one records."""
+        """Start from the knowledge of earlier blocks; call it before recording."""
         with no_dispatch_modes(), plain_torch():
             earlier.note_changes()
         self._earlier = earlier
         self._batches.follow(earlier.batches)
 
     def handed_on(self) -> EarlierCalls:
-        """Return what the next block may know of the tensors that live on."""
+        """Return what the next block may rely on about tensors that are still alive."""
         with no_dispatch_modes(), plain_torch():
             is_cut = self.recorded_ops > len(self._ring)  # the first calls have left the ring
             is_lost = is_cut and shares_memory(self._called())
             return handed_on(self.snapshot(), self.recorded_ops, is_lost)
 
     def _called(self) -> Iterator[str]:
-        """Yield the name of each function that was called, also of calls that left the ring."""
+        """Yield the name of each function called, including calls that left the ring."""
         return (api.stem for api in self._apis.values())
 
     def let_go(self) -> None:
-        """Forget all tensors."""
+        """Drop all references to tensors."""
         super().let_go()
         self._last_snapshot = (0, None)
         self._earlier = EarlierCalls()
 
     def synchronize(self) -> None:
-        """Wait for the devices that were recorded on, so that a late fault is raised here."""
+        """Wait for all recorded devices, so that a pending fault is raised here."""
         for device in tuple(self.devices):
             _torch.wait_if_busy(device)
 
@@ -67,25 +67,25 @@ class Recorder(RecordingMode):
         positions: Sequence[Position] = (),
         mask: Tensor | None = None,
     ) -> Provenance:
-        """Follow a bad tensor back to the call that made it bad, or to where the data entered.
+        """Trace a bad tensor back to the call that made it bad, or to where its data entered.
 
         Args:
             is_bad: returns whether a tensor has a bad value; called with living tensors only.
-            positions: of its bad elements, as far as they are listed.
-            mask: bool[shape of the tensor], true at all bad elements, where it is known.
+            positions: the positions of its bad elements, as far as they are listed.
+            mask: bool[shape of the tensor], true at all bad elements, if known.
         """
         with no_dispatch_modes(), plain_torch():
             return ProvenanceWalk(tensor, self.snapshot(), is_bad, positions, mask).run()
 
     def beyond_ring(self, what: str) -> str | None:
-        """Say that something was not found in the ring, where older calls were dropped from it."""
+        """Return a note that something may have left the ring; ``None`` if none ever did."""
         size = self._ring.maxlen or 0
         if len(self._ring) < size or self.recorded_ops <= size:
             return None
         return f"{what} is not among the last {size} calls, which the recorder kept: max_ops={size}"
 
     def snapshot(self) -> Snapshot:
-        """Return the calls recorded so far; the same object until another call is recorded."""
+        """Return the calls recorded so far, cached until another call is recorded."""
         number, snapshot = self._last_snapshot
         if snapshot is None or number != self.recorded_ops:
             number = self.recorded_ops

@@ -1,4 +1,4 @@
-"""Functions of torch that no function mode sees, replaced while a recorder is open."""
+"""Replacements, while a recorder is open, for torch functions that no function mode sees."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from cudalens.source.stack import is_loader_worker
 _of_thread: dict[int, list[Any]] = {}
 """The open recorders of each thread, innermost last.
 
-By the thread's number, and no ``threading.local``: a generator or a fixture may close a block on
-another thread than the one that opened it, and :func:`forget` has to reach that one's list.
+Keyed by thread id instead of a ``threading.local``: a generator or a fixture may close a block on
+another thread than it was opened on, and :func:`forget` must reach the first thread's list.
 """
 
 
@@ -34,17 +34,18 @@ def here() -> list[Any]:
 
 
 def forget(recorder: Any) -> None:
-    """Take a recorder out of the open ones."""
+    """Remove a recorder from the lists of all threads."""
     for recorders in list(_of_thread.values()):
         recorders[:] = [item for item in recorders if item is not recorder]
 
 
 def _engine(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what is called in place of autograd's engine."""
+    """Return the replacement for the entry of autograd's engine."""
 
     def run_engine(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        # A thread of autograd's, as in a checkpoint, has opened none: they are its modes.
+        # A thread of autograd's (a backward pass in a checkpoint) has opened no recorder. There,
+        # they are on its mode stack.
         inner = run
         for recorder in here() or _torch.removable_modes():
             inner = partial(BackwardPass(recorder).run_backward, inner)
@@ -54,7 +55,7 @@ def _engine(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unrecorded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what calls a function of torch's without a recorder on the stack of modes."""
+    """Return a wrapper that calls a function without recorders on the mode stack."""
 
     def unrecorded(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -65,9 +66,9 @@ def _unrecorded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _popping(pop: Callable[[], Any]) -> Callable[[], Any]:
-    """Return what a mode calls that is left: torch pops the top, which may be a recorder.
+    """Return the function with which a mode leaves: torch pops the top, which may be a recorder.
 
-    Not in place of the mode's ``__exit__``, which a ``with`` statement looks up where it begins.
+    Replacing ``__exit__`` would be too late: a ``with`` statement looks it up on entry.
     """
 
     def pop_mode() -> Any:
@@ -80,7 +81,7 @@ def _popping(pop: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _hooked(ask: Callable[[], Any]) -> Callable[[], Any]:
-    """Return what a compiled module asks, which warns of hooks of all modules."""
+    """Return a check for global module hooks without ours: compiled modules warn of any."""
     module = torch.nn.modules.module
 
     def has_any_global_hook() -> Any:
@@ -95,7 +96,7 @@ def _hooked(ask: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _swapping(swap: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what swaps two tensors, which must have no weak references."""
+    """Return a swap of two tensors that first drops our weak references: torch rejects them."""
 
     def swap_tensors(t1: Tensor, t2: Tensor) -> Any:
         __tracebackhide__ = True
@@ -108,7 +109,7 @@ def _swapping(swap: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _applying(unwrap: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what ``apply`` of a custom Function calls before it makes its node."""
+    """Return the function that ``Function.apply`` calls first, with a note of the call."""
 
     def unwrap_dead_wrappers(args: Any) -> Any:
         unwrapped = unwrap(args)
@@ -122,7 +123,7 @@ def _applying(unwrap: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _applied(apply: Any) -> Any:
-    """Return the same ``apply`` where it is written in C, as from torch 2.15 on."""
+    """Return ``Function.apply`` with a note of the call, where it is C++: from torch 2.15 on."""
     if isinstance(apply, classmethod):
         return apply
 
@@ -137,10 +138,10 @@ def _applied(apply: Any) -> Any:
 
 
 def _noting(part: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-    """Return what replaces a method of a loader's iterator so that its results are noted.
+    """Return a decorator for a method of a loader's iterator that records its results.
 
     Args:
-        part: what they are: ``indices`` of a batch, or its ``data``.
+        part: the kind of result: ``indices`` of a batch, or its ``data``.
     """
 
     def replace(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -157,12 +158,12 @@ def _noting(part: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
 
 
 def _watching() -> list[Any]:
-    """Return the open recorders that follow a NaN to where it matters."""
+    """Return the open recorders with a NaN watch that waits until a NaN matters."""
     return [item for item in here() if item.watch is not None and not item.watch.is_strict]
 
 
 def _scaling(scale: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what replaces ``GradScaler.scale`` so that what it scaled is known."""
+    """Return ``GradScaler.scale`` with a note of the losses that it scaled."""
 
     def scale_noted(scaler: Any, outputs: Any) -> Any:
         __tracebackhide__ = True
@@ -175,7 +176,7 @@ def _scaling(scale: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _updating(update: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what replaces ``GradScaler.update`` so that skipped steps are counted."""
+    """Return ``GradScaler.update`` with a count of skipped steps."""
 
     def update_noted(scaler: Any, new_scale: Any = None) -> None:
         __tracebackhide__ = True
@@ -193,7 +194,7 @@ def _updating(update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replaying(replay: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return what replays a CUDA graph and waits for it: no mode sees its launches."""
+    """Return ``CUDAGraph.replay`` with a wait around it: no mode sees its launches."""
 
     def replay_waited(graph: Any) -> None:
         __tracebackhide__ = True
@@ -201,7 +202,7 @@ def _replaying(replay: Callable[[Any], None]) -> Callable[[Any], None]:
         for recorder in recorders:
             try:
                 recorder.wait_for_current_device()
-            except BaseException as error:  # what was launched before has failed
+            except BaseException as error:  # an earlier launch has failed, not this graph
                 recorder.note_end(error, None)
                 raise
         try:
@@ -224,16 +225,16 @@ def _replaying(replay: Callable[[Any], None]) -> Callable[[Any], None]:
 REPLACED = _torch.Replaced(
     {
         (torch.autograd, "_engine_run_backward"): _engine,
-        # Torch's transformer layers ask it: with a mode they leave their fast path.
+        # torch's transformer layers leave their fast path if a mode is active.
         (torch.overrides, "has_torch_function"): _unrecorded,
         (torch.overrides, "_pop_mode"): _popping,
-        # torch's own block calls the one above, and it must pop a recorder.
+        # torch calls `_pop_mode` in it for the mode on top, which may well be a recorder.
         (torch.overrides, "_pop_mode_temporarily"): lambda _: _torch.WithoutTop,
         (torch.nn.modules.module, "_has_any_global_hook"): _hooked,
         (torch.utils, "swap_tensors"): _swapping,
         (_torch.functorch_utils, "unwrap_dead_wrappers"): _applying,
         (torch.autograd.Function, "apply"): _applied,
-        # The graph would have the lines of our frames, and what the watch for NaN computes.
+        # A traced graph would contain our source lines, and the ops of the NaN watch.
         **dict.fromkeys(_torch.TRACERS, _unrecorded),
         (torch.cuda.CUDAGraph, "replay"): _replaying,
         (torch.amp.GradScaler, "scale"): _scaling,
@@ -245,9 +246,10 @@ REPLACED = _torch.Replaced(
 
 
 def _leave_worker() -> None:
-    """Close the recorders in a process that a DataLoader has forked.
+    """Close the recorders in a forked ``DataLoader`` worker.
 
-    Nobody asks them there, and a worker's error is the text of its traceback, with all frames.
+    No session reads them there.  And a worker sends its error as the text of the whole traceback,
+    which would show our frames.
     """
     if is_loader_worker():
         for recorder in reversed(here().copy()):
