@@ -1,4 +1,4 @@
-"""A tensor on the way back from the one at fault, and which of its elements are followed."""
+"""The current tensor of a provenance walk, and which of its elements are followed."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ MAX_PLACES = 1 << 20
 
 
 class Marked(NamedTuple):
-    """A tensor on the way, and the listed bad elements in it."""
+    """A tensor on the walk back from the bad one, and the listed bad elements in it."""
 
     tensor: Ref
     origins: tuple[Position, ...]
-    """Their positions in the tensor at fault."""
+    """The positions of the listed elements in the bad tensor."""
     positions: Sequence[Position] | None = None
-    """Their places in the tensor, or those of the rows that hold them."""
+    """Their positions in this tensor, or those of the rows that contain them."""
     values: Tensor | None = None
-    """Their values on the host; ``None`` where a call has computed others of them."""
+    """Their values on the CPU, ``None`` behind a call that computed new values from them."""
     bad: tuple[Tensor, Tensor] | None = None
-    """Flat places and values of all its bad elements, on the host, where they are known."""
+    """Flat indices and values of all bad elements, on the CPU, if known."""
     state: str = "unknown"
-    """``bad`` if it is proven to have had them, ``good`` if none of them, ``other`` if it had bad
-    values, perhaps others, and ``unknown`` for a tensor that is dead or was written to since."""
+    """``bad`` if it provably had these elements, ``good`` if it had no bad value, ``other`` if it
+    had some bad values, ``unknown`` if it was freed or written to since."""
 
     def relisted(self, shape: Position) -> Marked:
-        """Return it with the first few of its bad elements listed, where none is."""
+        """Return a copy that lists the first bad elements, if it lists none."""
         if self.positions or self.bad is None or not len(self.bad[0]):
             return self
         places, values = (item[:MAX_LISTED] for item in self.bad)
@@ -47,9 +47,9 @@ class Marked(NamedTuple):
         return self._replace(origins=((),) * len(positions), positions=positions, values=values)
 
     def found_again(self) -> Marked:
-        """Return it with the elements listed that have the followed values, if it is alive.
+        """Return a copy that lists the elements with the followed values, if the tensor is alive.
 
-        Where a row of it was is not known of a view that is dead.
+        For a walk through a freed view, whose position in this tensor is unknown.
         """
         living = self.tensor()
         if living is None or self.values is None or not 0 < living.numel() <= MAX_SEARCHED:
@@ -65,13 +65,13 @@ class Marked(NamedTuple):
 
 
 def parts_of(call: Recorded, marked: Marked, snapshot: Snapshot, dim: int | None) -> list[Marked]:
-    """Return the inputs of ``stack`` or ``cat`` that the followed elements are of, by place.
+    """Return the inputs of ``stack`` or ``cat`` that the followed elements came from.
 
-    An input may be dead.  Empty where the dimension is not known.
+    By position, so that an input may have been freed.  Empty if the dimension is unknown.
 
     Args:
         marked: the result of the call.
-        dim: in which ``stack`` counts its inputs, where that is known.
+        dim: the new dimension of ``stack``, if known.
     """
     shapes = [snapshot.meta_of(item)[0] for item in call.inputs]
     shape, dtype = snapshot.meta_of(marked.tensor)
@@ -85,7 +85,7 @@ def parts_of(call: Recorded, marked: Marked, snapshot: Snapshot, dim: int | None
     parts = []
     for part, numbers in found.items():
         source = call.inputs[part]
-        # ``cat`` converts to a common dtype: the values of an input in another one are others.
+        # ``cat`` promotes to a common dtype: an input of another dtype has other values.
         is_same = marked.values is not None and snapshot.meta_of(source)[1] == dtype
         parts.append(
             Marked(
@@ -100,12 +100,12 @@ def parts_of(call: Recorded, marked: Marked, snapshot: Snapshot, dim: int | None
 
 
 def places_written(call: Recorded, marked: Marked, snapshot: Snapshot) -> Tensor | None:
-    """Return the flat places that ``x[key] = value`` wrote, numbered as those of the value.
+    """Return, for each element of a tensor, which element of the value ``x[key] = value`` wrote.
 
-    All others are -1.  ``None`` where they are not known, or another call is meant.
+    Flat indices, -1 where it wrote nothing.  ``None`` if unknown, or for another function.
 
     Args:
-        marked: ``x``, or the tensor that ``x`` is a view of.
+        marked: the tensor: ``x`` or its base.
     """
     shapes, key = _shapes_of(call, marked, snapshot), []
     for part in call.key if shapes is not None else ():
@@ -125,12 +125,12 @@ def places_written(call: Recorded, marked: Marked, snapshot: Snapshot) -> Tensor
 
 
 def places_shown(call: Recorded, marked: Marked, snapshot: Snapshot) -> Tensor | None:
-    """Return at which flat places the view is that ``x[key] = value`` wrote to: bool[elements].
+    """Return bool[elements of the base]: true where the view ``x`` of ``x[key] = value`` lies.
 
-    ``None`` where it is no view or that is not known.
+    ``None`` if ``x`` is no view, or its layout is unknown.
 
     Args:
-        marked: the tensor that ``x`` is a view of.
+        marked: the base of ``x``.
     """
     shape, whole = _shapes_of(call, marked, snapshot) or ((), None)
     if whole is None:
@@ -142,7 +142,7 @@ def places_shown(call: Recorded, marked: Marked, snapshot: Snapshot) -> Tensor |
 def _shapes_of(
     call: Recorded, marked: Marked, snapshot: Snapshot
 ) -> tuple[Position, Position | None] | None:
-    """Return the shape of ``x`` in ``x[key] = value``, and of its base where ``x`` is a view."""
+    """Return the shape of ``x`` in ``x[key] = value``, and that of its base if it is a view."""
     if call.key is None or marked.bad is None or len(call.written) != 1:
         return None
     target = call.written[0].tensor

@@ -1,12 +1,12 @@
-"""Watch for NaN and infinity: note each call that makes one, and stop where one matters.
+"""Watch for NaN and infinity: mark the result of each call that makes one, stop where one matters.
 
-Each result is judged by its sum: one reduction and one number for the host.  Only when the sum is
-not finite are the values looked at.  A call whose result has values that are not finite, and whose
-inputs had none, is a *maker*.  What it made is marked, and the mark goes with the values from call
-to call.  A program is stopped at a *sink*: the loss, the gradient or the value of a parameter, a
-NaN that the host reads.  A value that ``where`` discards reaches none.
+A result is judged by its sum: one reduction, one number for the host.  The values are read only if
+the sum is not finite.  A call with non-finite values in its result and none in its inputs is a
+*maker*.  Its result is marked, and the mark follows the values from call to call.  The program is
+stopped at a *sink*: the loss, the gradient or the value of a parameter, a NaN that the host reads.
+A value that ``where`` discards reaches no sink.
 
-NonFiniteTensors are weak references: no tensor is kept alive.
+Marks hold weak references, so no tensor is kept alive.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ from cudalens.recorder.sites import RawSite
 from cudalens.recorder.tensor_refs import NO_TENSORS, tensors_in
 
 _MAX_MAKERS = 16
-"""Makers in one backward pass that are kept."""
+"""How many makers of one backward pass are kept."""
 _RENEWING = functions(Trait.OVERWRITES) | functions(Trait.RENEWS)
-"""Writes in place whose result has nothing of what was there."""
+"""In-place functions whose result does not depend on the old values."""
 _READS = functions(Trait.READS)
 _SHELL = "IPython/core/displayhook.py"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgedCall:
-    """A call with a result that is not finite."""
+    """A call with a non-finite result."""
 
     api: Api
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     inputs: Sequence[Tensor]
-    """The floating-point tensors that it read and still has."""
+    """Its floating-point inputs that it has not overwritten."""
     lost: set[int]
     """The ``id`` of each tensor that it has written to."""
     results: Any
@@ -83,7 +83,7 @@ class JudgedCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadResult:
-    """A result that is not finite."""
+    """A non-finite result."""
 
     tensor: Tensor
     values: Tensor
@@ -92,16 +92,16 @@ class BadResult:
     """True where they are not finite."""
     has_nan: bool
     old: NonFiniteTensor | bool
-    """Whether what it has overwritten was finite, or the mark of that."""
+    """Whether the values that it has overwritten were finite, or their mark."""
 
 
 class NonFiniteWatch:
-    """Called after each call; returns what is to be raised.
+    """Judge each finished call; return the exception that it must raise.
 
     Args:
         reports: makes the reports.
         recorder: returns the recorder that calls it.
-        is_strict: stop at the call that makes the first value, wherever it goes.
+        is_strict: stop at the first maker, whether or not its values reach a sink.
     """
 
     def __init__(
@@ -112,10 +112,10 @@ class NonFiniteWatch:
         self.is_strict = is_strict
         self._marks = NonFiniteTensors(recorder)
         self.marked = self._marks.bad
-        """The tensors that are not finite, by the ``id`` of their references."""
+        """The non-finite tensors, by the ``id`` of their weak references."""
         self.steps = StepWatch(self._marks, reports)
         self._before: dict[int, NonFiniteTensor | bool] = {}
-        """Of the tensors that the running call writes to, by ``id``: whether they were finite, or
+        """By ``id`` of the tensors that the running call writes to: whether they were finite, or
         their marks."""
         self.late: BaseException | None = None
         """A finding in the last value of a cell, to be raised when the cell ends."""
@@ -123,7 +123,7 @@ class NonFiniteWatch:
     # --- calls -----------------------------------------------------------------------------------
 
     def before(self, api: Api, args: tuple[Any, ...]) -> None:
-        """Look at what a call in place is about to write to, unless its values are known."""
+        """Check the values that an in-place call is about to overwrite, unless they are known."""
         is_renewed = not api.is_in_place or api.is_view or api.stem in _RENEWING
         if is_renewed or self.steps.is_inside or not args:
             return
@@ -143,8 +143,8 @@ class NonFiniteWatch:
         result: Any,
         written: Sequence[Write],
     ) -> BaseException | None:
-        """Judge one call; a result that merely passes a value on is not its making."""
-        # The usual results first: every call pays for it.
+        """Judge one call: it has made its bad values, or passed them on."""
+        # The common cases first, since every call pays for these checks.
         kind = result.__class__
         if not api.makes_values:
             if api.is_view:
@@ -165,7 +165,7 @@ class NonFiniteWatch:
         return _torch.without_modes(look, api, args, kwargs or {}, result, overwritten)  # type: ignore[no-any-return]
 
     def _note_finite(self, result: Tensor, written: Sequence[Write]) -> None:
-        """Take note of a finite result, which may be what was written to."""
+        """Unmark a finite result; remember it as finite if the call wrote to it."""
         self._marks.forget(result)
         if any(write.tensor() is result for write in written):
             self._marks.keep_finite(result)
@@ -223,12 +223,12 @@ class NonFiniteWatch:
         return None
 
     def _judge_result(self, call: JudgedCall, result: BadResult) -> BaseException | None:
-        """Judge one result that is not finite: what made it, or where it came from."""
+        """Judge one non-finite result: find its maker, or the input that it came from."""
         api, inputs, lost, step = call.api, call.inputs, call.lost, call.step
         tensor, has_nan, old = result.tensor, result.has_nan, result.old
         if _is_in_loader():
-            # A value of the data is named where the batch is first read; one that the data set has
-            # computed, by the call that made it.
+            # Bad values in the raw data are reported where the batch is first read. Values that
+            # the dataset computed are reported by their maker.
             known = filter(None, map(self._marks.of, inputs))
             if (made_here := next((m for m in known if m.maker.kind == "made"), None)) is not None:
                 self._marks.pass_on(tensor, made_here, step, has_nan=has_nan)
@@ -238,7 +238,7 @@ class NonFiniteWatch:
         given = (*call.args, *call.kwargs.values())
         numbers = [item for item in given if isinstance(item, float)]
         if api.stem in FROM_PYTHON or not all(map(math.isfinite, numbers)):
-            # It was asked for: ``masked_fill(mask, -inf)``.  What came in besides goes on.
+            # Intended, as in ``masked_fill(mask, -inf)``.  A NaN among the inputs is passed on.
             marks = [mark for item in inputs if (mark := self._marks.of(item)) is not None]
             nan_marks = [mark for mark in marks if mark.has_nan]
             if nan_marks:
@@ -248,10 +248,10 @@ class NonFiniteWatch:
             return None
         bad_inputs = self._bad_inputs(call)
         with_nan = [mark for mark in bad_inputs if mark.has_nan]
-        # NaN out of infinities is new; an infinity out of infinities is not.
+        # A NaN made from infinities is new. An infinity made from infinities is not.
         is_new = old is True and not (with_nan if has_nan else bad_inputs)
         if is_new:
-            # An infinity that a call has made, and not a mask, is where the NaN began.
+            # The NaN began with an infinity that a call has made: blame its maker, not this call.
             made = [mark for mark in bad_inputs if mark.maker.kind == "made"]
             if made and not self.is_strict:
                 source = at_fault(api, call.args, result.values, result.bad, made)
@@ -273,12 +273,12 @@ class NonFiniteWatch:
         elif isinstance(old, NonFiniteTensor):
             self._marks.pass_on(tensor, old, step, has_nan=has_nan)
         elif self._marks.of(tensor) is None:
-            # It was not finite before, or nobody has looked: where that came from is not known.
+            # It was bad before, or was never checked: the origin is unknown.
             self._marks.mark(tensor, Maker("entered", step, has_nan), has_nan=has_nan)
         return self._parameter(tensor, lost)
 
     def _bad_inputs(self, call: JudgedCall) -> list[NonFiniteTensor]:
-        """Return the marks of the inputs that are not finite; those without one get it."""
+        """Return the marks of the non-finite inputs; mark those that have none yet."""
         marks = []
         for item in call.inputs:
             mark = self._marks.of(item)
@@ -301,16 +301,16 @@ class NonFiniteWatch:
     def _enter(
         self, call: JudgedCall, tensor: Tensor, values: Tensor, bad: Tensor, *, has_nan: bool
     ) -> NonFiniteTensor:
-        """Mark a tensor that was not finite when a call first read it."""
+        """Mark a tensor that was already non-finite when a call first read it."""
         maker = Maker("entered", call.step, has_nan)
-        if has_nan:  # infinities that came in are masks, as a rule
+        if has_nan:  # infinities from outside are usually masks
             arguments = named_arguments(call.api.func, call.args, call.kwargs)
             maker.violation = violation_of_input(call.api, arguments, tensor, values, bad)
             maker.case = self._reports.note(arguments, maker.violation)
         return self._marks.mark(tensor, maker, has_nan=has_nan)
 
     def _parameter(self, tensor: Tensor, lost: set[int]) -> BaseException | None:
-        """Stop at a parameter that code without an optimizer has written to."""
+        """Stop at a parameter that was written to outside an optimizer."""
         mark = self._marks.of(tensor)
         is_written = id(tensor) in lost and tensor.requires_grad and tensor.is_leaf
         if not is_written or mark is None or mark.maker.kind != "made":
@@ -331,10 +331,12 @@ class NonFiniteWatch:
     def read(
         self, api: Api, args: tuple[Any, ...], result: Any, site: RawSite = None
     ) -> BaseException | None:
-        """Stop where the host reads a NaN that a call has made; an infinity may be a mask.
+        """Stop where the host reads a NaN that a call has made.
+
+        Not at an infinity, which may be a mask.
 
         Args:
-            site: of a call that is not noted.
+            site: the place of a call that is not recorded.
         """
         if self.is_strict or not self._marks:
             return None
@@ -349,16 +351,16 @@ class NonFiniteWatch:
         shown = _is_shown_by_shell()
         step = self._step(api) if site is None else Step(api.name, site)
         error = self._arrived("result" if shown else "read", mark, step, tensor)
-        if shown:  # the shell would print it and go on
+        if shown:  # IPython prints an exception of its display hook, and goes on
             self.late = self.late or error
             return None
         return error
 
     def of_guard(self, name: str, tensor: Tensor, site: RawSite) -> BaseException | None:
-        """Return what is raised where a guard meets a NaN that a call has made, or first read.
+        """Return the exception for a NaN in the arguments of a guarded op, if its maker is known.
 
         Args:
-            name: the op that the guard looks at.
+            name: the guarded op.
         """
         mark = None if self.is_strict else self._marks.of(tensor)
         if mark is None or not mark.has_nan:
@@ -368,7 +370,7 @@ class NonFiniteWatch:
         return self._arrived("guard", mark, Step(name, site), tensor)
 
     def of_loss(self, outputs: Iterable[Any], site: RawSite) -> BaseException | None:
-        """Stop where ``backward`` is called on values that are not finite."""
+        """Stop where ``backward`` is called on non-finite values."""
         self.steps.reset()
         if self.is_strict:
             return None
@@ -381,7 +383,7 @@ class NonFiniteWatch:
         for tensor, values, _ in nonfinite(outputs):
             mark = self._marks.of(tensor)
             if self.steps.is_overscaled(tensor):
-                continue  # the scale is too large, and the scaler will skip the step
+                continue  # the loss scale is too large: the scaler skips the step and lowers it
             if mark is None:
                 has_nan = bool(values.isnan().any())
                 mark = self._marks.mark(
@@ -395,7 +397,7 @@ class NonFiniteWatch:
     def of_node(
         self, node: Any, made: Sequence[Any], grads: Sequence[Any], notes: PassNotes
     ) -> BaseException | None:
-        """Judge the gradients that a node of a backward pass made."""
+        """Judge the gradients that a backward node has computed."""
         if not _torch.has_dispatch_modes():
             with _torch.Unseen():
                 if not suspects(made):
@@ -442,9 +444,9 @@ class NonFiniteWatch:
     def _note_given(
         self, node: Any, given: tuple[Tensor, Tensor, Tensor], notes: PassNotes
     ) -> None:
-        """Take note of a gradient that is not finite, unless a node has made such a one before.
+        """Note a non-finite gradient that reached a node, if no node before has made one.
 
-        A hook has made it then, or it was given to ``backward``.
+        Then a hook has made it, or it was passed to ``backward``.
         """
         if notes.makers or self.is_strict:
             return
@@ -457,9 +459,10 @@ class NonFiniteWatch:
             notes.makers.append((maker, (), leaves_of(node, at)))
 
     def _mark_in_forward(self, node: Any) -> NonFiniteTensor | None:
-        """Return the mark of what the call behind a node was given or gave, if it is one.
+        """Return the mark behind the inputs and outputs of a node's forward call, if it is unique.
 
-        An infinity that was asked for is a mask, and what a node makes of it is the node's.
+        Without NaN, only values that a call has made count: an intended infinity is a mask, and a
+        NaN that the node makes of it is the node's own.
         """
         call = self._recorder().snapshot().forward_call(node._sequence_nr())
         tensors = () if call is None else (*call.inputs, *call.outputs)
@@ -470,7 +473,7 @@ class NonFiniteWatch:
         return next(iter(makers.values())) if len(makers) == 1 else None
 
     def of_pass(self, notes: PassNotes, result: Any, site: RawSite) -> BaseException | None:
-        """Stop after a backward pass that has left gradients which are not finite."""
+        """Stop after a backward pass that has left non-finite gradients."""
         if self.is_strict or not notes.makers:
             return None
         return _torch.without_modes(self._judge_pass, notes, result, site)  # type: ignore[no-any-return]
@@ -498,7 +501,7 @@ class NonFiniteWatch:
 def _is_of_itself(call: JudgedCall, target: Tensor) -> bool:
     """Return whether a copy reads the memory that it writes to: ``p.copy_(p.detach())``.
 
-    What was there before may have been bad already.
+    Then its result may have been bad before the call.
     """
     given = (*call.args[1:], *call.kwargs.values())
     return any(_torch.shares_storage(item, target) for item in tensors_in(given))
@@ -509,12 +512,12 @@ def _has_nan(tensor: Tensor) -> bool:
 
 
 def _is_shown_by_shell() -> bool:
-    """Return whether IPython is about to show the last value of a cell."""
+    """Return whether IPython's display hook, which shows the last value of a cell, is running."""
     return any(name.endswith(_SHELL) for name in _files())
 
 
 def _is_in_loader() -> bool:
-    """Return whether a loader is making a batch."""
+    """Return whether a data loader is making a batch on this thread."""
     return any("torch/utils/data/" in name for name in _files())
 
 

@@ -1,4 +1,4 @@
-"""Which of several inputs that are not finite a bad value of the result came from."""
+"""Which of several non-finite inputs a bad value of the result came from."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def at_fault(
 ) -> NonFiniteTensor:
     """Return the mark of the input that the first bad value came from.
 
-    By its position, where the op has an input's element, row or column for each of the result;
-    else of values that a call has made before those that were asked for.
+    By position, where each element of the result reads one element, row or column of an input.
+    Otherwise the first input whose values a call has made, before those that were asked for.
     """
     if len(marks) == 1:
         return marks[0]
@@ -39,7 +39,7 @@ def at_fault(
 def _read_for(
     api: Api, args: Sequence[Any], item: Tensor, at: tuple[int, ...], result: Tensor
 ) -> Tensor | None:
-    """Return the part of an input that an element of the result was made of, if that is known."""
+    """Return the part of an input that one element of the result was computed from, if known."""
     try:
         if api.is_positional:
             return item.expand(result.shape)[at]
@@ -50,13 +50,13 @@ def _read_for(
             return row
         if api.stem in ("cat", "concat", "concatenate", "stack") and args:
             return _piece(args, item, at, is_stack=api.stem == "stack")
-    except (RuntimeError, IndexError):  # shapes that are broadcast, or a setting by its name
+    except (RuntimeError, IndexError):  # broadcast shapes, or an option passed by keyword
         return None
     return None
 
 
 def _factor(item: Tensor, at: tuple[int, ...], *, is_first: bool) -> Tensor:
-    """Return the row of the first factor, or the column of the second one."""
+    """Return the row of the first factor of a matrix product, or the column of the second."""
     if item.dim() < _ROWS:
         return item
     batch: tuple[Any, ...] = at[:-_ROWS][-(item.dim() - _ROWS) :] if item.dim() > _ROWS else ()
@@ -64,7 +64,7 @@ def _factor(item: Tensor, at: tuple[int, ...], *, is_first: bool) -> Tensor:
 
 
 def _piece(args: Sequence[Any], item: Tensor, at: tuple[int, ...], *, is_stack: bool) -> Tensor:
-    """Return the element of one of the tensors that are joined, if the result has it from there."""
+    """Return the element of one joined tensor, or a 0 if another one supplied it."""
     piece = item.new_zeros(())
     dim = args[1] if len(args) > 1 and isinstance(args[1], int) else 0
     dim = dim + len(at) if dim < 0 else dim

@@ -18,13 +18,13 @@ from cudalens.recorder.tensor_refs import Ref, tensors_in
 Sink = Literal["loss", "gradient", "parameter", "read", "result", "scaler", "guard"]
 MakerKind = Literal["made", "asked", "entered"]
 _MAX_MARKS = 4096
-"""Number of tensors whose state is known at a time."""
+"""How many tensors are remembered as finite, and how many as non-finite."""
 _MAX_STEPS = 16
-"""Calls that are kept of the way of a value."""
+"""How many calls of a value's path are kept."""
 
 
 class Step(NamedTuple):
-    """A call that a value which is not finite has passed."""
+    """A call that a non-finite value has passed through."""
 
     name: str
     site: RawSite
@@ -32,20 +32,20 @@ class Step(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Maker:
-    """A call that made values that are not finite, or brought them in."""
+    """A call that made non-finite values, or first read them."""
 
     kind: MakerKind
-    """``made`` of finite inputs, ``asked`` for as a number, or ``entered`` from outside."""
+    """``made`` from finite inputs, ``asked`` for as a number, or ``entered`` from outside."""
     step: Step
     has_nan: bool
     violation: Violation | None = None
     case: Any = None
-    """Notes on the call, taken while it ran."""
+    """Evidence about the call, collected while it ran."""
 
 
 @dataclass(eq=False, slots=True)
 class NonFiniteTensor:
-    """A tensor with values that are not finite."""
+    """The mark of a tensor with non-finite values."""
 
     tensor: Ref
     version: int | None
@@ -53,16 +53,16 @@ class NonFiniteTensor:
     has_nan: bool
     way: tuple[Step, ...] = ()
     is_of_view: bool = False
-    """True of a view of a marked tensor, whose own values nobody has read."""
+    """True for a view of a marked tensor whose own values have not been read."""
 
     @property
     def may_be_mask(self) -> bool:
-        """True of infinities that no call has made: they were asked for, or came in."""
+        """True for infinities that were asked for, or came from outside: no call has made them."""
         return not self.has_nan and self.maker.kind != "made"
 
 
 class Arrival(NamedTuple):
-    """A place where values that are not finite came to matter."""
+    """Non-finite values at a sink."""
 
     sink: Sink
     maker: Maker | None
@@ -71,13 +71,13 @@ class Arrival(NamedTuple):
     """The call that they were found in."""
     has_nan: bool
     tensor: Tensor | None = None
-    """The loss, the parameter, or what was read."""
+    """The loss, the parameter, or the tensor that was read."""
     text: str = ""
-    """More of it, in words."""
+    """Further facts, in words."""
     arguments: Mapping[str, Any] | None = None
-    """The arguments of the maker, where it has only just run."""
+    """The arguments of the maker, if it has only just run."""
     is_alone: bool = True
-    """False if other nodes of the pass have made such values, too."""
+    """False if other nodes of the pass have made non-finite values, too."""
 
     @classmethod
     def of(
@@ -100,54 +100,54 @@ class Reports(Protocol):
     def stop(
         self, arguments: Mapping[str, Any], violation: Violation, condition: Tensor | None = None
     ) -> BaseException | None:
-        """Return what is raised by the call that makes a first NaN or infinity."""
+        """Return the exception for a call that makes the first NaN or infinity."""
 
     def note(
         self, arguments: Mapping[str, Any], violation: Violation, condition: Tensor | None = None
     ) -> Any:
-        """Keep, while the call runs, what a report of it takes later; no tensor.
+        """Collect, while the call runs, what a later report needs; keep no tensor.
 
         Args:
-            condition: of the ``where`` that the result of a function went into, whose node runs.
+            condition: the condition of the ``where`` behind the running node's forward call.
         """
 
     def arrived(self, arrival: Arrival) -> BaseException | None:
-        """Return what is raised where the values have arrived."""
+        """Return the exception for non-finite values at a sink."""
 
 
 class NonFiniteTensors:
-    """The tensors that are not finite, and those that are known to be finite.
+    """The tensors that are known to be non-finite, and those known to be finite.
 
-    A mark is that of one version of a tensor: what was written since is not known.
+    A mark holds for one version of a tensor, until the next write.
 
     Args:
-        recorder: returns the recorder, which knows what a tensor is a view of.
+        recorder: returns the recorder, which knows the base of a view.
     """
 
     def __init__(self, recorder: Callable[[], Any]) -> None:
         self._recorder = recorder
         self.bad: dict[int, NonFiniteTensor] = {}
-        """The marks by the ``id`` of their references."""
+        """The marks, by the ``id`` of their weak references."""
         self._finite: dict[int, tuple[Ref, int | None]] = {}
-        """Tensors that were finite when they were last written to, and their versions then."""
+        """Tensors that were finite when last checked, and their versions then."""
         self.last: Ref | None = None
-        """The result of the call before, if it was finite."""
+        """The result of the previous call, if it was finite: usually an input of the next one."""
 
     def __bool__(self) -> bool:
         return bool(self.bad)
 
     def let_go(self) -> None:
-        """Forget all tensors: torch is about to swap some, and refuses those with references."""
+        """Drop all references: ``torch.utils.swap_tensors`` rejects tensors with weak ones."""
         self.bad.clear()
         self._finite.clear()
         self.last = None
 
     def forget(self, tensor: Tensor) -> None:
-        """Take the mark off a tensor, which is finite."""
+        """Remove the mark of a tensor that is finite now."""
         self.bad.pop(id(ref(tensor)), None)
 
     def was_finite(self, tensor: Tensor) -> bool:
-        """Return whether all values of a tensor are finite; read only if that is not known."""
+        """Return whether all values of a tensor are finite; read them only if that is unknown."""
         if self.last is not None and self.last() is tensor:
             return True
         key, version = ref(tensor), _version(tensor)
@@ -161,14 +161,14 @@ class NonFiniteTensors:
         return finite
 
     def keep_finite(self, tensor: Tensor) -> None:
-        """Remember that a tensor is finite, until it is written to."""
+        """Remember a tensor as finite until the next write."""
         key = ref(tensor)
         self.bad.pop(id(key), None)
         self._finite[id(key)] = (key, _version(tensor))
         _shorten(self._finite)
 
     def mark_view(self, args: tuple[Any, ...], result: Any) -> None:
-        """Mark a view of a marked tensor; whether it shows the bad values is not known."""
+        """Mark a view of a marked tensor; it may or may not contain the bad values."""
         base = self.of(args[0]) if args and isinstance(args[0], Tensor) else None
         if base is None:
             return
@@ -177,7 +177,7 @@ class NonFiniteTensors:
                 self.mark(item, base.maker, has_nan=base.has_nan, way=base.way, is_of_view=True)
 
     def mark_whole(self, tensor: Tensor) -> None:
-        """Mark what a tensor is a view of: the values that were written are in that, too."""
+        """Mark the base of a view, which contains the values written to the view."""
         mark, whole = self.of(tensor), _torch.base_of(tensor)
         if mark is None or mark.is_of_view:
             return
@@ -195,7 +195,7 @@ class NonFiniteTensors:
         way: tuple[Step, ...] = (),
         is_of_view: bool = False,
     ) -> NonFiniteTensor:
-        """Mark a tensor that is not finite."""
+        """Mark a tensor as non-finite."""
         key = ref(tensor)
         mark = NonFiniteTensor(key, _version(tensor), maker, has_nan, way, is_of_view)
         self.bad[id(key)] = mark
@@ -206,12 +206,12 @@ class NonFiniteTensors:
     def pass_on(
         self, tensor: Tensor, source: NonFiniteTensor, step: Step, *, has_nan: bool
     ) -> None:
-        """Mark a tensor whose values come from a marked one."""
+        """Mark a tensor whose bad values come from a marked one."""
         way = source.way if len(source.way) >= _MAX_STEPS else (*source.way, step)
         self.mark(tensor, source.maker, has_nan=has_nan, way=way)
 
     def of(self, tensor: Tensor) -> NonFiniteTensor | None:
-        """Return the mark of a tensor, of that which it is a view of, unless written to since."""
+        """Return the mark of a tensor or of its base, unless it was written to since."""
         base = _torch.base_of(tensor)
         for item in (tensor,) if base is None else (tensor, base):
             mark = self.bad.get(id(ref(item)))
@@ -234,5 +234,5 @@ def _version(tensor: Tensor) -> int | None:
 
 
 def are_finite(tensors: Iterable[Tensor]) -> bool:
-    """Return whether all values of some tensors are finite."""
+    """Return whether all values of all tensors are finite."""
     return not suspects(tensors) or next(nonfinite(tensors), None) is None

@@ -1,4 +1,4 @@
-"""What is noted of one backward pass under the watch for NaN and infinity."""
+"""What the watch for NaN and infinity keeps about one backward pass."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from cudalens.recorder.tensor_refs import Ref
 
 @dataclass
 class PassNotes:
-    """Facts on one backward pass."""
+    """Facts about one backward pass."""
 
     makers: list[tuple[Maker, tuple[Step, ...], list[Ref]]] = field(default_factory=list)
-    """Each maker of values, the calls that they passed in forward, and the leaves that they can
+    """Each maker, the forward calls that its values passed through, and the leaves that they can
     reach."""
     nodes: set[int] = field(default_factory=set)
-    """The numbers of the nodes that made values of finite ones."""
+    """Sequence numbers of the nodes that made non-finite gradients from finite ones."""
     conditions: dict[int, tuple[Tensor, bool]] = field(default_factory=dict)
-    """Conditions of ``where``, by the numbers of the nodes before it, until these have run; and the
-    truth for which it takes what that node gives."""
+    """By sequence number of the node whose forward result went into a ``where``: the condition, and
+    the truth value that selects that result."""
 
 
 def keep_condition(node: Any, notes: PassNotes) -> None:
-    """Keep the condition of a ``where`` for the nodes before it that have a pole: it is let go."""
+    """Keep the condition of a ``where`` for inputs with a pole: the node frees it after it runs."""
     condition = saved_value(node, "_saved_condition")
     for at, (following, _) in enumerate(node.next_functions if condition is not None else ()):
         inputs = [following] if following is not None else []
@@ -39,7 +39,7 @@ def keep_condition(node: Any, notes: PassNotes) -> None:
 
 
 def leaves_of(node: Any, at: int) -> list[Ref]:
-    """Return the leaves that the gradient of an input of a node goes to."""
+    """Return the leaves that the gradient of a node's input number ``at`` flows to."""
     following = node.next_functions
     nodes = [following[at][0]] if at < len(following) else []
     leaves: list[Ref] = []

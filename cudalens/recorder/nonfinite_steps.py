@@ -1,4 +1,4 @@
-"""Steps of training under the watch: optimizers, whose parameters matter, and scalers."""
+"""Training steps under the NaN watch: optimizers and gradient scalers."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ from cudalens.recorder.tensor_refs import Ref, tensors_in
 
 
 class StepWatch:
-    """Looks at parameters before and after each step, and leaves scaled gradients to the scaler.
+    """Check parameters before and after each step; leave scaled gradients to the scaler.
 
-    What an optimizer computes on the way to a step is its own: RAdam divides by 0 on purpose.
+    Intermediate results of an optimizer are not checked: RAdam divides by 0 on purpose.
     """
 
     def __init__(self, marks: NonFiniteTensors, reports: Reports) -> None:
         self._marks, self._reports = marks, reports
         self._inside: dict[int, Ref] | None = None
-        """While an optimizer changes its parameters: those that were finite before, with all that
-        it keeps of them."""
+        """During a step: the parameters that were finite before it, together with their optimizer
+        state."""
         self._scalers: WeakKeyDictionary[Any, _Scaling] = WeakKeyDictionary()
         self._overscaled: list[Ref] = []
-        """Losses that were finite before a scaler scaled them."""
+        """Scaled losses that were finite before scaling."""
 
     @property
     def is_inside(self) -> bool:
-        """Return whether an optimizer is at work."""
+        """Return whether an optimizer step is running."""
         return self._inside is not None
 
     def reset(self) -> None:
-        """End a step that an exception has left."""
+        """End a step that an exception has cut short."""
         self._inside = None
 
     def let_go(self) -> None:
-        """Forget all tensors."""
+        """Drop all references to tensors."""
         self._inside = None if self._inside is None else {}
         self._overscaled = []
 
     def before(self, optimizer: Any, site: RawSite) -> BaseException | None:
-        """Look at what an optimizer is about to change, unless it is known.
+        """Check the parameters and state that a step is about to change, unless they are known.
 
-        The step of a gradient that is not finite is not made.
+        A non-finite gradient stops the program before the step.
         """
         return _torch.without_modes(self._before, optimizer, site)  # type: ignore[no-any-return]
 
@@ -79,7 +79,7 @@ class StepWatch:
         return None
 
     def after(self, optimizer: Any, site: RawSite) -> BaseException | None:
-        """Stop after a step that has made a parameter which is not finite, or a moment of it."""
+        """Stop after a step that has made a parameter, or its optimizer state, non-finite."""
         known, self._inside = self._inside, None
         if known is None:
             return None
@@ -103,7 +103,7 @@ class StepWatch:
                         maker.violation = violation_of_step(
                             optimizer, name, parameter, values, bad, step.name
                         )
-                    else:  # a hook of the parameter's has made it so, or what nobody records
+                    else:  # a hook, or code that is not recorded, has changed the gradient
                         maker.kind, maker.has_nan = "entered", bool(given[1].isnan().any())
                         maker.violation = violation_of_stepped_gradient(step.name, *given)
                     mark = self._marks.mark(item, maker, has_nan=has_nan)
@@ -115,7 +115,7 @@ class StepWatch:
     # --- scalers ---------------------------------------------------------------------------------
 
     def scaled(self, scaler: Any, outputs: Any, scaled: Any) -> None:
-        """Take note of a loss that a scaler has scaled: it looks after the gradients."""
+        """Note a loss that a scaler has scaled: it handles non-finite gradients itself."""
         if not scaler.is_enabled():
             return
         self._scalers.setdefault(scaler, _Scaling()).is_at_work = True
@@ -123,7 +123,7 @@ class StepWatch:
         self._overscaled = [ref(item) for item in tensors_in((scaled,))] if is_whole else []
 
     def updated(self, scaler: Any, site: RawSite, *, is_lower: bool) -> BaseException | None:
-        """Take note of the end of a step; stop if no scale is small enough."""
+        """Count skipped steps; stop if even a loss scale below 1 is too large."""
         scaling = self._scalers.setdefault(scaler, _Scaling())
         scaling.is_at_work = False
         scaling.skipped = scaling.skipped + 1 if is_lower else 0
@@ -135,27 +135,27 @@ class StepWatch:
         return self._reports.arrived(Arrival.of("scaler", scaling.mark, step, text=text))
 
     def leaves_to_scaler(self, mark: NonFiniteTensor) -> bool:
-        """Return whether a gradient is for a scaler, which skips its step if it is not finite."""
+        """Return whether a running scaler will skip the step of a non-finite gradient."""
         at_work = [item for item in self._scalers.values() if item.is_at_work]
         for item in at_work:
             item.mark = mark
         return bool(at_work)
 
     def is_overscaled(self, tensor: Tensor) -> bool:
-        """Return whether a loss was finite before a scaler scaled it."""
+        """Return whether a scaled loss was finite before scaling."""
         return any(item() is tensor for item in self._overscaled)
 
 
 @dataclass
 class _Scaling:
-    """One scaler of gradients."""
+    """State of one gradient scaler."""
 
     is_at_work: bool = False
     """True between ``scale`` and ``update``."""
     mark: NonFiniteTensor | None = None
-    """A gradient that was not finite."""
+    """The mark of its last non-finite gradient."""
     skipped: int = 0
-    """Number of the last steps that were skipped, without one between that was not."""
+    """How many steps in a row it has skipped."""
 
 
 def _parameters(optimizer: Any) -> Iterator[Tensor]:
@@ -166,7 +166,7 @@ def _parameters(optimizer: Any) -> Iterator[Tensor]:
 
 
 def _state_of(optimizer: Any, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield a parameter, and what an optimizer keeps of its size: a moment, a running mean."""
+    """Yield a parameter, and its optimizer state of the same shape, such as a moment."""
     yield "", parameter
     for name, item in optimizer.state.get(parameter, {}).items():
         if isinstance(item, Tensor) and item.shape == parameter.shape and type(name) is str:

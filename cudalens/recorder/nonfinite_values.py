@@ -1,4 +1,4 @@
-"""Values that are not finite, which a call or a backward node made: read once, put in words."""
+"""Find non-finite values in results and gradients, and describe them."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ _SAVED = ("self", "result", "exponent", "other")
 _STEEP = re.compile(
     "(R?[Ss]qrt|Reciprocal|Pow|Log|Log2|Log10|Log1P|Exp|LinalgVectorNorm|Norm|Acosh?|Asin|Atanh|Div)Backward"
 )
-"""Nodes whose slope is infinite somewhere, or does not exist."""
+"""Nodes whose derivative is infinite or undefined somewhere."""
 _HANDFUL = 16
-"""Values up to this number are added by Python, which is faster than any op of torch's."""
+"""Up to this many values are summed in Python, which is faster than calling a torch op."""
 
 
 def nonfinite(values: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield the tensors with values that are not finite, those values and where they are so."""
+    """Yield each tensor with non-finite values, its values as a plain tensor, and their mask."""
     for tensor in floats(values):
         own = physical(tensor)
         if not math.isfinite(abs(own.sum().item())):
             bad = ~torch.isfinite(own)
-            if bool(bad.any()):  # finite values may have a sum that is not
+            if bool(bad.any()):  # a sum of finite values may overflow
                 yield tensor, own, bad
 
 
 def suspects(values: Iterable[Any]) -> list[Any]:
-    """Return the values that may have a NaN or an infinity."""
+    """Return the tensors that may contain a NaN or an infinity."""
     return [item for item in values if item is not None and not is_surely_finite(item)]
 
 
 def is_surely_finite(tensor: Tensor) -> bool:
-    """Return whether a tensor on the CPU has no NaN and no infinity, by its sum.
+    """Return whether the sum of a CPU tensor proves that all its values are finite.
 
-    ``False`` where its values have to be looked at in another way.
+    ``False`` also for tensors that cannot be checked so cheaply.
     """
     if not tensor.is_floating_point():
         return not tensor.is_complex()
@@ -76,7 +76,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def floats(values: Iterable[Any]) -> list[Tensor]:
-    """Return the tensors whose values can be read and may be not finite."""
+    """Return the readable tensors of a floating-point or complex dtype."""
     return [
         item
         for item in tensors_in(values)
@@ -90,7 +90,7 @@ def floats(values: Iterable[Any]) -> list[Tensor]:
 
 
 def real(tensor: Tensor) -> Tensor:
-    """Return the values, of complex numbers their size."""
+    """Return the values, or the absolute values of a complex tensor."""
     return tensor.abs() if tensor.is_complex() else tensor
 
 
@@ -102,11 +102,11 @@ def violation_of_call(
     lost: Container[int],
     at: int | None = None,
 ) -> Violation:
-    """Say what a call made, and of what, by the names of its arguments.
+    """Describe the non-finite values that a call has made, and the inputs at their position.
 
     Args:
-        lost: the ``id`` of each tensor that the call has overwritten: what it was given is gone.
-        at: which one of the tensors in lists the result belongs to.
+        lost: the ``id`` of each tensor that the call has overwritten, so that its input is gone.
+        at: the index of the result, for a call on lists of tensors.
     """
     if at is not None:
         arguments = _items(arguments, at)
@@ -148,14 +148,14 @@ def violation_of_call(
 
 
 def item_of_list(api: Api, results: Any, tensor: Tensor) -> int | None:
-    """Return which of the results of a call on lists, as ``torch._foreach_div``, a tensor is."""
+    """Return the index of a tensor in the results of a ``torch._foreach_…`` call."""
     if not api.stem.startswith("_foreach_") or not isinstance(results, (list, tuple)):
         return None
     return next((at for at, item in enumerate(results) if item is tensor), None)
 
 
 def _items(arguments: Mapping[str, Any], at: int) -> dict[str, Any]:
-    """Return of each list of arguments the one item, under its name: ``self[1]``."""
+    """Replace each list among the arguments by its item number ``at``, named ``self[1]``."""
     items: dict[str, Any] = {}
     for key, value in arguments.items():
         is_list = isinstance(value, (list, tuple)) and at < len(value)
@@ -164,7 +164,7 @@ def _items(arguments: Mapping[str, Any], at: int) -> dict[str, Any]:
 
 
 _OPERANDS = ("self", "other", "input", "exponent", "end", "min", "max")
-"""Arguments that an elementwise op computes with where they are numbers; others are settings."""
+"""Arguments of elementwise ops that are operands even as numbers; other numbers are options."""
 _FINITE = "all values of the inputs were finite"
 _INFINITIES = "the inputs contained infinities, but no NaN"
 _SAVED_INFINITIES = "what it saved in forward contained infinities, but no NaN"
@@ -176,7 +176,7 @@ def _is_lost(value: Any, lost: Container[int]) -> bool:
 
 
 def _largest(operands: Mapping[str, Tensor]) -> dict[str, Number]:
-    """Return of each operand of floats the value that is furthest from 0."""
+    """Return, for each floating-point operand, the value furthest from 0."""
     largest: dict[str, Number] = {}
     for key, item in operands.items():
         for own in floats([item]):
@@ -186,7 +186,7 @@ def _largest(operands: Mapping[str, Tensor]) -> dict[str, Number]:
 
 
 def _extreme(text: str) -> str:
-    """Return the value furthest from 0 as what it is: the minimum if negative, else the maximum."""
+    """Return ``down to …`` for a negative value furthest from 0, else ``up to …``."""
     return f"down to {text}" if text.startswith("-") else f"up to {text}"
 
 
@@ -202,15 +202,15 @@ def make_violation(
     of: str = "the result",
     **facts: Any,
 ) -> Violation:
-    """Say what made how many bad values and where, and of what, by the names of its inputs.
+    """Return the finding that an op has made non-finite values.
 
     Args:
-        maker: the op in the words of the headline.
-        before: what is known of the values before the op.
+        maker: the op, as the headline names it.
+        before: what is known about the values before the op.
         inputs: the operands at the first bad position.
-        largest: of each operand the value furthest from 0, where none is at that position.
-        item: which one of several results it is.
-        of: what the values are in.
+        largest: the value furthest from 0 of each operand that has no such position.
+        item: the index of the result, if there are several.
+        of: the tensor with the values, as the explanation names it.
     """
     first = offenders.first[0]
     at = f"[{', '.join(map(str, first.position))}]" if first.position else "its result"
@@ -236,7 +236,7 @@ def make_violation(
 
 
 def _is_masked_row(name: str, arguments: Mapping[str, Any], bad: Tensor) -> bool:
-    """Return whether a softmax was given -inf alone in each row of which it made NaN."""
+    """Return whether each row that a softmax turned into NaN was all -inf."""
     scores, dim = arguments.get("self", arguments.get("input")), arguments.get("dim")
     if name not in _SOFTMAXES or not isinstance(scores, Tensor) or not isinstance(dim, int):
         return False
@@ -254,10 +254,10 @@ def operands_beside(
     *,
     is_listed: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the inputs broadcast to the shape of the result.
+    """Return the inputs of an elementwise op, broadcast to the shape of the result.
 
-    Only an elementwise op has such inputs, whatever the shapes of another's; and an input that
-    shares memory with what the op wrote to has lost its values.
+    Empty for other ops, even if the shapes fit.  Without inputs that share memory with what the op
+    wrote to: their values are gone.
     """
     if not (api.is_positional or is_listed) and api.stem not in _SOFTMAXES:
         return {}
@@ -267,7 +267,7 @@ def operands_beside(
         if isinstance(value, Tensor) and _torch.is_plain(value) and id(_origin(value)) not in lost:
             try:
                 inputs[name] = value.detach().expand(result.shape)
-            except RuntimeError:  # an op may have an argument of another kind besides
+            except RuntimeError:  # an argument of another shape is no operand
                 continue
     return dict(list(inputs.items())[:MAX_INPUTS])
 
@@ -275,13 +275,10 @@ def operands_beside(
 def beside_of_node(
     node: Any, name: str, grads: Sequence[Tensor], shape: Sequence[int]
 ) -> dict[str, Tensor]:
-    """Return the gradient of a node, and its saved tensors aligned with it.
-
-    Of nodes of elementwise ops alone.
-    """
+    """Return the gradient of an elementwise op's node, and its saved tensors, broadcast."""
     if not is_pointwise(name.partition("Backward")[0].lower()):
         return {}
-    # What was repeated to the result's shape has a gradient of another shape than the result.
+    # An input that was broadcast has a gradient of its own shape, not of the result's.
     is_aligned = len(grads) == 1 and grads[0].shape == shape
     inputs = {"gradient": grads[0]} if is_aligned else {}
     for key in _SAVED:
@@ -294,16 +291,16 @@ def beside_of_node(
 
 
 _MAX_READ = 1 << 20
-"""Values of a saved tensor that are looked at for an error that may never come."""
+"""Largest saved tensor that is read in advance, for an error that may never come."""
 
 
 def is_steep(name: str) -> bool:
-    """Return whether a node of this name may have an infinite slope."""
+    """Return whether a node of this name may have an infinite derivative."""
     return bool(_STEEP.match(name))
 
 
 def saved_values(node: Any) -> tuple[SavedValues, ...]:
-    """Return what a node has saved of its input or its result, for those that have a pole."""
+    """Return the range of each saved input or result of a node that may have a pole."""
     found = []
     for name in _SAVED if _STEEP.match(node.name()) else ():
         try:
@@ -325,7 +322,7 @@ def saved_values(node: Any) -> tuple[SavedValues, ...]:
 def violation_of_node(
     node: Any, values: Tensor, bad: Tensor, inputs: Sequence[Tensor]
 ) -> Violation:
-    """Say what a node of a backward pass made, and of what."""
+    """Describe the non-finite gradient that a backward node has made."""
     name = node.name().rpartition("::")[2]
     offenders = find_offenders(real(values), bad)
     beside = beside_of_node(node, name, inputs, values.shape).items()
@@ -342,7 +339,7 @@ def violation_of_node(
 
 
 def of_saved_nan(violation: Violation) -> Violation:
-    """Say of a node's result that a NaN of forward went into it."""
+    """Reword a node's finding: it has read a NaN that forward saved."""
     count = violation.explanation.partition(";")[0]
     return replace(
         violation,
@@ -352,10 +349,10 @@ def of_saved_nan(violation: Violation) -> Violation:
 
 
 def saved_nonfinite(node: Any, at_first: Sequence[tuple[str, str]]) -> Literal["nan", "inf"] | None:
-    """Return what a node has saved in forward that was not finite already.
+    """Return whether a node has saved a NaN or an infinity in forward.
 
     Args:
-        at_first: of the node of an elementwise op its operands at the first bad place.
+        at_first: the operands of an elementwise op's node at the first bad position.
     """
     own = [value for key, value in at_first if key != "gradient"]
     if not own:
@@ -368,7 +365,7 @@ def saved_nonfinite(node: Any, at_first: Sequence[tuple[str, str]]) -> Literal["
 
 
 def saved_value(node: Any, name: str) -> Any:
-    """Return what a node has saved, ``None`` where a hook does not give it again."""
+    """Return a saved tensor of a node, ``None`` if it cannot be unpacked."""
     try:
         return getattr(node, name)
     except Exception as trouble:  # it was changed in place, or a hook for saved tensors raised
@@ -377,17 +374,17 @@ def saved_value(node: Any, name: str) -> Any:
 
 
 def is_discarded_at(bad: Tensor, gradient: Tensor, taken: Tensor) -> bool:
-    """Return whether ``where`` takes nothing from a function at the bad places of its gradient.
+    """Return whether ``where`` discards a function's result wherever its gradient is bad.
 
     Args:
-        gradient: of the function's result.
-        taken: bool, where ``where`` takes the result.
+        gradient: the gradient of the result.
+        taken: true where ``where`` selects the result.
     """
     if gradient.shape != bad.shape or taken.dim() > bad.dim():
         return False
     try:
         kept = taken.expand(bad.shape)
-    except RuntimeError:  # the result was repeated to the condition's shape
+    except RuntimeError:  # the result was broadcast to the condition's shape
         return False
     return not bool((bad & (kept | (gradient != 0))).any())
 
@@ -395,14 +392,14 @@ def is_discarded_at(bad: Tensor, gradient: Tensor, taken: Tensor) -> bool:
 def violation_of_input(
     api: Api, arguments: Mapping[str, Any], tensor: Tensor, values: Tensor, bad: Tensor
 ) -> Violation:
-    """Say of a tensor that it was not finite when a call first read it."""
+    """Describe a tensor that was already non-finite when a call first read it."""
     key = next((key for key, item in tensor_values(arguments).items() if item is tensor), "input")
     before = "no call that was seen has made them so"
     return _already(api.name, key, values, bad, before, reader=api.name)
 
 
 def violation_of_gradient(node: Any, values: Tensor, bad: Tensor) -> Violation:
-    """Say of a gradient that it was not finite when the first node of a pass read it."""
+    """Describe a gradient that was already non-finite at the first node of a pass."""
     name = node.name().rpartition("::")[2]
     before = "no node that was seen has made it so, but a hook may have, or the caller of backward"
     return _already(name, "gradient", values, bad, before, reader=f"the backward node {name}")
@@ -411,7 +408,7 @@ def violation_of_gradient(node: Any, values: Tensor, bad: Tensor) -> Violation:
 def violation_of_stepped_gradient(
     name: str, gradient: Tensor, values: Tensor, bad: Tensor
 ) -> Violation:
-    """Say of a parameter's gradient that it was not finite when the step of an optimizer read it.
+    """Describe a parameter's gradient that was already non-finite when a step read it.
 
     Args:
         name: the step, in words.
@@ -424,7 +421,7 @@ def violation_of_stepped_gradient(
 def _already(
     name: str, key: str, values: Tensor, bad: Tensor, before: str, *, reader: str
 ) -> Violation:
-    """Say of what an op reads that it was not finite before."""
+    """Describe an input that was non-finite before the op read it."""
     offenders = find_offenders(real(values), bad)
     first = offenders.first[0]
     at = f"[{', '.join(map(str, first.position))}]" if first.position else ""
@@ -436,10 +433,10 @@ def _already(
 def violation_of_step(
     optimizer: Any, state: str, parameter: Tensor, values: Tensor, bad: Tensor, name: str
 ) -> Violation:
-    """Say that the step of an optimizer made a parameter, or its state, which is not finite.
+    """Describe a parameter, or its optimizer state, that a step has made non-finite.
 
     Args:
-        state: the name of what the optimizer keeps of the parameter; empty for that itself.
+        state: the name of the state, empty for the parameter itself.
         name: the step, in words.
     """
     offenders = find_offenders(real(values), bad)

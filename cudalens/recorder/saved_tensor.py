@@ -1,4 +1,4 @@
-"""The write over a tensor that autograd had saved."""
+"""Find the in-place write to a tensor that autograd had saved."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _COMPLAINT: Final = re.compile(r"modified by an inplace operation: .* is at vers
 def find_modified(
     snapshot: Snapshot, message: str, node: NodeMark | None
 ) -> tuple[InPlaceChange, Recorded] | None:
-    """Return the last write to the tensor that autograd complains of.
+    """Return the last write to the saved tensor that autograd rejects.
 
-    It is one that the forward call of the failing node read or made.
+    It is an input or output of the failing node's forward call.
 
     Args:
         message: "… has been modified by an inplace operation: … is at version 3; …".
-        node: the one that complains.
+        node: the failing node.
 
     Returns:
-        the write and its call; ``None`` unless the writes of one line, since the forward call, led
-        to the version of the message.
+        The write and its call. ``None`` unless the writes of a single line, since the forward call,
+        led to the version in the message.
     """
     match = _COMPLAINT.search(message)
     saver = None if node is None else snapshot.forward_call(node.sequence_nr)
     if match is None or saver is None:
         return None
-    # The last write that fits is the one of which autograd complains, with those before it.
+    # The message has no tensor, only its version: take the tensors whose last write led to it.
     fitting: dict[int, tuple[Recorded, Any]] = {}
     since: dict[int, Recorded] = {}
     for tensor in (*saver.inputs, *saver.outputs):
@@ -66,12 +66,12 @@ def find_modified(
 
 
 def _in_place_module(site: RawSite) -> str | None:
-    """Return the class of the module that made a call, one of torch's made with ``inplace=True``.
+    """Return the class name of the torch module with ``inplace=True`` that made a call.
 
-    ``None`` where the user's own code made it.
+    ``None`` for a call of the user's own code.
     """
     module = site.module() if isinstance(site, Site) and site.module is not None else None
     kind = type(module)
-    # Another's may mean something else by it.
+    # In a module of another library, `inplace` may mean something else.
     is_torch = kind.__module__.partition(".")[0] == "torch"
     return kind.__name__ if is_torch and instance_dict(module).get("inplace") is True else None

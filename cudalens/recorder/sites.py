@@ -1,8 +1,8 @@
-"""Places of calls: the user's line, the module and the phase, found with few steps per op.
+"""The place of a call: the user's line, the module and the phase, found in a few steps per op.
 
-Walking a whole stack for each call would cost more than the call.  The walk stops at the first
-frame whose own place was noted when it began: a module's call, an optimizer's step, a backward
-pass.
+Walking the whole stack for each call would cost more than the call.  So the walk stops at the first
+frame whose place is already known: hooks record it for a module's call, an optimizer's step and a
+backward pass.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _BACKWARD: Final = str(Path(__file__).with_name("backward.py"))
 
 
 class Site:
-    """A place that many calls share: a module's call, an optimizer's step, a backward pass."""
+    """A place shared by many calls: a module's call, an optimizer's step, a backward pass."""
 
     __slots__ = ("closure", "code", "is_brief", "lasti", "methods", "module", "outer", "phase")
 
     def __init__(self, phase: Phase, base: RawSite, module: nn.Module | None = None) -> None:
         self.phase = phase
-        # What optimizers read says nothing of where a bad value came from.
+        # Inside optimizers no inputs are recorded: they do not explain where a bad value came from.
         self.is_brief = phase == "optimizer" and module is None
         self.module = None if module is None else ref(module)
         self.closure: Site | None = None
-        """Of a step that was given a function to call: the place of what that function does."""
+        """For a step with a closure: the place of the calls in the closure."""
         self.methods: frozenset[CodeType] = frozenset()
-        """Of such a step: the optimizer's own functions."""
+        """For a step with a closure: the code of the optimizer's own methods."""
         self.code: CodeType | None
-        """The user's deepest line that led here."""
+        """The code of the user's innermost line that led here."""
         self.outer: Site | None
         if isinstance(base, tuple):
             self.code, self.lasti, self.outer = base
@@ -54,11 +54,11 @@ class Site:
 
 
 RawSite: TypeAlias = "Site | tuple[CodeType, int, Site | None] | None"
-"""A shared place; or a line of the user's, by code and instruction, within a shared place."""
+"""A shared place, or a user's line in one: its code, its instruction, and the shared place."""
 
 
 class SiteTracker:
-    """Keeps the places that calls can be in at the moment."""
+    """Keep the shared places that are currently on the stack."""
 
     def __init__(self) -> None:
         self._kinds = _FileKinds()
@@ -66,7 +66,7 @@ class SiteTracker:
         self._module_code: CodeType | None = None
         self._step_code: CodeType | None = None
 
-    def of(self, frame: FrameType | None) -> RawSite:  # once per call: no calls
+    def of(self, frame: FrameType | None) -> RawSite:  # the hot path: no function calls
         """Return the place of the call that ``frame`` is making."""
         user: CodeType | None = None
         site: Site | None = None
@@ -79,15 +79,15 @@ class SiteTracker:
                 if kind == _USER:
                     if user is None:
                         user, lasti = code, frame.f_lasti
-                    if not code.co_flags & _OPTIMIZED:  # no function: a cell, or a file
+                    if not code.co_flags & _OPTIMIZED:  # the top level of a cell or a file
                         break
                 elif (
                     code is self._module_code
                     or code is self._step_code
                     or code.co_name == "run_backward"
                 ):
-                    # Only a live frame is looked up, and each call that is noted overwrites what a
-                    # dead frame at the same address has left.
+                    # An entry of a dead frame at the same address cannot be hit: a live frame of
+                    # this code has overwritten it when it was entered.
                     site = self._noted.get(id(frame))
                     if site is not None:
                         break
@@ -99,12 +99,12 @@ class SiteTracker:
         return user, lasti, site
 
     def enter_backward(self, frame: FrameType) -> Site:
-        """Note a backward pass, whose function ``frame`` is."""
+        """Record a backward pass; ``frame`` runs ``run_backward``."""
         site = self._noted[id(frame)] = Site("backward", self.of(frame.f_back))
         return site
 
     def enter_module(self, module: nn.Module, args: Any) -> None:
-        """Note the call of a module; a forward pre-hook of all modules."""
+        """Record a module's call: a global forward pre-hook."""
         frame = sys._getframe(1)
         self._module_code = frame.f_code
         base = self.of(frame.f_back)
@@ -113,7 +113,7 @@ class SiteTracker:
         self._noted[id(frame)] = Site(phase, base, module)
 
     def enter_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Note an optimizer's step; a pre-hook of all steps."""
+        """Record an optimizer's step: a global step pre-hook."""
         frame = sys._getframe(1)
         self._step_code = frame.f_code
         base = self.of(frame.f_back)
@@ -121,13 +121,13 @@ class SiteTracker:
         if any(callable(item) for item in (*args[1:], *kwargs.values())):
             site.closure = Site("forward", base)
             functions = (it for kind in type(optimizer).__mro__ for it in vars(kind).values())
-            # Torch wraps a step in profiling and in no_grad: the frame that runs is the inner one.
+            # torch wraps `step` in profiling and `no_grad`. The running frame is the unwrapped one.
             inner = (inspect.unwrap(it) for it in functions if type(it) is FunctionType)
             site.methods = frozenset(it.__code__ for it in inner if type(it) is FunctionType)
 
 
 class _FileKinds(dict[str, int]):
-    """Kind of each file, read once."""
+    """Cache from filename to the kind of its frames."""
 
     def __missing__(self, filename: str) -> int:
         if torch_path(filename) in _NOTED_FILES or filename == _BACKWARD:
@@ -142,12 +142,12 @@ class _FileKinds(dict[str, int]):
 
 
 def shared_site(site: RawSite) -> Site | None:
-    """Return the shared place that a call was in."""
+    """Return the innermost shared place of a call."""
     return site[2] if isinstance(site, tuple) else site
 
 
 def shared_sites(site: RawSite) -> Iterator[Site]:
-    """Yield the shared places that a call was in, innermost first."""
+    """Yield the shared places of a call, innermost first."""
     shared = shared_site(site)
     while shared is not None:
         yield shared
@@ -174,7 +174,7 @@ def codes_of(shared: Site | None) -> Iterator[CodeType]:
 
 
 class RunningModule(NamedTuple):
-    """The path of a module, its class, and the outermost one, which the path is below."""
+    """The path of a module, its class name, and the root module that the path starts from."""
 
     path: str | None = None
     type_name: str | None = None
@@ -182,14 +182,14 @@ class RunningModule(NamedTuple):
 
 
 class SiteReader:
-    """Turns places into lines of the user's and module paths; each is worked out once."""
+    """Resolve places to source lines and module paths, each once."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[int, int], LineRef | None] = {}
         self._paths: dict[int, dict[int, str]] = {}
 
     def line(self, site: RawSite) -> LineRef | None:
-        """Return the user's deepest line."""
+        """Return the user's innermost line."""
         entries = [item for item in entries_of(site) if not place_of(item).is_generated]
         if not entries:
             return None
@@ -199,7 +199,7 @@ class SiteReader:
         return self._lines[key]
 
     def module(self, site: RawSite) -> RunningModule:
-        """Name the innermost module by its path below the outermost one that was running."""
+        """Return the innermost running module by its path in the outermost running one."""
         running = [
             module
             for item in shared_sites(site)

@@ -1,4 +1,4 @@
-"""Tensors among the arguments and results of a call, and weak references in their places."""
+"""Weak references to the tensors among the arguments and results of a call."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from cudalens.core.user_objects import is_tensor
 
 Ref = ref[Tensor]
-"""A weak reference without callback: the same object for each use of one tensor, even after its
-death, as long as somebody has it.  So ``is`` compares the tensors of two calls."""
+"""A weak reference without callback.  Python makes one object for all of them to the same tensor,
+so ``is`` compares the tensors of two calls, even after the tensor has been freed."""
 
 NO_TENSORS = frozenset({int, float, bool, complex, str, type(None), torch.dtype, torch.device})
 NO_TENSORS |= {slice, type(...), torch.layout, torch.memory_format, torch.Size}
@@ -27,7 +27,7 @@ def is_ref(value: object) -> TypeGuard[Ref]:
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:
-    """Return the tensors among arguments or results, and in lists and tuples among them."""
+    """Return the tensors among some values, and in the lists, tuples and dicts among them."""
     tensors: list[Tensor] = []
     for value in values:
         kind = type(value)
