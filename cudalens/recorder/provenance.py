@@ -1,9 +1,8 @@
-"""Provenance of bad values: from the tensor at fault back along the calls that it came through.
+"""Provenance of bad values: a walk from the bad tensor back along the calls that led to it.
 
-A call is the origin when its result is bad and its inputs, which must be alive and unchanged, are
-good.  The listed bad elements are followed by their positions while each call takes an element from
-the same place, and by their values while none computes others.  The walk ends before a call that
-cannot be judged.
+A call is the origin if its result is bad and its inputs are good, alive and unchanged.  The listed
+bad elements are followed by position while each call keeps the positions, and by value while no
+call computes new values.  The walk ends before a call that it cannot judge.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _CHOOSES = functions(Trait.CHOOSES)
 _CONVERTS = CONVERSIONS | {"copy_"}
 _IN_ORDER = functions(Trait.IN_ORDER)
 _OF_INFINITIES = (_IN_ORDER - {"nan_to_num"}) | {"softmax", "log_softmax"}
-"""Functions that make NaN of the infinities that a division by 0 gave, or hand them on."""
+"""Functions that turn the infinities of a division by 0 into NaN, or pass them on."""
 _KEEPS = functions(Trait.KEEPS) | functions(Trait.SORTS)
 _RENEWS = functions(Trait.RENEWS)
 _FILLS = functions(Trait.FILLS)
@@ -50,19 +49,19 @@ class Provenance:
 
     steps: list[ProvenanceStep] = field(default_factory=list)
     samples: dict[Position, int] = field(default_factory=dict)
-    """Dataset items of the bad elements, by their positions."""
+    """The dataset index of each bad element, by position."""
     batch: Batch | None = None
-    """The batch of a loader that the values came in."""
+    """The data loader's batch that contained the values."""
     is_open: bool = False
-    """True if it ended only because no older call is known."""
+    """True if the walk ended only because no older call is recorded."""
     origin: Tensor | None = None
-    """The tensor with bad values that no recorded call has made or written to."""
+    """The bad tensor that the walk ended at, which no recorded call has made or written to."""
     given: Tensor | None = None
-    """The one living tensor that the call which is proven to have made them was given."""
+    """The only tensor input of the proven origin, if it is alive."""
     entry: RawSite | None = None
-    """The place of the call that made the first tensor out of Python numbers, or that read it.
+    """The place of the call that made the first tensor from Python numbers, or that first read it.
 
-    No recorder sees ``torch.from_numpy``: the oldest recorded call is one of its result.
+    No recorder sees ``torch.from_numpy``: the oldest recorded call is the first to read its result.
     """
 
 
@@ -71,8 +70,8 @@ class ProvenanceWalk:
 
     Args:
         is_bad: returns whether a tensor has a bad value; called with living tensors only.
-        positions: of its bad elements, as far as they are listed.
-        mask: bool[shape of the tensor], true at all its bad elements, where it is known.
+        positions: the positions of its bad elements, as far as they are listed.
+        mask: bool[shape of the tensor], true at all its bad elements, if known.
     """
 
     def __init__(
@@ -89,19 +88,19 @@ class ProvenanceWalk:
             item.device.type != "meta" and item.numel() > 0 and is_bad(item)
         )
         self._is_of_integers = not (tensor.is_floating_point() or tensor.is_complex())
-        """Floats that integers were made of have no bound."""
+        """The bound is one for integers: the floats that they were converted from have none."""
         self._at = Marked(ref(tensor), tuple(positions))
         self._pending: list[tuple[Marked, int]] = []
-        """Other tensors that bad elements were copied from, each as it was before a call."""
+        """Other tensors that bad elements were copied from, each with the call that copied."""
         self._passed: list[tuple[Any, int]] = []
-        """The batches that were named."""
+        """The batches that are steps already."""
         self._hands_infinities_on = True
-        """No call between here and the failure has computed other values of the followed ones."""
+        """True while every call passed could have spread the infinities of a division by 0."""
         self._is_counted = True
-        """No write of unknown places has been passed, which may have hidden older bad elements."""
+        """False behind a write at unknown positions, which may have overwritten bad elements."""
         self._is_over = False
         self._before: int | None = None
-        """The current tensor has them right before this call; ``None`` for now."""
+        """The current tensor is looked at as it was before this call; ``None`` for now."""
         if positions and all(len(item) == tensor.dim() for item in positions):
             values = values_at(tensor, positions)
             bad = None
@@ -113,19 +112,19 @@ class ProvenanceWalk:
             self._at = self._at._replace(state="bad")
 
     def run(self) -> Provenance:
-        """Return the steps and what else was learned on the way."""
+        """Walk; return the steps and everything else that was learned."""
         if self._is_known():
             self.provenance.steps += islice(self._steps(), _MAX_STEPS)
         return self.provenance
 
     def _is_known(self) -> bool:
-        """Return whether every write to the tensor was recorded: another thread's is not."""
+        """Return whether all writes to the tensor were recorded: those of other threads are not."""
         snapshot, at = self._snapshot, self._at.tensor
         living, writes = at(), snapshot.writes_to(at)
         made = snapshot.newest(at)
         if living is None or living.is_inference() or made is None:
             return True
-        # A write through .data has versions of its own.
+        # `<=`, because a write through `.data` bumps another counter, which may be ahead.
         return living._version <= max((write.after for _, write in writes), default=0)
 
     def _steps(self) -> Iterator[ProvenanceStep]:
@@ -135,7 +134,7 @@ class ProvenanceWalk:
             yield from self._way()
 
     def _way(self) -> Iterator[ProvenanceStep]:
-        """Yield the steps from one tensor back, and note what else is to be followed."""
+        """Yield the steps from one tensor back; queue other tensors that are to be followed."""
         self._is_over = False
         reader: Recorded | None = None
         for _ in range(_MAX_CALLS):
@@ -162,7 +161,7 @@ class ProvenanceWalk:
             reader = call or reader
 
     def _making(self, call: Recorded) -> Iterator[ProvenanceStep]:
-        """Yield the step of a call that made all elements of the tensor."""
+        """Yield the step of a call that computed the whole tensor."""
         source, is_first = self._source_of(call)
         is_proven = is_first and self._at.state == "bad"
         bad = self._at.bad if is_proven and self._is_counted else None
@@ -173,7 +172,7 @@ class ProvenanceWalk:
         if is_proven and len(call.inputs) == 1:
             self.provenance.given = call.inputs[0]()
         yield describe_step(call, self._snapshot, note, count)
-        if is_proven and len(call.inputs) == 1:  # NaN out of infinities, as softmax gives
+        if is_proven and len(call.inputs) == 1:  # softmax turns infinities into NaN
             before = self._snapshot.newest(call.inputs[0], call.seq)
             if before is not None and before.divisor == 0:
                 yield describe_step(before, self._snapshot, DIVIDES)
@@ -190,7 +189,7 @@ class ProvenanceWalk:
             self._at, self._before = source, call.seq
 
     def _batch_before(self, call: Recorded | None) -> Batch | None:
-        """Return the loader's batch that the tensor came in, after the call that made it."""
+        """Return the loader's batch that returned the tensor after the call that made it."""
         batch = self._snapshot.batches.find(self._at.tensor)
         if batch is None or (call is not None and call.seq > batch.seq):
             return None
@@ -205,7 +204,7 @@ class ProvenanceWalk:
     # --- writes to some elements -----------------------------------------------------------------
 
     def _keyed_write(self, call: Recorded, numbers: Tensor) -> Iterator[ProvenanceStep]:
-        """Yield the step of a write of which the places are known, if it made bad elements."""
+        """Yield the step of a write at known positions, if it wrote bad elements."""
         if count := self._leave_to(call, numbers):
             known = count if self._is_counted else None
             yield describe_step(call, self._snapshot, _what_it_writes(call.operand), known)
@@ -213,13 +212,13 @@ class ProvenanceWalk:
         self._is_over = self._at.bad is not None and not len(self._at.bad[0])
 
     def _write(self, call: Recorded) -> Iterator[ProvenanceStep]:
-        """Yield the step of a write of which the places are not known, if it wrote bad values."""
+        """Yield the step of a write at unknown positions, if it wrote bad values."""
         operand = call.operand
         written: Any = operand() if is_ref(operand) else torch.tensor(operand)
         self._before = call.seq
         is_unknown = self._at.values is None and self._at.positions is None
         if is_unknown and self._is_of_integers and self._at.state != "bad":
-            self._is_over = True  # it may have written another bad value than those followed
+            self._is_over = True  # it may have written a bad value that is not followed
             return
         shown = places_shown(call, self._at, self._snapshot)
         if not self._is_reached(shown, written):
@@ -229,12 +228,12 @@ class ProvenanceWalk:
             yield describe_step(call, self._snapshot, note)
             self._is_over = not self._leave_out(shown, written)
         elif self._at.state != "bad" and self._at.values is None:
-            self._is_over = True  # good values, where it is not known which were bad
+            self._is_over = True  # it wrote good values, maybe over the bad ones
 
     def _leave_to(self, call: Recorded, numbers: Tensor) -> int:
-        """Go on with the bad elements that a write did not make; return how many it made.
+        """Keep the bad elements that a write did not write; return how many it wrote.
 
-        Those that were copied from another tensor are followed there later.
+        Those copied from another tensor are queued, to be followed there.
         """
         assert self._at.bad is not None
         places, values = self._at.bad
@@ -269,18 +268,18 @@ class ProvenanceWalk:
         return int(is_hit.count_nonzero())
 
     def _is_reached(self, shown: Tensor | None, written: Tensor) -> bool:
-        """Return whether a bad element that a write can have made lies where it wrote."""
+        """Return whether a bad element of a written value lies where the write could reach."""
         if shown is None or self._at.bad is None:
             return True
         flat, values = self._at.bad
         return bool((shown[flat] & is_among(values, written)).any())
 
     def _leave_out(self, shown: Tensor | None, written: Tensor) -> bool:
-        """Go on with the bad values that a write did not make; return whether any are left.
+        """Keep the bad elements that a write did not write; return whether any are left.
 
         Args:
-            shown: where the view lies that it wrote to.  What lies beside it is older, whatever
-                its value.
+            shown: where the view lies that it wrote to.  Elements outside are older, whatever
+                their values.
         """
         values, places = self._at.values, self._at.positions
         if values is None:
@@ -307,7 +306,7 @@ class ProvenanceWalk:
         return bool(self._at.origins)
 
     def _passed_on(self, call: Recorded) -> Marked | None:
-        """Return the one tensor that a choice like ``where`` took the bad values from."""
+        """Return the one tensor that a function like ``where`` took the bad values from."""
         numbers, values = call.numbers, self._at.values
         if numbers is None or values is None or call.written:
             return None
@@ -320,7 +319,7 @@ class ProvenanceWalk:
         return marked._replace(state=self._at.state)
 
     def _ends_at(self, call: Recorded) -> bool:
-        """Return whether it is not known what a call wrote, or that to which elements."""
+        """Return whether the walk ends, because what a call wrote, or where, is unknown."""
         if not call.written:
             return False
         first, target = (call.inputs or (None,))[0], call.written[0]
@@ -335,13 +334,13 @@ class ProvenanceWalk:
         is_view = target.base or self._snapshot.whole(target.tensor) is not target.tensor
         if not is_view or target.tensor is self._at.tensor:
             return False
-        # ``x.data`` shows all of x: what is written to it is written to x.
+        # ``x.data`` is all of x, so a write to it is one to x.
         shown = self._snapshot.maker(target.tensor, call.seq)
         is_data = shown is not None and shown.api.stem == "data" and bool(shown.inputs)
         return not (is_data and shown is not None and shown.inputs[0] is self._at.tensor)
 
     def _contains_some(self, written: Any) -> bool:
-        """Return whether what a call wrote to some elements has one of the bad values."""
+        """Return whether the value that a call wrote to some elements contains a followed value."""
         if self._at.values is None or (written.dim() and written.dtype != self._at.values.dtype):
             return self._is_bad(written)
         return any(contains(written, value) for value in self._at.values)
@@ -349,7 +348,7 @@ class ProvenanceWalk:
     # --- from one tensor to the next -------------------------------------------------------------
 
     def _look_through(self, call: Recorded) -> None:
-        """Go on with what a view shows, at the same time."""
+        """Move from a view to its base, at the same point in time."""
         if _returned(call, self._at.tensor):
             self._before = call.seq
             return
@@ -359,31 +358,32 @@ class ProvenanceWalk:
         is_in_order = call.api.stem in _IN_ORDER and dtype == old_dtype
         if not is_in_order or shape is None or old is None or math.prod(shape) != math.prod(old):
             bad = None
-        if dtype != old_dtype:  # it reads the memory in another way
+        if dtype != old_dtype:  # `view(dtype)` reinterprets the memory
             positions = values = None
         elif is_in_order:
             positions = reshaped(positions, old, shape)
         elif (found := in_memory(positions, self._at.tensor(), base())) is not None:
             positions = found
         elif positions is not None:
-            # A size that no other dimension has is still that of the rows.
+            # Rows stay rows if the first size is the same, and no other dimension has that size.
             has_rows = shape and old and shape[0] == old[0] and shape[0] not in shape[1:]
             is_known = has_rows and call.api.stem != "as_strided"
             positions = [item[:1] for item in positions] if is_known else None
         self._at = self._at._replace(tensor=base, positions=positions, values=values, bad=bad)
         is_lost = positions is None and values is not None
-        # Equal values may be elsewhere too: no row of a batch is named by them.
+        # The search by value may hit equal values in other rows, so only behind a batch, whose row
+        # is named already.
         is_behind = self.provenance.batch is not None
         if is_lost and is_behind and self._snapshot.is_untouched(base, call.seq):
             self._at = self._at.found_again()
 
     def _go_to_base(self, reader: Recorded | None) -> bool:
-        """Go on with the base of a view that only torch knows, as that of labels in ``one_hot``.
+        """Move to the base of a view that no recorded call has made, such as labels in ``one_hot``.
 
-        Without one, the values are older than what was recorded.
+        Without a base, the values are older than the recording.
 
         Args:
-            reader: the oldest recorded call that was given the tensor.
+            reader: the oldest recorded call that read the tensor.
         """
         living = self._at.tensor()
         base = None if living is None else base_of(living)
@@ -401,7 +401,7 @@ class ProvenanceWalk:
         return False
 
     def _source_of(self, call: Recorded) -> tuple[Marked | None, bool]:
-        """Return the input to follow, if one is certain, and whether no input had bad elements."""
+        """Return the input to follow, if it is unique, and whether no input had bad elements."""
         if call.reads is None:
             return None, False
         if call.api.stem in FROM_PYTHON:
@@ -414,7 +414,7 @@ class ProvenanceWalk:
         if all(item.state != "other" for item in suspects):
             suspects = [item for item in suspects if item.state == "bad"] or suspects
         if target is not None:
-            # What a tensor was before a call in place is gone.
+            # The old values of a tensor are gone after an in-place call.
             if not inputs and call.api.stem not in _FILLS:
                 return self._marked_in(call, self._at.tensor), False
             is_whole = call.api.stem == "copy_"  # all elements are those of the other tensor
@@ -426,13 +426,13 @@ class ProvenanceWalk:
         return suspects[0] if len(suspects) == 1 else None, not suspects
 
     def _dim_of_items(self) -> int | None:
-        """Return the dimension in which torch stacks the items of a batch, for a batch alone."""
+        """Return 0, the dimension of the items, if the tensor is a batch that torch has stacked."""
         batch = self.provenance.batch
         is_batch = batch is not None and any(it is self._at.tensor for it in batch.tensors)
         return 0 if is_batch and batch is not None and batch.is_stacked else None
 
     def _are_of_one_line(self, inputs: Sequence[Marked], call: Recorded) -> bool:
-        """Return whether all inputs, dead by now, came in from Python on one line."""
+        """Return whether one line made all inputs, freed by now, from Python numbers."""
         if any(item.state != "unknown" for item in inputs):
             return False
         makers = [self._snapshot.maker(item.tensor, call.seq) for item in inputs]
@@ -443,10 +443,10 @@ class ProvenanceWalk:
     # --- inputs ----------------------------------------------------------------------------------
 
     def _value_inputs(self, call: Recorded) -> list[Ref]:
-        """Return the inputs whose values can be values of the result.
+        """Return the inputs whose values can appear in the result.
 
-        Indices and masks only choose, and scores are no labels: an input of floats is left out
-        where the result has integers.
+        Not indices and masks, which only select; not inputs of another kind of dtype, such as
+        scores where the result has integer labels.
         """
         inputs, stem, meta_of = list(call.inputs), call.api.stem, self._snapshot.meta_of
         if stem in _CHOOSES:
@@ -460,7 +460,7 @@ class ProvenanceWalk:
         return [item for item, its in dtypes if its is None or _kind(its) == _kind(dtype)]
 
     def _positions_in(self, call: Recorded, tensor: Ref) -> Sequence[Position] | None:
-        """Return where the elements came from in an input of a call."""
+        """Return the positions in an input of a call that the elements came from, if known."""
         if call.api.stem not in _IN_ORDER and not call.api.is_positional:
             return None
         shape, own = self._snapshot.meta_of(tensor)[0], self._snapshot.meta_of(self._at.tensor)[0]
@@ -469,7 +469,7 @@ class ProvenanceWalk:
         return reshaped(self._at.positions, own, shape)
 
     def _marked_in(self, call: Recorded, tensor: Ref) -> Marked:
-        """Return what is known of the bad elements in an input, as it was before a call."""
+        """Return the bad elements in an input, as it was before a call, and its state."""
         snapshot, origins = self._snapshot, self._at.origins
         living, dtype = tensor(), snapshot.meta_of(tensor)[1]
         (own_shape, own_dtype), shape = (
@@ -503,7 +503,7 @@ class ProvenanceWalk:
     # --- what is said ----------------------------------------------------------------------------
 
     def _from_loader(self, batch: Batch) -> ProvenanceStep:
-        """Name the batch, and the dataset's row of each element whose row is known."""
+        """Return the step for a batch; note the dataset indices of elements in known rows."""
         self.provenance.batch = batch
         if not batch.is_stacked:
             return ProvenanceStep(note=describe(batch, None, None))
@@ -524,14 +524,14 @@ def describe_step(
     """Describe a call as one step of a tensor's provenance.
 
     Args:
-        count: of the bad values that it made.
+        count: how many bad values it made.
     """
     line = snapshot.reader.line(call.site)
     return ProvenanceStep(op=call.name, source=line, note=note, count=count)
 
 
 def _what_it_writes(operand: Any) -> str | None:
-    """Return the note of a write of one number."""
+    """Return the note for a write of a single number."""
     if not is_ref(operand):
         return f"{WRITES} {operand}"
     living = operand()
@@ -539,7 +539,7 @@ def _what_it_writes(operand: Any) -> str | None:
 
 
 def _returned(call: Recorded, tensor: Ref) -> bool:
-    """Return whether a call returned a tensor that it was given, as it was."""
+    """Return whether a call returned one of its inputs unchanged."""
     return not call.written and any(item is tensor for item in call.inputs)
 
 

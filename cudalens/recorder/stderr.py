@@ -1,8 +1,8 @@
 """Read what CUDA prints on file descriptor 2 while a checked block runs.
 
 Device-side assertions never reach Python: the driver writes them to the process's error stream.
-The stream is led through ``tee``, a process of its own, so everything still arrives where it was
-meant to go, at once, and even when this process is aborted in the middle of a line.
+The stream is piped through ``tee``, a separate process, so all output still reaches its destination
+at once, even if this process is aborted in the middle of a line.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from cudalens.core.device_asserts import AssertLine, fold
 
 STDERR = 2
 _PATIENCE_S = 0.25
-"""Seconds to wait for the end of tee: a program of the user's may have the stream open."""
+"""Seconds to wait for tee to end: a program of the user's may hold the stream open."""
 _ARRIVAL_S = 2.0
-"""Seconds to wait for bytes on their way to tee, and for an assertion that is expected."""
+"""Seconds to wait for unread bytes in the pipe, and for an assertion that is expected."""
 _POLL_S = 0.002
 _START = (
     'trap "" HUP INT QUIT TERM TSTP TTOU; '
     'exec 3<&0; "$0" -a "$1" <&3 >&2 2>/dev/null 3<&- & echo $! >"$2"'
 )
-"""Starts tee from a shell that ends at once: a program that waits for all of its children, or
-collects them, has nothing to do with it.  A signal to all of the program's processes is not meant
-for tee, which ends by itself."""
+"""Starts tee from a shell that exits at once, so that tee is not our child: a program that waits
+for all of its children does not wait for tee.  tee ignores signals to the process group, because
+it ends by itself."""
 
 
 _open: list[DeviceText] = []
-"""Those that are open, of all threads: the process has one descriptor 2, which each has led on to
-the one before, and they need not be closed in reverse order.
+"""All open ones, of all threads.  The process has one descriptor 2, and each of them writes to the
+one before.  They may be closed in any order.
 """
 
 
 class DeviceText:
-    """Copies file descriptor 2 while it is open; :meth:`text` gives the assertions among it.
+    """Copy file descriptor 2 while open; :meth:`text` returns the assertions in the copy.
 
     Raises:
-        OSError: on entry, when the descriptor cannot be led elsewhere here.
+        OSError: on entry, if the descriptor cannot be redirected on this system.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class DeviceText:
         self._asserts: tuple[AssertLine, ...] = ()
 
     def __enter__(self) -> DeviceText:
-        """Lead the descriptor through tee."""
+        """Redirect the descriptor through tee."""
         program = shutil.which("tee") if os.name == "posix" else None
         if program is None:
             msg = "this system has no tee program"
@@ -73,11 +73,11 @@ class DeviceText:
             theirs.callback(os.close, source)
             ours.callback(os.close, self._channel)
             _start(program, source, self._copy, lives)
-            # The shell has ended: the number of tee is in the pipe, if tee was started.
+            # The shell has exited, so the pid of tee is in the pipe, or tee was not started.
             if not select.select([self._ended], [], [], 0)[0]:
                 raise OSError("tee could not be started")
             self.pid = int(os.read(self._ended, 32))
-            """The number of its process."""
+            """The process id of tee."""
             _flush()
             ours.callback(self._put_back, saved)
             self._saved = saved
@@ -88,16 +88,17 @@ class DeviceText:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Put the descriptor back; what was read stays readable."""
+        """Restore the descriptor; the copied text stays readable."""
         opened, self._open = self._open, None
         if opened is not None:
             with opened:
                 self._drain()
 
     def _put_back(self, saved: int) -> None:
-        """Lead the descriptor, and what a later block has kept of it, past this block's channel.
+        """Redirect all descriptors that write to this block's pipe to the original stream.
 
-        What the program itself has led elsewhere meanwhile, or closed, stays as it is.
+        These are descriptor 2, and the copies that later blocks keep of it.  A descriptor that the
+        program itself has redirected or closed meanwhile is left alone.
         """
         with contextlib.suppress(ValueError):
             _open.remove(self)
@@ -106,26 +107,26 @@ class DeviceText:
                 os.dup2(saved, kept)
 
     def _finish(self) -> None:
-        """Let tee end, and read what it has copied."""
+        """Wait for tee to end, and read its copy."""
         select.select([self._ended], [], [], _PATIENCE_S)
         self._asserts = self._read()
 
     def _drain(self) -> None:
-        """Wait until tee has taken what was written so far."""
+        """Wait until tee has read everything written so far."""
         _flush()
         deadline = time.monotonic() + _ARRIVAL_S
         while _is_waiting(self._channel) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
     def text(self, *, is_expected: bool = False) -> str | None:
-        """Return the assertion lines, equal ones folded into one; ``None`` when there are none.
+        """Return the assertion lines, equal ones folded into one; ``None`` without any.
 
         Args:
-            is_expected: wait a moment for the first of them: an assert is known to have happened.
+            is_expected: wait a moment for the first line, because an assert is known to have fired.
         """
         if self._open is not None:
             self._drain()
-            time.sleep(5 * _POLL_S)  # tee writes what it has just read
+            time.sleep(5 * _POLL_S)  # tee has read the last bytes, and may not have written them
             self._asserts = self._read()
             deadline = time.monotonic() + (_ARRIVAL_S if is_expected else 0)
             while not self._asserts and time.monotonic() < deadline:
@@ -140,7 +141,7 @@ class DeviceText:
 
 
 def _are_same(left: int, right: int) -> bool:
-    """Return whether two descriptors are of the same file; no where one is closed."""
+    """Return whether two descriptors refer to the same file; false if one is closed."""
     try:
         return os.path.samestat(os.fstat(left), os.fstat(right))
     except OSError:
@@ -148,8 +149,8 @@ def _are_same(left: int, right: int) -> bool:
 
 
 def _start(program: str, source: int, copy: int, lives: int) -> None:
-    """Start tee; its number is in the pipe ``lives``, which it has open as long as it runs."""
-    # No Popen: what a signal handler raises in its finalizer is lost.
+    """Start tee; its pid is in the pipe ``lives``, which it holds open while it runs."""
+    # Not Popen: Python drops an exception that a signal handler raises in its finalizer.
     first = max(source, copy, lives) + 1
     paths = [f"/dev/fd/{first}", f"/dev/fd/{first + 1}"]
     ends = ((source, 0), (copy, first), (lives, first + 1))
@@ -160,16 +161,16 @@ def _start(program: str, source: int, copy: int, lives: int) -> None:
             os.environ,
             file_actions=[(os.POSIX_SPAWN_DUP2, ours, its) for ours, its in ends],
         )
-        with contextlib.suppress(ChildProcessError):  # the program collects all of its children
+        with contextlib.suppress(ChildProcessError):  # the program reaps all of its children
             os.waitpid(shell, 0)
 
 
 @contextlib.contextmanager
 def _own_child() -> Iterator[None]:
-    """Start a child and collect it in this block, of which a handler of the program is not told.
+    """Hide the child of this block from the program's SIGCHLD handler.
 
-    Where another child has ended meanwhile, it is called as ever.  Outside the main thread no
-    handler can be replaced.
+    If another child has ended meanwhile, the handler is called afterwards.  Outside the main
+    thread, Python does not allow replacing a handler.
     """
     handler = signal.getsignal(signal.SIGCHLD)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
@@ -186,7 +187,7 @@ def _own_child() -> Iterator[None]:
 
 
 def _has_ended_child() -> bool:
-    """Return whether a child has ended that nobody has collected."""
+    """Return whether a child has ended that was not reaped yet."""
     try:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -194,8 +195,8 @@ def _has_ended_child() -> bool:
 
 
 def _nameless_file() -> int:
-    """Return a temporary file that is already unlinked, for tee to open again."""
-    if hasattr(os, "memfd_create"):  # some sandboxes do not open a deleted file again
+    """Return the descriptor of an unlinked temporary file, which tee opens by its /dev/fd path."""
+    if hasattr(os, "memfd_create"):  # some sandboxes cannot reopen an unlinked file
         return os.memfd_create("cudalens")
     with tempfile.TemporaryFile("a+b") as file:
         return os.dup(file.fileno())
@@ -204,7 +205,7 @@ def _nameless_file() -> int:
 def _channel(original: int) -> tuple[int, int]:
     """Return a read and a write end.
 
-    A terminal is replaced by a terminal: programs that ask what they write to go on as before.
+    For a terminal, those of a pseudo-terminal: programs check ``isatty`` for colours and bars.
     """
     if not os.isatty(original):
         return os.pipe()
@@ -216,7 +217,7 @@ def _channel(original: int) -> tuple[int, int]:
 
 
 def _copy_size(source: int, target: int) -> None:
-    """Give a terminal the size of another."""
+    """Copy the window size of a terminal to another."""
     if os.isatty(target):
         import termios
 
@@ -225,7 +226,7 @@ def _copy_size(source: int, target: int) -> None:
 
 
 def _is_waiting(channel: int) -> bool:
-    """Return whether bytes in a pipe have not been read yet; no where nobody can say."""
+    """Return whether a pipe holds unread bytes; false where the system cannot tell."""
     with contextlib.suppress(ImportError, OSError):
         import fcntl
         import termios
