@@ -237,6 +237,25 @@ def test_the_argument_where_it_has_one_name() -> None:
     assert known_texts()[folded("srcIndex < srcSelectDimSize")].argument is None
 
 
+@pytest.mark.parametrize(
+    ("expression", "op", "argument"),
+    [
+        ("t < n_classes", "torch.nn.functional.cross_entropy", "target"),
+        ("t < n_classes", "torch.relu", None),
+        ("srcIndex < srcSelectDimSize", "torch.nn.functional.embedding", "indices"),
+        ("srcIndex < srcSelectDimSize", "torch.index_select", "index"),
+        ("index >= -sizes[i] && index < sizes[i]", "torch.Tensor.__getitem__", "indices"),
+        ("index >= -sizes[i] && index < sizes[i]", "torch.Tensor.__setitem__", "indices"),
+        ("t < n_classes", None, None),
+    ],
+)
+def test_the_argument_of_a_function_that_calls_the_op(
+    expression: str, op: str | None, argument: str | None
+) -> None:
+    meaning = meaning_of(line(expression))
+    assert meaning is not None and meaning.argument_of(op) == argument
+
+
 # --- texts met on hardware ------------------------------------------------------------------------
 
 HARVEST = json.dumps(
