@@ -13,7 +13,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import LineRef, Observation, Offenders, SourceSpan
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.observed_origins import came_from, computed, format_number, item, length
-from tests.hint_evidence import labels, lookup
+from tests.hint_evidence import labels, lookup, with_offenders
 
 
 def line(number: int, text: str) -> LineRef:
@@ -142,7 +142,7 @@ def test_the_last_change_of_a_parameter_that_is_nan() -> None:
 
 
 def test_lines_of_python_that_computed_the_values() -> None:
-    lines = (line(3, "a = b + 1"), line(1, "here"))
+    lines = (line(1, "here"), line(3, "a = b + 1"))
     evidence = labels([9, 9], 3, marks=Marks(computed=lines))
     assert texts(computed, evidence) == ["line 3: a = b + 1"]
     assert marks(computed, evidence) == ["9 comes from here"]
@@ -154,6 +154,8 @@ def test_all_bad_values_are_one_though_few_are_listed() -> None:
     evidence = labels([9] * 30, 3, marks=Marks(computed=(line(3, "a = b + 1"),)))
     assert marks(computed, evidence) == ["bad values come from here"]
     evidence = labels([9] * 30, 3, marks=Marks(computed=(line(3, "a = b + 1"),), value=9))
+    assert marks(computed, evidence) == ["9 comes from here"]
+    evidence = labels([9], 3, marks=Marks(computed=(line(3, "a = b + 1"),), value=9.0))
     assert marks(computed, evidence) == ["9 comes from here"]
 
 
@@ -196,5 +198,10 @@ def test_the_item_of_a_data_set() -> None:
     (found,) = seen(item, evidence)
     assert found.text == "batch 2 of loader, item 17"
     assert found.sources[0].line == 3
+    assert evidence.violation is not None
+    (bad,) = evidence.violation.offenders.first
+    places = tuple(replace(bad, sample=at) for at in (4, 0, 4, None))
+    (found,) = seen(item, with_offenders(evidence, first=places))
+    assert found.facts == {"samples": (4, 0)}
     assert texts(item, labels([9], 3, provenance=(step(None, 3, "for"),))) == []
     assert texts(item, labels([9], 3)) == []

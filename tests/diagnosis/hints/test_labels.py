@@ -13,6 +13,7 @@ from cudalens.diagnosis.hints.labels import (
     binary_labels_one_output,
     head_of,
     mark_not_ignored,
+    mask_of_0_and_255,
     one_based_labels,
     relabel,
 )
@@ -270,6 +271,7 @@ def test_a_run_of_other_numbers_is_shifted(
     ("text", "is_said"),
     [
         ("y = x - 1", True),
+        ("w = y = x - 1", True),
         ("y[m] = x[m] - 1", True),
         ("a, y = b, c - 1", False),
         ("y = x - 2", False),
@@ -386,6 +388,17 @@ def test_a_mark_that_no_argument_ignores_is_written_over_by_nothing() -> None:
     hint = mark_not_ignored(labels([3, -1, 2, -1], 10, provenance=(WRITTEN,), scalars={}))
     assert hint is not None and hint.fix is None
     assert hint.text == "-1 usually marks labels to leave out. This loss ignores nothing"
+
+
+@pytest.mark.parametrize(
+    ("classes", "end"), [(1, None), (2, "The class numbers are 0 and 1"), (3, "numbered 0 … 2")]
+)
+def test_a_black_and_white_image_has_two_classes(classes: int, end: str | None) -> None:
+    batch = step(None, None, "batch 2 of loader")
+    hint = mask_of_0_and_255(labels([0, 255], classes, dtype="uint8", provenance=(batch,)))
+    assert (hint is None) is (end is None)
+    start = "the mask of this batch has only 0 and 255, like an image. "
+    assert hint is None or (hint.text.startswith(start) and hint.text.endswith(str(end)))
 
 
 def test_without_its_line_no_line_before_is_named() -> None:

@@ -175,6 +175,7 @@ def test_whether_arithmetic_made_the_values() -> None:
 )
 def test_values_that_number_things(op: str, text: str, is_one: bool) -> None:
     assert is_numbered(behind(Evidence(), step(op, text))) is is_one
+    assert is_numbered(behind(Evidence(), "aten::view", step(op, text))) is is_one
 
 
 def test_the_calls_of_a_line_that_is_whole() -> None:

@@ -363,6 +363,16 @@ def test_one_position_at_a_time_is_looked_up_by_a_library(
     assert (positions_beyond_table(evidence) is not None) is is_told
 
 
+def test_only_tokens_of_the_user_are_brought_to_a_librarys_positions() -> None:
+    def is_brought(name: str | None = None, value: float = 5) -> bool:
+        tokens = tensor(None, "ids", [value] * 15, (1, 15))
+        return "ids brings 15 of them" in positions(0, 19, 16, name=name, others=(tokens,))
+
+    assert is_brought()
+    assert not is_brought(name="pos")
+    assert not is_brought(value=0.5)
+
+
 # --- padding and tokens ---------------------------------------------------------------------------
 
 

@@ -249,6 +249,7 @@ def test_a_long_line_is_cut_in_the_headline() -> None:
         ("h.mul(2)", "a tensor"),
         ("f(h)", "a tensor"),
         ("h += 1; g += 1", "a tensor"),
+        (f"{'h' * 24} += 1", "h" * 24),
         (f"{'h' * 25} += 1", "a tensor"),
     ],
 )
