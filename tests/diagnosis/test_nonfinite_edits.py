@@ -216,7 +216,11 @@ def test_the_logarithm_of_softmax_alone_has_a_function_of_its_own(
         tensors=(tensor("self", inner, [0.0, 1.0]),),
         call=syntax_of(f"torch.{function}({inner})"),
     )
-    assert [str(hint.fix) for hint in _log_softmax(evidence)] == ([] if fix is None else [fix])
+    hints = list(_log_softmax(evidence))
+    assert [hint.fix for hint in hints] == ([] if fix is None else [fix])
+    for edit in (hint.fix for hint in hints):
+        assert isinstance(edit, Fix) and edit.rearrange is not None
+        assert edit.rearrange("torch.log", [1], {}) == ("positive", [1], {})  # what is given stays
 
 
 def test_strict_has_the_same_edit() -> None:
@@ -440,12 +444,18 @@ def test_a_mask_is_used_again_only_where_its_names_hold_what_they_held() -> None
     def bound(code: str, line: int) -> Binding:
         return Binding(at=SourceSpan(cell=1, line=line), value=spelled(code))
 
-    def fix(mask: str = "~m", lines: tuple[int, int] = (2, 3), call: str = "z") -> str | None:
+    def fix(
+        mask: str = "~m", lines: tuple[int, int] = (2, 3), call: str = "z", dtype: str = "float32"
+    ) -> str | None:
         s = bound(f"{call}.masked_fill({mask}, -torch.inf)", lines[1])
-        return edited(evidence, Finite(s=s, m=bound("y > 0", lines[0])))
+        given = replace(evidence, tensors=(replace(fact, dtype=dtype),))
+        return edited(given, Finite(s=s, m=bound("y > 0", lines[0])))
 
     assert fix() == "s = z.masked_fill(~m, torch.finfo(z.dtype).min)"
     assert fix(call="(z + 1)") == "s = (z + 1).masked_fill(~m, torch.finfo(torch.float32).min)"
+    half = fix(dtype="float16")
+    assert isinstance(half, Fix)
+    assert half.changes[0].template == "{x}.masked_fill(~m, torch.finfo(torch.float16).min)"
     assert fix("m == 0") is not None
     assert fix("m.bool()") is None  # what a call gives now may be another mask
     assert fix("other") is None
@@ -495,6 +505,7 @@ def backward(line: str, node: str, **facts: Any) -> Evidence:
         ("y = torch.where(torch.rand(2) > 0, x.sqrt(), 0)", "Sqrt", None),
         ("y = torch.where(m, x.sqrt(", "Sqrt", None),
         ("y = 1; z = torch.where(m, x.sqrt(), 0)", "Sqrt", None),
+        ("y = torch.where(m, x.sqrt(), 0); z = 1", "Sqrt", None),
     ],
 )  # fmt: skip
 def test_a_branch_that_where_discards_is_made_safe(line: str, node: str, fix: str | None) -> None:
@@ -504,6 +515,13 @@ def test_a_branch_that_where_discards_is_made_safe(line: str, node: str, fix: st
         where = hint.at.column or 0
         assert (hint.at.line, where) == (3, len("    y = "))
         assert hint.at.end_column == 4 + len(line)
+
+
+def test_a_safe_branch_comes_before_a_number_beneath_the_root() -> None:
+    """The second changes values that are not discarded."""
+    line = "y = torch.where(m, x.sqrt(), 0)"
+    hint = finite_edit(backward(line, "Sqrt", inputs=(("result", "0"),)), Finite())
+    assert hint is not None and hint.rule == "safe_branch"
 
 
 def test_a_place_that_stands_twice_in_its_line_is_not_edited() -> None:

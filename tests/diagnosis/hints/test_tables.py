@@ -225,6 +225,13 @@ def test_boxes_off_the_page(bad: int, says: str | None) -> None:
     assert hint is None or hint.text.startswith(str(says))
 
 
+def test_a_box_that_the_line_moves_off_the_page_is_outside_all_the_same() -> None:
+    before = tensor(None, "x", [9, 0])
+    moved = lookup([8, -1], 1024, name="x - 1", path="x_position_embeddings", others=(before,))
+    assert boxes_off_page(moved) is not None
+    assert unknown_tokens(lookup([8, -1], 1024, name="x - 1", others=(before,))) is None
+
+
 def test_boxes_on_both_sides_of_a_page_have_no_one_cause() -> None:
     corners = [9, 9, -1, 9, 2000, 9, 9, 9]
     assert boxes_off_page(boxes([-1, 2000], "x_position_embeddings", corners)) is None
