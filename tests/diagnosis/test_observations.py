@@ -18,6 +18,7 @@ from cudalens.core.evidence_types import (
 )
 from cudalens.core.graph_types import FIRST_BAD, WRITES, ProvenanceStep
 from cudalens.core.limits import Limits
+from cudalens.core.report import ErrorFacts
 from cudalens.core.report_types import (
     Bounds,
     LineRef,
@@ -30,6 +31,7 @@ from cudalens.core.report_types import (
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.observations import format_number, observe
 from tests.hint_evidence import (
+    bce,
     ctc,
     finding,
     labels,
@@ -76,6 +78,9 @@ def test_indices_of_classes_are_labels_in_every_loss() -> None:
 
 def test_all_values_bad() -> None:
     assert observed(lookup([7, 7, 7], 5), "values") == ["all 3 ids are 7"]
+    # The host may have refused them, with an exception of its own.
+    error = ErrorFacts(type_name="IndexError", message="index out of range in self")
+    assert observed(lookup([7, 7, 7], 5, error=error), "values") == ["all 3 ids are 7"]
 
 
 def test_values_that_expand_shows_several_times_are_counted_once() -> None:
@@ -453,11 +458,20 @@ def test_an_item_only_where_the_way_ends_at_a_batch() -> None:
             Marks(maker=step("torch.Tensor.ge", "over = t >= 2", 4)),
             "ge in line 4 gives the truth of a comparison, 0 or 1",
         ),
+        (
+            Marks(maker=ProvenanceStep(op="aten::round_", source=LineRef(cell=2, line=4))),
+            "round in In [2] line 4 gives a rounded number",
+        ),
     ],
 )
 def test_a_mark_of_the_bad_values(marks: Marks, text: str) -> None:
     evidence = with_offenders(lookup([-7, -7, 1, 2], 5, marks=marks))
     assert observed(evidence, "pattern") == [text]
+
+
+def test_what_makes_integers_is_not_said_of_probabilities() -> None:
+    rounded = Marks(maker=step("torch.round", "p = q.round()", 4))
+    assert observed(with_offenders(bce([0.0, 2.0], marks=rounded)), "pattern") == []
 
 
 @pytest.mark.parametrize(("low", "fits"), [(0, "1 … 10"), (-10, "-9 … 10")])

@@ -169,7 +169,9 @@ ONCE = replace(
 
 
 def test_a_result_that_serves_one_backward() -> None:
-    hint = only_hint(explained(TWICE, freed=ONCE))
+    verdict = explained(TWICE, freed=ONCE)
+    assert verdict.headline.startswith("this loss depends on the graph of In [3] line 4, which")
+    hint = only_hint(verdict)
     assert hint.rule == "made_once"
     assert hint.text.startswith(
         "h of In [3] line 4 serves one backward: keep its graph in In [3] line 5 "
