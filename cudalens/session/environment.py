@@ -12,7 +12,7 @@ from cudalens.session.session import CheckSession
 
 
 def begin(mode: str) -> None:
-    """Check this process until it ends; another word than those of ``MODES`` is told in one line.
+    """Check this process until it ends; print one line for a word that ``MODES`` does not have.
 
     ``fast`` and ``deferred`` install the guards as :func:`cudalens.install` does; the
     others open a block that lasts as long as the process, and print its report at the end.

@@ -1,6 +1,6 @@
-"""Findings of one checked block: how each ended, and which is shown.
+"""The findings of one checked block: what became of each, and which one is shown.
 
-Not here: how a report is made, of a finding (``evidence/finding.py``) or an error (``exit.py``).
+Reports are made elsewhere: of a finding in ``evidence/finding.py``, of an error in ``exit.py``.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from cudalens.source.files import running_shell
 from cudalens.source.locate import CallSite
 
 MAX_FINDINGS = 20
-"""Findings of one block that are kept whole; further ones are only counted."""
+"""How many findings of a block are kept whole; further ones are counted."""
 _MAX_NAMED = 5
 
 _Entry = tuple[str, str]
 
 
 class _Series:
-    """Findings of one sort: the first few whole, all by their headlines."""
+    """Findings of one kind: the first few whole, and the counts of headlines."""
 
     def __init__(self) -> None:
         self.first: tuple[Report, ...] = ()
@@ -39,23 +39,23 @@ class _Series:
 
     @property
     def kept(self) -> tuple[Report, ...]:
-        """Those that are kept whole, the last one first."""
+        """The findings that are kept whole, last one first."""
         last = () if self.last is None else (self.last,)
         return (*last, *reversed(self.first))
 
     def has(self, report: Report) -> bool:
-        """Return whether this very report is kept."""
+        """Return whether this report object is kept."""
         return any(item is report for item in self.kept)
 
     def besides(self, shown: Report) -> tuple[int, Counter[_Entry]]:
-        """Return how many there are but ``shown``, and how often each headline."""
+        """Return the count without ``shown``, and the count of each headline."""
         if not self.has(shown):
             return self.count, self.entries
         return self.count - 1, self.entries - Counter([_entry(shown)])
 
 
 class Findings:
-    """The findings of one block: those that were raised, and the silent ones, once a line."""
+    """The findings of one block: the raised ones, and the silent ones, one for each line."""
 
     def __init__(self) -> None:
         self.raised = _Series()
@@ -64,13 +64,13 @@ class Findings:
         self._silent_lines: set[object] = set()
 
     def add(self, report: Report) -> None:
-        """Take a finding in."""
+        """Add a finding."""
         if report.kind != "silent":
             self.raised.add(report)
             return
         call = (report.op, report.source, report.argument)
         forward = report.forward_source
-        # The backward of an op meets the values that its forward call was found with.
+        # The backward op gets the same bad values as its forward call, which is reported already.
         is_told = forward is not None and (forward.ref, report.argument) in self._silent_lines
         if call not in self._silent_calls and not is_told:
             self._silent_calls.add(call)
@@ -83,7 +83,7 @@ class Findings:
         return self.raised.has(report)
 
     def fired(self) -> str:
-        """Return how many calls were stopped, as words."""
+        """Return how many calls were stopped, in words."""
         count = self.raised.count
         return f"{format_count(count, 'call')} {'was' if count == 1 else 'were'} stopped"
 
@@ -113,7 +113,7 @@ def _entry(report: Report) -> _Entry:
 
 
 def _listed(entries: Counter[_Entry], kind: str) -> str:
-    """Name the first few, each with how often, and with its kind where that is not ``kind``."""
+    """List the first few with their counts, and their kinds where these differ from ``kind``."""
     lines = []
     for (other, headline), times in list(entries.items())[:_MAX_NAMED]:
         sort = other.replace("_", " ").replace("cuda", "CUDA")
@@ -124,10 +124,10 @@ def _listed(entries: Counter[_Entry], kind: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SwallowedFinding:
-    """End of a finding that did not leave its block.
+    """What became of a finding that did not leave its block.
 
-    An except clause, ``contextlib.suppress``, ``%%capture`` that has shown it, a script of ``%run``
-    that stopped at it: no word says which, or whether the code behind it ran.
+    An except clause or ``contextlib.suppress`` has caught it, or ``%%capture`` or ``%run`` has
+    shown it.  The text does not say which, because they cannot be distinguished.
     """
 
     is_of_thread: bool = False
@@ -140,7 +140,7 @@ class SwallowedFinding:
     """True if that exception was raised while the finding was being handled."""
 
     def sentence(self, place: str) -> str:
-        """Return what became of it, without a capital letter and the full stop.
+        """Return the sentence, without a capital letter and a full stop.
 
         Args:
             place: what to call the block, such as ``cell``.
@@ -159,10 +159,10 @@ class SwallowedFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """End of a block, and which part of it is shown: a finding, an error, a silent finding."""
+    """The result of a block: what was found, and which of it is shown."""
 
     finding: Report | None = None
-    """The finding that ended the block; where no error did, the first that was raised."""
+    """The finding that ended the block; if no exception did, the first one raised."""
     error: Report | None = None
     """The report of an exception that left the block and is no finding."""
     silent: Report | None = None
@@ -170,9 +170,9 @@ class Outcome:
     earlier: Report | None = None
     """The failure of an earlier block that had ended the device's context."""
     swallowed: SwallowedFinding | None = None
-    """End of ``finding`` when it did not leave the block."""
+    """What became of ``finding``, if it did not leave the block."""
     site: CallSite | None = None
-    """The user's line, where it is known from the exception's traceback only."""
+    """The user's line, if only the exception's traceback has it."""
 
     @property
     def shown(self) -> Report | None:
@@ -185,11 +185,11 @@ class Outcome:
         return self.shown is not None and self.shown is self.error is self.earlier
 
     def report(self, findings: Findings, limits: Iterable[str] = ()) -> Report:
-        """Join the report that is shown with what is known of the block only when it ends.
+        """Return the shown report, completed with what is known only at the end of the block.
 
         Args:
-            findings: of the block.
-            limits: what failed in the check itself.
+            findings: the findings of the block.
+            limits: the internal failures of the check.
         """
         shown = self.shown
         assert shown is not None

@@ -44,7 +44,7 @@ _QUOTED = re.compile(r""""([^"]*)"|'([^']*)'""")
 
 
 class OptionsError(ValueError):
-    """An option that is not known, or a value that it does not take; the text is one line."""
+    """An unknown option, or a value that an option does not take; the text is one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ _DEFAULT = Options()
 
 
 class OptionParser(argparse.ArgumentParser):
-    """A parser whose errors are exceptions of one line; it prints nothing and ends nothing."""
+    """A parser that raises one-line errors, where argparse would print and exit."""
 
     def __init__(self, usage: str, description: str, table: Table) -> None:
         super().__init__(
@@ -110,7 +110,7 @@ Table: TypeAlias = tuple[tuple[tuple[str, ...], dict[str, Any]], ...]
 
 
 def option(*names: str, help: str, **spec: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return a row of a table: without a value it is a switch, and turns ``dest`` off if named."""
+    """Return a table row: a switch unless it has a ``metavar``; with ``dest`` it switches off."""
     switch = {"action": "store_false" if "dest" in spec else "store_true"}
     return names, {**({} if "metavar" in spec else switch), **spec, "help": help}
 
@@ -144,7 +144,7 @@ class SubCommand:
 
 
 def parse(tokens: Sequence[str], defaults: Options = _DEFAULT) -> Options:
-    """Read option tokens, which add to those that were given before.
+    """Parse option tokens; they override ``defaults``.
 
     Raises:
         OptionsError: an option is unknown, or its value is missing or unfit.
@@ -156,7 +156,8 @@ def parse(tokens: Sequence[str], defaults: Options = _DEFAULT) -> Options:
 def take(tokens: Sequence[str], *, stop: Sequence[str] = ()) -> int:
     """Count the leading tokens that are options or values of options.
 
-    ``stop`` names tokens that end the options although they begin with a dash.
+    Args:
+        stop: tokens that end the options although they begin with a dash.
     """
     count = 0
     while count < len(tokens):
@@ -221,7 +222,7 @@ def help_text(
     """Return the help: the forms of the command, what it does, and one line for each option.
 
     Args:
-        without: options that are of no use there.
+        without: options to leave out.
     """
     table = tuple(row for row in _TABLE if not set(without) & set(row[0]))
     return OptionParser(usage, description, table).format_help()

@@ -1,4 +1,4 @@
-"""Guards for the whole process, as users switch them: install, uninstall, guard, register."""
+"""The public functions for the whole process: install, uninstall, guard, register and status."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def guard(*, deferred: bool = False) -> AbstractContextManager[None]:
 
 
 class _GuardedBlock(ContextDecorator, AbstractContextManager[None]):
-    # No generator: contextlib writes to the exception that leaves one.
+    # Not `@contextmanager`: contextlib sets the traceback of an exception that leaves it.
     def __init__(self, is_deferred: bool) -> None:
         self._is_deferred = is_deferred
 
@@ -135,9 +135,10 @@ _SKIPS = {"_pytest.outcomes": "Skipped", "unittest.case": "SkipTest"}
 
 
 def in_place_of(error: BaseException, finding: BaseException) -> BaseException | None:
-    """Return a finding that is raised in place of the exception that ends its block.
+    """Return the finding if it replaces the exception that ends its block, else ``None``.
 
-    Only one that ends it well, such as ``sys.exit(0)``.  Any other exception goes on, with a note.
+    It replaces one that means success, such as ``sys.exit(0)``.  Any other exception is kept, and
+    gets a note.
     """
     skips = [getattr(sys.modules.get(module), name, ()) for module, name in _SKIPS.items()]
     is_exit = isinstance(error, SystemExit) and not error.code
@@ -177,9 +178,9 @@ def settle() -> None:
 
 
 def _clean_worker_errors() -> None:
-    """Leave our frames out of the errors of a process that a DataLoader has forked.
+    """Hide our frames in the errors of a forked ``DataLoader`` worker.
 
-    The error goes to its parent as the text of its traceback, with all frames.
+    A worker sends its error as the text of the whole traceback.
     """
     if not (PROCESS.is_installed and is_loader_worker()):
         return
@@ -208,7 +209,7 @@ def _raise(error: BaseException | None) -> None:
 
 @cache  # once for the process
 def _report_at_exit() -> None:
-    """Look at what is pending when the program ends: its last op may be the bad one."""
+    """Settle pending checks when the program ends: its last op may be the bad one."""
 
     @atexit.register
     def report() -> None:
@@ -278,7 +279,7 @@ def register_guard(
 
 
 def note_check(checked: int, recorded: int, report: Report | None) -> None:
-    """Take note of a block that was checked: guarded calls, ops recorded, and what was found."""
+    """Store the line that ``status`` shows about the last checked block."""
     calls, ops = format_count(checked, "guarded call"), format_count(recorded, "op")
     found = "nothing" if report is None else "a problem"
     PROCESS.last_check = f"{calls} checked, {ops} recorded, {found} found"

@@ -1,9 +1,9 @@
-"""The processes that a checked block starts: each runs under a check of its own.
+"""Child processes of a checked block: each runs under a check of its own.
 
-Their reports become one, which says which of them met what.  Launchers stay as they are: what a
-process runs is wrapped, by ``multiprocessing``'s own way to say it, and nothing else.
+Their reports are combined into one.  Launchers are not patched: only the ``run`` method of a
+``multiprocessing`` process is wrapped.
 
-Not here: the ranks of torchrun, which no checked block starts (``integrations/torchrun.py``).
+The ranks of torchrun are not started by a block: see ``integrations/torchrun.py``.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from cudalens.source.files import is_user_file
 from cudalens.source.shown_frames import without_frames
 
 OTHERS_S = 1.0
-"""Seconds that a rank with a finding waits for those of the others, which its end would end."""
+"""Seconds that a rank with a finding waits before it exits: its exit ends the other ranks, which
+may be about to find something too."""
 CUT_OFF_S = 3.0
-"""Seconds that one waits whose connection broke: the one that broke it is to end first."""
+"""Seconds that a rank with a broken connection waits, so that the rank at fault exits first."""
 _LOG = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
-"""Where torchelastic tells of a failed rank, before its exception does: a hundred lines of red."""
+"""torchelastic logs a failed rank here before it raises: a hundred lines of traceback."""
 _OF_LAUNCHERS = ("torch.multiprocessing", "torch.distributed.elastic")
 _CUT_OFF = re.compile(
     r"Connection (?:was )?(?:closed|reset) by peer|Broken pipe|NCCL (?:error|communicator)"
@@ -50,11 +51,11 @@ _CUT_OFF = re.compile(
 
 
 class Ranks:
-    """While one is open, the processes that this one starts run under the check.
+    """Context manager in which child processes run under the check.
 
     Args:
-        make: makes the session of such a process; it travels there by pickle.
-        limits: of the block, for what fails here.
+        make: makes the session in the child process; it is pickled.
+        limits: collects internal failures of the block.
     """
 
     def __init__(self, make: Callable[[], Any], limits: Limits) -> None:
@@ -67,14 +68,14 @@ class Ranks:
         self._undo: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Ranks:
-        """Take the place where processes start."""
+        """Replace ``BaseProcess.start``."""
         start = BaseProcess.start
 
         @functools.wraps(start)
         def checked(process: BaseProcess) -> None:
             __tracebackhide__ = True
             if _is_rank(process) and os.getpid() == self._owner:
-                # What cannot be prepared starts as it is.
+                # A process that cannot be prepared runs unchecked.
                 self._limits.attempt("check of a process", lambda: self._prepare(process))
             try:
                 start(process)
@@ -87,7 +88,7 @@ class Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Put it back; what the processes have written goes."""
+        """Restore it; delete the files of the processes."""
         _LOG.removeFilter(_shorten)
         self._undo()
         if self._folder is not None and os.getpid() == self._owner:
@@ -95,7 +96,7 @@ class Ranks:
         self._started = {}
 
     def _prepare(self, process: BaseProcess) -> None:
-        number = next(self._numbers)  # several threads may start some
+        number = next(self._numbers)  # atomic: several threads may start processes
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="cudalens-ranks-"))
         file = self._folder / f"{number}.json"
@@ -109,7 +110,7 @@ class Ranks:
         return bool(self._started)
 
     def results(self) -> tuple[RankResult, ...]:
-        """Return what became of each process, those that made a report first, by time."""
+        """Return the result of each process: those with a report first, by time."""
         reports = {} if self._folder is None else load_reports(self._folder)
         results = [result_of(reports[name], process=int(name)) for name in reports]
         results += [
@@ -121,16 +122,16 @@ class Ranks:
 
 
 def _shorten(record: logging.LogRecord) -> bool:
-    """Let a log show a rank's exception without the frames of torch and of ours, and pass it."""
+    """Cut torch's and our frames from the exception of a log record; a filter that passes all."""
     if record.exc_info and not record.exc_text:
         record.exc_text = without_frames("".join(traceback.format_exception(*record.exc_info)))
     return True
 
 
 def _is_rank(process: BaseProcess) -> bool:
-    """Return whether a process runs code of the user's, and no loader's worker or pool."""
+    """Return whether a process runs the user's code: no ``DataLoader`` worker, no pool."""
     if "run" in vars(process):
-        return False  # a check around this one, or somebody else, has replaced it
+        return False  # already replaced, by an outer check or by other code
     target = getattr(process, "_target", None) or type(process).run
     code = getattr(target, "__code__", None)
     is_launchers = target.__module__ == "torch.multiprocessing.spawn"
@@ -142,7 +143,7 @@ def _is_rank(process: BaseProcess) -> bool:
 
 @dataclass
 class RankRun:
-    """Replacement of a process's ``run``: the same, under a check."""
+    """Replacement for a process's ``run`` method that runs it under a check."""
 
     process: BaseProcess
     file: Path
@@ -150,7 +151,7 @@ class RankRun:
     is_simulated: bool
 
     def __call__(self) -> None:
-        """Run the process, and leave its report in the file."""
+        """Run the process, and write its report to the file."""
         limits = Limits()
         if self.is_simulated and simulate.current() is None:
             limits.attempt("rehearsal device", lambda: simulate.start(announce=False))
@@ -173,10 +174,10 @@ class RankRun:
             raise late
 
     def _conclude(self, session: Any, error: BaseException | None) -> DeviceAssertError | None:
-        """Close the session and leave its report; return a finding that comes to light here."""
+        """Close the session and write its report; return a finding that is found only here."""
         cause = None if error is None else reason(error)
         if type(cause).__name__ == "SignalException":
-            cause = None  # torchelastic's for SIGTERM: another rank has failed, and this one ends
+            cause = None  # torchelastic terminates this rank because another one has failed
         late = None
         try:
             session.__exit__(None, cause, None)
@@ -192,7 +193,7 @@ class RankRun:
 
 
 def reason(error: BaseException) -> BaseException:
-    """Return the exception for which a process ends: launchers print it and call ``sys.exit``."""
+    """Return the exception behind a ``sys.exit``: launchers print it and exit with a status."""
     if isinstance(error, SystemExit) and error.code not in (None, 0):
         context = error.__context__
         return context if isinstance(context, Exception) else error
@@ -200,14 +201,14 @@ def reason(error: BaseException) -> BaseException:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that others read, and may write, meanwhile: whole, or not at all."""
+    """Write a file atomically: other processes may read or write it at the same time."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.write_text(text, encoding="utf-8")
     draft.replace(path)
 
 
 def give_way(report: Report) -> None:
-    """Let other ranks come to a finding of their own before this one ends, which ends them."""
+    """Wait, so that other ranks can report before the exit of this one ends them."""
     time.sleep(CUT_OFF_S if is_cut_off(report) else OTHERS_S)
 
 
@@ -215,13 +216,13 @@ def give_way(report: Report) -> None:
 
 
 def load_reports(folder: Path) -> dict[str, Report]:
-    """Return the reports of a folder: raised ones, then warnings, then who was cut off; by time."""
+    """Return the reports in a folder, by time: raised ones, warnings, broken connections."""
     reports = []
     for path in folder.glob("*.json"):
         try:
             report = Report.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
-            continue  # somebody else's file
+            continue  # not a report of ours
         weight = 2 * is_cut_off(report) + (report.kind == "silent")
         reports.append((weight, path.stat().st_mtime_ns, path.stem, report))
     reports.sort(key=lambda item: item[:3])
@@ -234,7 +235,7 @@ def is_cut_off(report: Report) -> bool:
 
 
 def launcher_error(error: BaseException | None) -> BaseException | None:
-    """Return the launcher's own exception behind this one: it says that a process has failed."""
+    """Return the launcher's exception in a chain, which only says that a process has failed."""
     seen = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -245,7 +246,7 @@ def launcher_error(error: BaseException | None) -> BaseException | None:
 
 
 def result_of(report: Report, *, process: int | None = None, page: str | None = None) -> RankResult:
-    """Return what a rank's report says of it."""
+    """Return the result of a rank with a report."""
     outcome = "lost its connection to another rank" if is_cut_off(report) else ""
     steps = (step.note or "" for step in report.provenance)
     batch = next((note for note in steps if note.startswith("batch ")), "")
@@ -274,10 +275,10 @@ def _format_end(status: int | None) -> str:
 
 
 def combined(results: Iterable[RankResult]) -> Report | None:
-    """Return the one report of several processes: that of the first, with all of them.
+    """Return the report of the first process that failed, with the results of all.
 
     Args:
-        results: in the order of their reports' times.
+        results: the results, in order of time.
     """
     order = sorted(results, key=lambda item: bool(item.outcome))
     first = next((item.report for item in order if item.report), None)

@@ -1,4 +1,4 @@
-"""The checked block: what ``%%cudacheck`` and ``cudalens.check()`` do, wired together here only."""
+"""The checked block: what ``%%cudacheck`` and ``cudalens.check()`` do, wired together."""
 
 from __future__ import annotations
 
@@ -85,27 +85,27 @@ class CheckSession:
             msg = f'nan={self.nan!r}: it is True, False or "strict"'
             raise ValueError(msg)
         self.fast = self.fast or self.deferred
-        # The block may leave the directory.
+        # Absolute now: the block may change the working directory.
         self._files = [name and expanded(name).absolute() for name in (html, json)]
         self._stack = ExitStack()
         self.reads_stderr = True
         """True if the assertions that CUDA prints are read off file descriptor 2."""
         self.show_early: Callable[[], None] | None = None
-        """Shows the report of a lost device where the loss is found, before the block ends."""
+        """Called when the device is lost, to show the report before the block ends."""
         self.is_followed = False
-        """True if no code that could write to a tensor unseen runs before the next block."""
+        """True if no unchecked code that could write to a tensor runs before the next block."""
         self.display_name = os.urandom(16).hex()
-        """The name of the output that it is shown in."""
+        """The ``display_id`` of the report's output."""
         self.shown_error: BaseException | None = None
-        """An exception that ended the block's code and was shown, yet does not leave the block."""
+        """An exception that ended the code and that the shell has shown and swallowed."""
         self._begin()
 
     def _begin(self) -> None:
-        """Know nothing yet of the block."""
+        """Reset the state, for a first or another block."""
         self._limits = Limits()
         self._findings = Findings()
         self.reported: ReportedLines = WeakKeyDictionary()
-        """The silent findings that are not reported again."""
+        """The lines with silent findings, which are reported once."""
         self.recorder: Any = None
         self.device_text: Any = None
         self.report: Report | None = None
@@ -115,7 +115,7 @@ class CheckSession:
         """Number of guarded calls and of recorded ops, once closed."""
         self._checked_before = 0
         self.swallowed: SwallowedFinding | None = None
-        """End of the first finding, when it did not leave the block."""
+        """What became of the first finding, if it did not leave the block."""
         self._is_of_thread = False
         self._thread = threading.get_ident()
         self._was_shown = False
@@ -127,11 +127,11 @@ class CheckSession:
         self._is_lost = False
         """True if the loss of the device has been reported."""
         self._early: Report | None = None
-        """The report of that loss."""
+        """The report of the loss."""
         self._refused: tuple[int, type, tuple[str, ...]] | None = None
-        """The last exception of a guarded op, where no recorder keeps its call."""
+        """The identity of the last exception of a guarded op, if there is no recorder."""
         self._early_error: ref[BaseException] | None = None
-        """The exception that it is of, where a weak reference to it can be had."""
+        """The exception that ``_early`` reports, if it takes a weak reference."""
         self._ranks: Ranks | None = None
         self._earlier = lost_context.end()
 
@@ -166,7 +166,7 @@ class CheckSession:
 
     def _install(self, stack: ExitStack) -> None:
         stack.callback(PROCESS.listen(self))
-        # A rank gets the options without the files, which are this block's alone.
+        # A child process gets the options, but not the files: it would overwrite them.
         names = ("fast", "deferred", "nan", "sync", "max_ops", "force_eager")
         session = partial(CheckSession, **{name: getattr(self, name) for name in names})
         self._ranks = self._optional(stack, "ranks", partial(Ranks, session, self._limits))
@@ -178,7 +178,7 @@ class CheckSession:
             self._enter_recording(stack)
         self._limits.attempt("earlier blocks", partial(SUCCESSION.begin, self.recorder))
         stack.callback(self._hand_on)
-        # Waiting, as after each op: what was launched before must not be blamed on this block.
+        # Wait here, too: a fault of an earlier launch must not be blamed on this block.
         probe = partial(lost_context.probe, wait=self.sync and not self.fast)
         self._was_lost = self._limits.attempt("device", probe) is not None
 
@@ -194,14 +194,14 @@ class CheckSession:
 
         if self.reads_stderr:
             self.device_text = self._optional(stack, "device text", DeviceText)
-        if self.force_eager:  # else the compiler would compile the recorder's mode and its hooks
+        if self.force_eager:  # without it, Dynamo would trace the recorder's mode and hooks
             self._optional(stack, "eager mode", EagerCompiler)
             watch, is_strict = None, self.nan == "strict"
             if self.nan:
                 from cudalens.evidence.nonfinite import NonFiniteReports
                 from cudalens.recorder.nonfinite import NonFiniteWatch
 
-                # The recorder exists only once it has been given its watch.
+                # A function, because the recorder is made after its watch.
                 reports, recorder = NonFiniteReports(), lambda: self.recorder
                 watch = NonFiniteWatch(reports, recorder, is_strict=is_strict)
             make = partial(
@@ -218,7 +218,7 @@ class CheckSession:
             print(f"cudalens: NaN and infinity are not looked for: {reason}", file=sys.stderr)
 
     def _optional(self, stack: ExitStack, what: str, make: Any) -> Any:
-        # A cell runs without what cannot be opened, and the report says so.
+        # The cell runs without a part that fails to open, and the report says so.
         return self._limits.attempt(what, lambda: stack.enter_context(make()))
 
     def close(self, error: BaseException | None = None) -> BaseException | None:
@@ -228,7 +228,7 @@ class CheckSession:
             error: the exception that left the block, if one did; it is never swallowed.
 
         Returns:
-            a finding of deferred guards that comes to light only here.
+            A finding of deferred guards that is found only here.
         """
         late, started = None, time.perf_counter()
         try:
@@ -237,7 +237,7 @@ class CheckSession:
             if self.deferred or not self.force_eager:
                 late = self._limits.attempt("pending checks", PROCESS.settle)
             if late is None and error is None:
-                # A NaN in a value that the shell has shown: it could not be raised there.
+                # A NaN in the cell's displayed value: IPython swallows exceptions there.
                 late = getattr(getattr(self.recorder, "watch", None), "late", None)
             if late is not None and error is not None:
                 late = process.in_place_of(error, late)
@@ -257,7 +257,7 @@ class CheckSession:
         return late
 
     def _report(self, outcome: Outcome, error: BaseException | None) -> None:
-        """Make this the report of the session, of the process and of the exception."""
+        """Store the report on the session, the process and the exception."""
         if error is not None:
             self._limits.attempt("traceback", partial(hide_own_frames, error))
             self._limits.attempt("variables", partial(_python.forget, error))
@@ -269,7 +269,7 @@ class CheckSession:
             if error is not None and outcome.site is not None:
                 complete_message(error, outcome.shown, report)
             self.report = PROCESS.last = report
-            if not (self.is_reminder or report.ranks):  # another process's device is not this one's
+            if not (self.is_reminder or report.ranks):  # the device of a child process is not ours
                 self._limits.attempt("memory", partial(lost_context.remember, report))
             own_report = None if error is None else report_beside(error)
             if isinstance(error, (DeviceAssertError, NonFiniteError)):
@@ -294,12 +294,12 @@ class CheckSession:
         """Close the session; the exception goes on.
 
         Raises:
-            DeviceAssertError: a finding of deferred guards that comes to light only here.
+            DeviceAssertError: a finding of deferred guards that is found only here.
         """
         try:
             late = self.close(error)
         finally:
-            self.remove()  # an interrupt may have come where its end began
+            self.remove()  # an interrupt may have cut `close` short
         if late is not None:
             try:
                 raise late
@@ -315,7 +315,7 @@ class CheckSession:
         self._findings.add(report)
 
     def call_failed(self, error: BaseException, arguments: Any) -> None:
-        """Report the loss of the device, where no recorder does and a guarded call sees it."""
+        """Report the loss of the device that a guarded call met, if there is no recorder."""
         if self.recorder is not None:
             return
         trace = error.__traceback__
@@ -339,7 +339,7 @@ class CheckSession:
     # --- conclusion ------------------------------------------------------------------------------
 
     def _conclude(self, error: BaseException | None, started: float) -> Outcome:
-        """Return which report is shown: that of the error which ended the block, if it has one."""
+        """Decide which report is shown: that of the exception, if it has one."""
         own = self._own(error)
         left = None if own is None else own.report
         if left is None and error is not None:
@@ -348,7 +348,7 @@ class CheckSession:
         if left is None:
             other = self._of_ranks(error)
             has_ranks = self._ranks is not None and self._ranks.has_started
-            # A launcher's exception only says that one of the processes has failed.
+            # The exception of a launcher only says that one of its processes has failed.
             if other is None and not (has_ranks and launcher_error(error) is not None):
                 other = self._explained(error, started)
             other = other or self._explained_late(self._late(error), started)
@@ -378,7 +378,7 @@ class CheckSession:
         return outcome
 
     def _of_ranks(self, error: BaseException | None) -> Report | None:
-        """Return what the processes that the block started have reported, as one report."""
+        """Combine the reports of the processes that the block started."""
         if self._ranks is None or report_beside(error) is not None:
             return None
         results = self._limits.attempt("ranks", self._ranks.results, tuple)
@@ -388,13 +388,13 @@ class CheckSession:
         return report
 
     def _own(self, error: BaseException | None) -> DeviceAssertError | NonFiniteError | None:
-        """Return the exception when it is a finding, which then is among those of the block."""
+        """Return the exception if it is a finding; make sure that the block has recorded it."""
         if not isinstance(error, (DeviceAssertError, NonFiniteError)):
             return None
         if error.report is None:
             error.report = report_of_own(error, self.findings)
         if error.report is not None and not self._findings.has(error.report):
-            self.add_finding(error.report)  # it came to nobody, or to a session inside this one
+            self.add_finding(error.report)  # recorded nowhere, or by a session inside this one
         return error
 
     def _explained(self, error: BaseException | None, started: float) -> Report | None:
@@ -415,28 +415,28 @@ class CheckSession:
         )
 
     def _explained_late(self, error: BaseException | None, started: float) -> Report | None:
-        """Report what the device says at the end, to which no line of the block belongs."""
+        """Report the device's error at the end of the block, which has no line of its own."""
         if error is not None and self._early is not None and self.recorder.fatal is None:
-            return self._early  # the line where the loss was met is known, the call at fault is not
+            return self._early  # it has the line that met the loss
         return self._explained(error, started)
 
     def _on_device_end(self, error: BaseException, *held: Any) -> None:
-        """Report the loss of the device where it is found.
+        """Report the loss of the device at once.
 
-        While the exception leaves the user's code its tensors are freed, and torch can end the
+        While the exception unwinds the user's code, tensors are freed, and torch can end the
         process there.
         """
         if context.rehearsed_fault() is None:
             outlive_lost_device(*held)
         if self._was_lost or self._is_lost or threading.get_ident() != self._thread:
-            return  # the stack of autograd's own thread does not lead to the user's line
+            return  # on a thread of autograd's, the stack has no line of the user's
         self._is_lost = True
         report = explained_early(error, self.recorder, self.device_text, self._limits)
         self._early = report
-        with suppress(TypeError):  # a RuntimeError takes no weak reference
+        with suppress(TypeError):  # built-in exceptions take no weak reference
             self._early_error = ref(error)
         self.report = PROCESS.last = report
-        self.written, _ = write_files(report, *self._files)  # failures are noted in the last one
+        self.written, _ = write_files(report, *self._files)  # the final report lists failures
         if self.show_early is not None:
             self.is_shown_early = True
             self.show_early()
@@ -446,11 +446,11 @@ class CheckSession:
         if not self.sync or self.recorder is None or (raised is not None and self._was_lost):
             return None
         if not isinstance(raised, Exception | None) and not self.recorder.is_over:
-            return None  # who interrupts does not want to wait; a device that is lost answers
+            return None  # do not make an interrupt wait; a lost device answers at once
         return self._limits.attempt("device", self._wait)
 
     def _wait(self) -> BaseException | None:
-        """Return the device's error.  Other failures of the wait are not the block's."""
+        """Return the device's error; raise other failures of the wait."""
         try:
             self.recorder.synchronize()
         except Exception as error:
@@ -461,8 +461,8 @@ class CheckSession:
 
 
 def _identity(error: BaseException) -> tuple[int, type, tuple[str, ...]]:
-    """Return what tells an exception from others without keeping it, and what it refers to."""
-    # An address is used again, for an exception of another kind or with other words.
+    """Return a key for an exception that does not keep it, nor its frames, alive."""
+    # More than the `id`: Python reuses it for another exception.
     return id(error), type(error), tuple(item for item in error.args if type(item) is str)
 
 
@@ -470,14 +470,14 @@ def _identity(error: BaseException) -> tuple[int, type, tuple[str, ...]]:
 
 
 class CheckedBlock(CheckSession):
-    """A session whose report nobody shows: what raises nothing is a Python warning."""
+    """A session without a display: silent findings become Python warnings."""
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Close the session; the exception goes on."""
         try:
             is_followed = partial(SUCCESSION.is_followed, sys._getframe(1), error)
             self.is_followed = self._limits.attempt("earlier blocks", is_followed, bool)
-        finally:  # an interrupt may come while the question is asked
+        finally:  # also if an interrupt comes in the lines above
             super().__exit__(kind, error, traceback)
         report = self.report
         if error is None and report is not None and report.kind == "silent":

@@ -1,6 +1,6 @@
-"""Checked blocks one after another: what the recorder of one hands on to that of the next.
+"""Checked blocks in sequence: the recorder of one hands its knowledge on to the next.
 
-It is handed on only while no unchecked code runs that could write to a tensor unseen.
+Only while no unchecked code runs in between that could write to a tensor.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from cudalens.source.files import cell_number, is_user_file
 
 
 class Succession:
-    """The checked blocks of this process: no object of the user's leads from one to the next."""
+    """The sequence of checked blocks of this process."""
 
     def __init__(self) -> None:
         self._earlier: Any = None
-        """What the last block has handed on."""
+        """The calls that the last block has handed on."""
         self._open = 0
         self.sees_cells = False
-        """True while a shell tells of each cell that runs unchecked."""
+        """True while a shell reports each unchecked cell before it runs."""
 
     def begin(self, recorder: Any) -> None:
-        """Take what was handed on; a block without a recorder can only lose it."""
+        """Pass on what the last block left; without a recorder, it is lost."""
         self._open += 1
         earlier, self._earlier = self._earlier, None
         if earlier is not None and recorder is not None:
@@ -34,7 +34,7 @@ class Succession:
         """Keep what a block hands on.
 
         Args:
-            recorder: ``None`` where what runs after the block is not known.
+            recorder: ``None`` if unknown code may run after the block.
         """
         self._open = max(0, self._open - 1)
         self._earlier = None
@@ -42,11 +42,11 @@ class Succession:
             self._earlier = recorder.handed_on()
 
     def forget(self) -> None:
-        """Forget what was handed on."""
+        """Drop what was handed on."""
         self._earlier = None
 
     def before_unchecked(self, statements: Sequence[ast.stmt]) -> None:
-        """Forget what was handed on if a cell that is about to run may write to a tensor."""
+        """Drop what was handed on if the next, unchecked cell may write to a tensor."""
         if self._earlier is None:
             return
         from cudalens.source.unchecked import is_next_checked
@@ -55,11 +55,11 @@ class Succession:
             self.forget()
 
     def is_followed(self, frame: FrameType | None, error: BaseException | None) -> bool:
-        """Return whether after a ``with`` block nothing can write to a tensor unseen.
+        """Return whether no unchecked code after a ``with`` block can write to a tensor.
 
         Args:
-            frame: which calls the end of the block.
-            error: that leaves the block.
+            frame: the frame that ends the block.
+            error: the exception that leaves the block.
         """
         from cudalens.source.unchecked import is_next_checked, statements_after
 
@@ -74,7 +74,7 @@ class Succession:
         statements, is_top = found
         is_cell = is_top and self.sees_cells and cell_number(filename) is not None
         if error is not None:
-            return is_cell  # it ends the cell
+            return is_cell  # the exception ends the cell, so the next cell decides
         is_checked = is_next_checked(statements)
         return is_cell if is_checked is None else is_checked
 
