@@ -1,4 +1,4 @@
-"""CPython's own ways: delayed interrupts, the random state, parsing in threads, dropped locals."""
+"""Workarounds for CPython: delayed interrupts, random state, parsing in threads, copied locals."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _MAIN = threading.main_thread()
 
 
 class MoreStack:
-    """Room for 500 more frames while the block runs, also where the user's recursion ends.
+    """Raise the recursion limit by 500 frames for a block, even where the user's stack is full.
 
-    The limit is that of all threads: it is put back when the last of such blocks is left.
+    The limit is process-wide, so the last such block to end restores it.
     """
 
     FRAMES = 500
@@ -37,8 +37,8 @@ class MoreStack:
 
     def __enter__(self) -> None:
         """Raise the limit, unless another block has done so."""
-        # By a function of its own: Python lowers no limit where the stack is as high as that, and
-        # so there is room for __exit__ wherever this succeeded.
+        # One call deeper than needed.  Python refuses to set a limit that the stack has reached:
+        # as this call fitted under the old limit, __exit__ can restore it.
         self._raise_limit()
 
     def _raise_limit(self) -> None:
@@ -50,7 +50,7 @@ class MoreStack:
             kind._open += 1
 
     def __exit__(self, *_: object) -> None:
-        """Put the limit back, unless somebody else has set it meanwhile."""
+        """Restore the limit, unless other code has changed it since."""
         kind = type(self)
         with kind._lock:
             kind._open -= 1
@@ -59,26 +59,26 @@ class MoreStack:
 
 
 class Uninterrupted:
-    """Let an interrupt that comes inside the block take effect right behind it.
+    """Delay an interrupt that arrives inside the block until its end.
 
-    For the few steps that must be done whole, such as installing and removing: Python raises
-    ``KeyboardInterrupt`` between any two steps of the main thread, also inside the ``__exit__``
-    that was to undo something.
-    Does nothing outside the main thread, which Python never interrupts.
+    For short steps that must not be split, such as installing and removing.  Python raises
+    ``KeyboardInterrupt`` between any two steps of the main thread, also inside an ``__exit__``
+    that is about to undo something.
+    Does nothing outside the main thread, because Python interrupts no other thread.
     """
 
-    # Class attributes in place of an __init__: an interrupt may come wherever a function begins.
+    # Class attributes instead of __init__: an interrupt may arrive at the start of any function.
     _came = False
     _handler: Any = None
 
     def __enter__(self) -> None:
-        """Take note of interrupts from here on."""
-        # A handler that is not Python's own cannot be put back, so it stays.
+        """Hold interrupts back from here on."""
+        # getsignal() is None for a handler that was not set from Python: it cannot be restored.
         if threading.get_ident() == _MAIN.ident and signal.getsignal(signal.SIGINT) is not None:
             self._handler = signal.signal(signal.SIGINT, self._note)
 
     def __exit__(self, *_: object) -> None:
-        """Put the handler back, and give it the interrupt that came meanwhile."""
+        """Restore the handler, and raise the signal again if it arrived in the block."""
         if self._handler is not None:
             signal.signal(signal.SIGINT, self._handler)
             if self._came:
@@ -89,7 +89,8 @@ class Uninterrupted:
 
 
 def replace_attribute(owner: Any, name: str, ours: object) -> Callable[[], None]:
-    """Replace an attribute, and return what puts it back unless somebody else has replaced it."""
+    """Replace an attribute; return a function that restores it unless other code replaced it."""
+    # An attribute that the owner inherits is restored by deleting ours.
     before, is_own = getattr(owner, name), name in getattr(owner, "__dict__", (name,))
     setattr(owner, name, ours)
 
@@ -106,7 +107,7 @@ def replace_attribute(owner: Any, name: str, ours: object) -> Callable[[], None]
 
 @contextmanager
 def same_random_state() -> Iterator[None]:
-    """Leave the state of Python's ``random`` as it was: rich draws from it when it is imported."""
+    """Restore the state of Python's ``random`` after the block: importing rich draws from it."""
     state = random.getstate()
     try:
         yield
@@ -114,7 +115,7 @@ def same_random_state() -> Iterator[None]:
         random.setstate(state)
 
 
-# --- exceptions that only came out of our code, and are not our code's own ------------------------
+# --- exceptions that pass through our code, but are the user's ------------------------------------
 
 
 # Exceptions that Python raises without arguments.
@@ -122,16 +123,16 @@ _WITHOUT_TEXT = (AssertionError, MemoryError, StopIteration, StopAsyncIteration)
 
 
 def is_of_user(error: BaseException) -> bool:
-    """Return whether what came out of our code is an interrupt or of a signal handler."""
+    """Return whether an exception is an interrupt, or a signal handler or thread raised it."""
     return not isinstance(error, Exception) or came_from_outside(error)
 
 
 def came_from_outside(error: BaseException) -> bool:
     """Return whether a signal handler, or another thread, raised a caught exception.
 
-    Python runs handlers between any two steps of the main thread, so a time-out may come out of
-    whatever is running.  A handler is given the frame that it interrupted, or is installed still;
-    what another thread sets has no text, and no ``raise`` stands where it came.
+    Python runs handlers between any two steps of the main thread, so a time-out may surface in any
+    code.  A handler has received the frame that it interrupted, or is still installed.  An
+    exception that another thread has set has no arguments, and surfaces at no ``raise``.
     """
     frames: list[FrameType] = []
     entries = entries_from_traceback(error.__traceback__)
@@ -147,18 +148,19 @@ def came_from_outside(error: BaseException) -> bool:
 
 
 def raise_if_outside(error: BaseException) -> None:
-    """Raise a caught exception on if it only came out of our code: it is the user's."""
+    """Re-raise a caught exception if a signal handler or another thread raised it."""
     if came_from_outside(error):
         raise error
 
 
 def _is_given(frame: FrameType, interrupted: list[FrameType]) -> bool:
-    """Return whether one of the arguments of a function is a frame that led to it."""
+    """Return whether a function has received one of the interrupted frames as an argument."""
     code = frame.f_code
     has_rest = bool(code.co_flags & inspect.CO_VARARGS)
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + has_rest]
     variables = frame.f_locals
     values = [variables.get(name) for name in names]
+    # A handler may take them as ``*args``, which is a tuple.
     values += [item for value in values if type(value) is tuple for item in value]
     return any(value is item for value in values for item in interrupted)
 
@@ -170,17 +172,17 @@ def _handler_codes() -> set[CodeType]:
     return {item.__code__ for item in functions if isinstance(item, FunctionType)}
 
 
-# --- what is put on an exception of somebody else's ---------------------------------------------
+# --- attributes and notes of the user's exceptions ----------------------------------------------
 
 
 def set_on(error: BaseException, name: str, value: object) -> None:
-    """Set an attribute of an exception, as far as its class lets anybody: it may be frozen."""
+    """Set an attribute in the dictionary of an exception: a frozen class refuses ``setattr``."""
     with suppress(Exception):
         vars(error)[name] = value
 
 
 def notes_of(error: BaseException) -> list[Any]:
-    """Return the notes of an exception; empty where something else is in their place."""
+    """Return the notes of an exception, an empty list if ``__notes__`` is no list."""
     notes = vars(error).get("__notes__", [])
     return notes if isinstance(notes, list) else []
 
@@ -206,7 +208,7 @@ def add_note(error: BaseException, line: str) -> None:
 
 
 def entries_from_traceback(traceback: TracebackType | None) -> tuple[TracebackType, ...]:
-    """Return the links of a traceback, outermost first, as :func:`cudalens.source.locate` takes."""
+    """Return the entries of a traceback, outermost first."""
     entries = []
     while traceback is not None:
         entries.append(traceback)
@@ -215,7 +217,7 @@ def entries_from_traceback(traceback: TracebackType | None) -> tuple[TracebackTy
 
 
 def linked(entries: Sequence[TracebackType]) -> TracebackType | None:
-    """Return a traceback of entries like these, outermost first; ``None`` where there is none."""
+    """Return a new traceback with copies of these entries, outermost first; ``None`` for none."""
     made: TracebackType | None = None
     for entry in reversed(entries):
         made = TracebackType(made, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
@@ -223,7 +225,7 @@ def linked(entries: Sequence[TracebackType]) -> TracebackType | None:
 
 
 def innermost(is_wanted: Callable[[FrameType], bool]) -> FrameType | None:
-    """Return the innermost running frame that is wanted, ``None`` where there is none."""
+    """Return the innermost running frame that fulfils ``is_wanted``, else ``None``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_wanted(frame):
         frame = frame.f_back
@@ -236,14 +238,14 @@ def package_of(frame: FrameType) -> str | None:
     return name.partition(".")[0] if isinstance(name, str) else None
 
 
-# --- parsing, also while other threads parse ------------------------------------------------------
+# --- parsing while other threads parse ------------------------------------------------------------
 
 
 _TRIES = 20
 _alone = threading.Lock()
 _NAME = "<text>"
 _UNHEARD: Any = ("ignore", None, Warning, re.compile(re.escape(_NAME)), 0)
-"""Filter for the warnings of code that we parse: Python has warned where that was compiled."""
+"""Filter that drops warnings about code that we parse: Python issued them when it compiled it."""
 
 
 def parse(text: str) -> ast.Module:
@@ -261,32 +263,33 @@ def parse_expression(text: str) -> ast.Expression:
 
 
 def without_comment(line: str) -> str:
-    """Return one line of code without its comment, as it is where it is no whole statement."""
+    """Return one line of code without its comment; unchanged if it is no complete statement."""
     if "#" not in line:
         return line
     try:
         end = parse(line.strip()).body[-1].end_col_offset
     except (SyntaxError, ValueError, IndexError):
         return line
-    return line.strip().encode()[:end].decode()
+    return line.strip().encode()[:end].decode()  # the column counts UTF-8 bytes
 
 
 def _parsed(text: str, mode: str) -> ast.AST:
     for _ in range(_TRIES):
         try:
-            # The lock keeps our own threads apart; code of the user's may still be parsing.
+            # The lock serializes our own threads; the user's code may still parse meanwhile.
             with _alone, _without_warnings():
                 return compile(text, _NAME, mode, ast.PyCF_ONLY_AST, dont_inherit=True)
-        except SystemError:
+        except SystemError:  # another thread parsed at the same time
             continue
     return compile(text, _NAME, mode, ast.PyCF_ONLY_AST, dont_inherit=True)
 
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Let Python not warn of the code that is parsed in the block.
+    """Silence warnings about code that the block parses.
 
-    In place: ``warnings.catch_warnings`` would have every warning shown again that is shown once.
+    The list of filters is changed in place, as ``warnings.catch_warnings`` would show every
+    once-only warning again.
     """
     filters: Any = warnings.filters
     try:
@@ -301,13 +304,16 @@ def _without_warnings() -> Iterator[None]:
 
 
 _OURS = 3
-"""References to a dictionary that nobody else holds: the frame's, ours, and that of the count."""
+"""References to a dictionary that the user does not hold: the frame's, ours, getrefcount's."""
 
 
 def forget(error: BaseException | None = None) -> None:
-    """Empty the copies in the running frames, and in those that ``error`` has left."""
+    """Clear the copies of locals in the running frames, and in those that ``error`` has left.
+
+    Reading ``f_locals`` copies the variables into a dictionary that the frame keeps.
+    """
     if sys.version_info >= (3, 13):
-        return  # it is a view of the variables there
+        return  # there f_locals is a view of the variables
     running = walk_stack(sys._getframe(1))
     left = walk_tb(error.__traceback__ if error is not None else None)
     for frame, _ in chain(running, left):
@@ -319,16 +325,16 @@ def forget(error: BaseException | None = None) -> None:
 
 
 def live_instances(cls: type[_T]) -> list[_T]:
-    """Return the living instances of a class and its subclasses that the collector knows.
+    """Return the live instances of a class and its subclasses that the garbage collector tracks.
 
-    ``gc.get_objects`` would for a moment hold the tuples that other threads are building, and
-    CPython raises a ``SystemError`` in the thread that then resizes one.  The referrers of a class
-    are its instances and little else.
+    ``gc.get_objects`` would briefly hold the tuples that other threads are building, and CPython
+    raises a ``SystemError`` in a thread that resizes such a tuple.  The referrers of a class are
+    its instances and little else.
     """
     classes, found = {cls}, [cls]
     while found:
         below = [item for item in type.__subclasses__(found.pop()) if item not in classes]
         classes.update(below)
         found += below
-    # Asked for its class, an object can run code of its own: a lazy module of another library.
+    # Not isinstance(): it reads ``__class__``, which runs code in a library's lazy module.
     return [item for item in gc.get_referrers(*classes) if issubclass(type(item), cls)]

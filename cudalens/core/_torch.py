@@ -29,7 +29,7 @@ On ``cpu`` the op's own error is exact, and ``meta`` tensors have no values.
 BACKEND_SELECT = "BackendSelect"
 
 pytree: Any = _pytree
-"""Path through nested lists, tuples and dicts."""
+"""Torch's functions for nested lists, tuples and dicts."""
 
 
 def is_accelerator(device: torch.device) -> bool:
@@ -42,7 +42,7 @@ _AUTOGRAD_KEYS["privateuseone"] = "AutogradPrivateUse1"
 
 
 def autograd_keys(devices: Iterable[str]) -> list[str]:
-    """Return the autograd keys of some device types: where composite ops can be met."""
+    """Return the autograd keys of device types, at which composite ops can be intercepted."""
     return [_AUTOGRAD_KEYS[name] for name in sorted(devices) if name in _AUTOGRAD_KEYS]
 
 
@@ -50,17 +50,17 @@ def redispatcher(op: Any, key: str = BACKEND_SELECT) -> tuple[Callable[..., Any]
     """Return a function that redispatches below a key.
 
     Returns:
-        a function of a key set and the arguments of the call, and the keys that the set of the
-        call is to be cut down to.
+        a function that takes a key set and the arguments of the call, and the key set that the
+        keys of the call must be intersected with.
     """
     below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, key))
     if key == BACKEND_SELECT:
-        # The overload's own method only forwards, and every guarded call would pay for it.
+        # Skip the overload's own method: it only forwards, and every guarded call would pay.
         handle = getattr(op, "_handle", None)
         return getattr(handle, "redispatch_boxed", op.redispatch), below
-    # Above autograd the composite kernel itself is run.  A redispatch would first offer the op to
-    # the dispatch modes, which stand below autograd: the ops that it decomposes into would then be
-    # lost to autograd.
+    # Above autograd, run the composite kernel itself.  A redispatch would offer the op to the
+    # dispatch modes first.  They are below autograd, which would then miss the ops that the kernel
+    # decomposes into.
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
 
     def decompose(keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,13 +72,13 @@ def redispatcher(op: Any, key: str = BACKEND_SELECT) -> tuple[Callable[..., Any]
 _DISPATCH_KEYS = torch._C.DispatchKey.__members__
 
 
-@cache  # each check asks anew
+@cache  # each check calls it
 def backend_bits(devices: frozenset[str]) -> int:
-    """Return the bits that the dispatch keys of tensors on these devices have and others lack."""
+    """Return the bits that only the dispatch keys of tensors on these devices have."""
     bits = 0
     for name in devices:
         named = {"privateuseone": "PrivateUse1", "npu": "PrivateUse1"}.get(name, name.upper())
-        if named in _DISPATCH_KEYS:  # else this torch knows no such device
+        if named in _DISPATCH_KEYS:  # else this torch has no such device type
             keys = (_DISPATCH_KEYS[item] for item in (named, "CUDA" if name == "cpu" else "CPU"))
             own, other = (torch._C.DispatchKeySet(key).raw_repr() for key in keys)
             bits |= own & ~other
@@ -90,7 +90,7 @@ def register_kernels(
 ) -> list[Any]:
     """Register one kernel per full overload name; :func:`destroy` the libraries to remove them.
 
-    A kernel is given the key set of the call first.
+    A kernel takes the key set of the call as its first argument.
 
     Raises:
         RuntimeError: torch refused a registration; nothing stays registered.
@@ -107,7 +107,8 @@ def register_kernels(
 def add_kernels(
     libraries: dict[str, Any], kernels: Mapping[str, Callable[..., Any]], key: str, **options: Any
 ) -> None:
-    """Register kernels, off torch's list of them: its end would take a user's entries along."""
+    """Register kernels, and keep them out of torch's set of registrations."""
+    # A library that is destroyed removes its entries there, and so a user's for the same kernel.
     listed, ours = torch.library._impls, {f"{name.replace('::', '/')}/{key}" for name in kernels}
     of_others = listed & ours
     listed -= of_others
@@ -134,9 +135,9 @@ NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: to
 
 
 def as_tensor(value: Any) -> Any:
-    """Return a number as the tensor that torch had made of it, anything else as it is.
+    """Return a number as the tensor that torch had made of it, anything else unchanged.
 
-    A kernel in Python is given a number where an op was given one in place of a tensor.
+    Where a call passes a number for a tensor, a kernel in Python receives the number.
     """
     dtype = NUMBERS.get(type(value))
     if dtype is None:
@@ -159,13 +160,13 @@ def op_of(name: str) -> Any:
 
 
 def all_op_names() -> list[str]:
-    """Return the full names of all ops that the dispatcher knows."""
+    """Return the full names of all ops in the dispatcher."""
     return list(torch._C._dispatch_get_all_op_names())
 
 
 @cache
 def ops_that_read() -> frozenset[str]:
-    """Return the full names of ops by which the host learns values, as a number or as a shape."""
+    """Return the full names of ops that bring values to the host, as a number or as a shape."""
     tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
     def reads(name: str) -> bool:
@@ -187,11 +188,11 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def is_capturing() -> bool:
-    """Return whether a CUDA graph is being captured on the current stream: no reading then."""
+    """Return whether the current stream captures a CUDA graph, so that no value can be read."""
     # Asking whether there is a device costs more than the rest of a guard.
     try:
         return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-    except RecursionError:  # a guard looks again, with more room
+    except RecursionError:  # a guard tries again with a higher recursion limit
         raise
     except RuntimeError:  # the context is lost: nothing can be read either
         return True
@@ -209,7 +210,7 @@ def is_host(device: torch.device) -> bool:
 
 def stream_id(device: torch.device) -> int:
     """Return a number for the current stream of a device, 0 where it has no streams."""
-    # A device without a number is the host; its type is a text that is made anew each time.
+    # Test the index first: ``type`` builds a string each time, and the CPU has no index.
     if device.index is None or device.type != "cuda":
         return 0
     return int(torch._C._cuda_getCurrentRawStream(device.index))
@@ -218,14 +219,14 @@ def stream_id(device: torch.device) -> int:
 def zeros(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return zeros[rows, columns] that may live as long as the process.
 
-    While inductor prepares a CUDA graph, what a thread allocates is in the graph's own memory,
-    and must be gone when it ends: so another thread allocates, which is in no mode either.
+    While inductor prepares a CUDA graph, the memory that a thread allocates is in the graph's pool
+    and must be freed before the end.  So another thread allocates, in which no mode is active.
     """
     make = partial(torch.zeros, rows, columns, dtype=dtype, device=device)
     with ThreadPoolExecutor(1) as thread:
         try:
             made = thread.submit(make).result()
-        except RuntimeError:  # the interpreter ends, and starts no thread
+        except RuntimeError:  # a shutting down interpreter starts no thread
             with torch.inference_mode(False):
                 made = make()
     if device.type == "cuda":
@@ -234,13 +235,13 @@ def zeros(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> 
 
 
 def raise_pending_cuda_error(*, wait: bool) -> None:
-    """Let the current stream of each CUDA device raise what is wrong with it, if anything is.
+    """Raise the pending error, if any, of each CUDA device that this process has used.
 
-    Does nothing in a process that has not used CUDA, and while a graph is captured; a device that
-    the process has not used is not asked.
+    The current stream of the device raises it.  Does nothing in a process that has not used CUDA,
+    and while a graph is captured.
 
     Args:
-        wait: wait for the work that is under way, instead of asking without waiting.
+        wait: wait for the pending work, instead of a query that returns at once.
     """
     if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
         return
@@ -256,7 +257,7 @@ def raise_pending_cuda_error(*, wait: bool) -> None:
 
 
 def is_device_usable() -> bool:
-    """Return whether no CUDA device that this process has used is lost, after a wait for it."""
+    """Wait for each CUDA device that this process has used; return whether none of them is lost."""
     try:
         raise_pending_cuda_error(wait=True)
     except RuntimeError:
@@ -265,32 +266,32 @@ def is_device_usable() -> bool:
 
 
 _KEPT: list[Any] = []
-"""The tensors that lived when the device was lost, for as long as the process lives."""
+"""The tensors that were alive when the device was lost, kept until the process ends."""
 
 
 def outlive_lost_device(*held: Any) -> None:
-    """Keep torch from ending the process where it frees memory of a device that is lost.
+    """Keep torch from aborting the process when it frees memory of a lost device.
 
-    Torch aborts where it frees a pinned tensor that was copied from or a tensor that another stream
-    has used, and with the allocator ``cudaMallocAsync`` any tensor.  So those that live are kept,
-    which costs no device memory: that is gone until the process is started again.  Settings of the
-    allocators that the user has made are reset.
+    Torch aborts when it frees a pinned tensor that was copied from, a tensor that another stream
+    has used, or, with the allocator ``cudaMallocAsync``, any tensor.  So all live tensors are kept.
+    This costs no device memory, which is lost until the process restarts.  The user's allocator
+    settings are reset.
     """
     change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     if change is not None:
         with suppress(RuntimeError, ValueError):  # torch 2.11 and older have no such setting
             change("pinned_free_catch_all:True")
     if not _KEPT:
-        # Torch 2.6 and 2.8 hide from the collector what C++ refers to as well.  If that is the
-        # graph, it is kept with its results; if it is a call that fails, these are its arguments.
+        # In torch 2.6 and 2.8 the collector does not see a tensor that C++ refers to as well.  The
+        # graph is kept with its results, and ``held`` has the arguments of a failing call.
         _KEPT.extend((*live_instances(Tensor), *held))
-        # A reference that nobody gives back: else they are freed when the interpreter ends.
+        # Never released: else the tensors are freed, and torch aborts, as the interpreter ends.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(_KEPT))
 
 
 # What torch.cuda.set_sync_debug_mode sets; builds without CUDA have no such mode.
 def _sync_debug_mode() -> int:
-    # Looked up each time: the rehearsal device brings a mode of its own.
+    # Looked up each time: the rehearsal device installs a mode of its own.
     mode = getattr(torch._C, "_cuda_get_sync_debug_mode", None)
     return 0 if mode is None else int(mode())
 
@@ -300,9 +301,9 @@ def _set_sync_debug_mode(mode: int) -> None:
 
 
 class _OwnWaits:
-    """Blocks in which we wait for the device ourselves: the user's debugging mode says nothing.
+    """Blocks in which we wait for the device ourselves, with the user's sync debug mode off.
 
-    The mode belongs to the process: the first block switches it off, the last one on again.
+    The mode is process-wide: the first block turns it off, the last one restores it.
     """
 
     lock = threading.Lock()
@@ -329,13 +330,13 @@ _NO_BLOCK = nullcontext()
 
 
 def wait_for(stream: Any) -> None:
-    """Wait for a CUDA stream, whatever the user thinks of synchronizing."""
+    """Wait for a CUDA stream, with the user's sync debug mode off."""
     with own_wait():
         stream.synchronize()
 
 
 def _unseen() -> Any:
-    # Torch's own block where it is enough: every guarded call pays for it.
+    # Torch's own context manager where it is enough: every guarded call enters one.
     if not _sync_debug_mode() and not _own_waits.count:
         return torch._C.DisableTorchFunction()
     both = ExitStack()
@@ -345,21 +346,21 @@ def _unseen() -> Any:
 
 
 NoTorchFunction: Any = _unseen
-"""Block that function modes and subclasses do not see, and in which the device may be read.
+"""Context whose calls no function mode or subclass sees, and in which the device may be read.
 
-An interrupt finds it done or not begun, unless the user is debugging what synchronizes.
+An interrupt cannot leave it half entered, unless a sync debug mode is on.
 """
 BelowAutograd: Any = torch._C._AutoDispatchBelowAutograd
-"""Block that autograd does not see, like :data:`NoTorchFunction`."""
+"""Context whose calls autograd does not see."""
 has_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-"""Return whether a Python dispatch mode of this thread would see our own torch calls."""
+"""Return the number of Python dispatch modes of this thread, which would see our torch calls."""
 has_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-"""Return whether a function mode of this thread would see our own torch calls."""
+"""Return the number of function modes of this thread, which would see our torch calls."""
 is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
-"""Return whether deterministic algorithms are in use, without torch's function around it."""
-ExceptionWrapper: Any = torch._utils.ExceptionWrapper  # what the worker of a loader sends
+"""Return whether deterministic algorithms are in use, without torch's Python wrapper."""
+ExceptionWrapper: Any = torch._utils.ExceptionWrapper  # how a loader's worker sends errors
 Unseen: Any = torch._C.DisableTorchFunction
-"""Block whose calls no function mode and no subclass sees."""
+"""Context whose calls no function mode or subclass sees."""
 _is_excluded: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
@@ -370,9 +371,9 @@ def has_modes() -> bool:
 
 
 def without_modes(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function of ours where modes, subclasses and autograd do not see its torch calls."""
+    """Call a function whose torch calls modes, subclasses and autograd do not see."""
     with NoTorchFunction(), BelowAutograd():
-        # The modes of an ordinary call have all had their turn before it came here.
+        # The common case: an ordinary call has left all modes before it reaches a guard.
         if not has_dispatch_modes():
             return function(*args)
         with Uninterrupted(), no_dispatch_modes():
@@ -380,10 +381,8 @@ def without_modes(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def can_read_unseen() -> bool:
-    """Return whether no dispatch mode nor autograd would see our own torch calls, and the device
-    can be read: no CUDA graph is being captured.
-    """
-    # In one function: every guarded call pays for it.
+    """Return whether no dispatch mode or autograd sees our torch calls, and values can be read."""
+    # One function with early returns, as every guarded call runs it.
     if has_dispatch_modes() or _own_waits.count:
         return False
     if not _is_excluded(_AUTOGRAD):
@@ -394,12 +393,12 @@ def can_read_unseen() -> bool:
 
 
 def own_wait() -> AbstractContextManager[Any]:
-    """Return a block in which we may wait for the device, whatever the user's mode says."""
+    """Return a context in which we may wait for the device in any sync debug mode."""
     return _own_waits.block() if _sync_debug_mode() or _own_waits.count else _NO_BLOCK
 
 
 def unseen_without_wait(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function of ours as :func:`without_modes`, where none of its torch calls waits."""
+    """Do the same as :func:`without_modes` for a function that never waits for the device."""
     with torch._C.DisableTorchFunction(), BelowAutograd():
         if not has_dispatch_modes():
             return function(*args)
@@ -408,33 +407,33 @@ def unseen_without_wait(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def device_type(tensor: Tensor) -> str:
-    """Return the type of a tensor's device, asked in a way that a subclass does not see."""
+    """Return the type of a tensor's device; a subclass does not see the access."""
     with torch._C.DisableTorchFunction():
         return str(Tensor.device.__get__(tensor).type)
 
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Run our own torch calls unseen: no autograd, no function modes, no subclasses."""
+    """Run our torch calls without autograd, function modes and subclasses."""
     with NoTorchFunction(), BelowAutograd(), torch.no_grad():
         yield
 
 
 def no_dispatch_modes() -> AbstractContextManager[Any]:
-    """Switch every Python dispatch mode of this thread off for our own torch calls."""
+    """Return a context in which all Python dispatch modes of this thread are off."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
 
 
 def before_each_op(look: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> Any:
-    """Return a block in which ``look`` is called with each op and its arguments before it runs."""
+    """Return a context that calls ``look`` with each op and its arguments before it runs."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Mode(TorchDispatchMode):
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            return False  # the wrapper that keeps dynamo out imports it, which takes seconds
+            return False  # torch's wrapper that skips dynamo imports it, which takes seconds
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -450,20 +449,18 @@ current_node: Callable[[], Any | None] = torch._C._current_autograd_node
 
 
 def node_sequence_nr(node: Any) -> int | None:
-    """Return the number that autograd drew when the forward op created ``node``."""
+    """Return the sequence number that autograd assigned when the forward op made ``node``."""
     number = getattr(node, "_sequence_nr", None)
     return None if number is None else int(number())
 
 
 _BASE: Any = torch._C.TensorBase
 base_of: Callable[[Tensor], Tensor | None] = _BASE._base.__get__
-"""Return the tensor that a tensor is a view of, whatever its class says."""
+"""Return the base of a view, read from C++, so that no subclass can override it."""
 
 
 def same_tensor(left: object, right: object) -> bool:
-    """Return whether two objects are the same tensor: the object, or the same elements in
-    memory.
-    """
+    """Return whether two objects are one tensor object, or show the same elements in memory."""
     if left is right:
         return True
     if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
@@ -510,14 +507,14 @@ def shares_storage(left: Tensor, right: Tensor) -> bool:
 def restore_functorch(error: BaseException | None) -> None:
     """Turn functorch on again after an exception that was raised while a tensor was printed.
 
-    torch turns it off by a local variable of the function that prints.  The traceback keeps that
+    The function that prints turns it off by a guard in a local variable.  The traceback keeps the
     variable, a shell keeps the traceback, and until the next error ``vmap`` and ``grad`` compute
-    nothing right.
+    wrong results.
     """
     entry = error.__traceback__ if error is not None else None
     while entry is not None:
         if entry.tb_frame.f_code is torch._tensor_str._str.__code__:
-            with suppress(RuntimeError):  # it still runs
+            with suppress(RuntimeError):  # the frame is still running
                 entry.tb_frame.clear()
         entry = entry.tb_next
 
@@ -528,7 +525,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def grad_fn_name(tensor: Tensor) -> str | None:
-    """Return the class name of the autograd node that made ``tensor``."""
+    """Return the class name of the autograd node of a tensor, ``None`` for a leaf."""
     if not tensor.requires_grad or tensor.is_leaf:
         return None
     node = tensor.grad_fn

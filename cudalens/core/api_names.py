@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from cudalens.core.text_files import packaged
 
 BACKWARD = "backward of "
-"""Before the function whose backward pass calls the op."""
+"""Prefix for a function whose backward pass calls the op."""
 
 
 def stem_of(name: str) -> str:
@@ -21,7 +21,7 @@ def stem_of(name: str) -> str:
 
 
 def api_names(op: str) -> tuple[str, ...]:
-    """Return the functions that call an op, best known first; empty for an op of no table.
+    """Return the functions that call an op, best known first; empty for an unlisted op.
 
     Args:
         op: such as ``aten::index_put_``, with or without namespace and overload.

@@ -14,6 +14,7 @@ import torch
 
 from cudalens.core.evidence_types import SavedValues
 
+# The documented path of the methods of torch's private classes.
 _PLACES = (
     ("torch.Tensor", ("Tensor", "TensorBase", "_TensorBase")),
     ("torch", ("_VariableFunctionsClass", "_VariableFunctions")),
@@ -26,7 +27,7 @@ class NodeMark(NamedTuple):
     name: str
     sequence_nr: int
     saved: tuple[SavedValues, ...] = ()
-    """Tensors that it had saved, in anomaly mode: they are freed before the mode finds a NaN."""
+    """Its saved tensors in anomaly mode, which are freed before the mode finds a NaN."""
 
     @classmethod
     def of(cls, node: Any) -> NodeMark | None:
@@ -38,24 +39,24 @@ class NodeMark(NamedTuple):
 class ApiCall:
     """A call of torch's API that raised; it contains live tensors until it is released.
 
-    Example: ``x @ y`` that is refused has ``name`` ``torch.Tensor.matmul`` and ``args`` ``(x, y)``.
+    Example: a refused ``x @ y`` has ``name`` ``torch.Tensor.matmul`` and ``args`` ``(x, y)``.
     """
 
     func: Any
     args: tuple[Any, ...] = field(default=(), repr=False)
     kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     code: CodeType | None = None
-    """The code that made the call; ``None`` on a thread of autograd's, where no Python made it."""
+    """The code that made the call; ``None`` where C++ made it, on a thread of autograd."""
     lasti: int = 0
     """The instruction of ``code`` that made the call."""
     nodes: tuple[ast.expr, ...] = ()
-    """The syntax of ``args``, where a line of the user's spells them."""
+    """The syntax of ``args``, where the user's line writes them out."""
     keywords: Mapping[str, ast.expr] = field(default_factory=dict)
     """The syntax of ``kwargs``."""
     node: NodeMark | None = None
     """In backward: the node that was running."""
     site: Any = None
-    """Place of the call, as the recorder notes it."""
+    """Place of the call, in the recorder's form."""
 
     @property
     def name(self) -> str:
@@ -63,17 +64,17 @@ class ApiCall:
         return public_name(self.func)
 
     def release(self) -> None:
-        """Let go of the arguments."""
+        """Drop the arguments."""
         self.args, self.kwargs = (), {}
 
 
 def _is_of_torch(func: Any) -> bool:
-    # An object of the user's may run code of his when it is asked for its name or its hash.
+    # Reading the name or the hash of a user's object may run their code.
     return type(func).__module__.partition(".")[0] in ("builtins", "functools", "torch")
 
 
 def function_name(func: Any) -> str:
-    """Return the name of a function, of another object the name of its class."""
+    """Return the name of a function, or the name of the class of any other object."""
     default = type(func).__name__
     return str(getattr(func, "__name__", default)) if _is_of_torch(func) else default
 
@@ -91,7 +92,7 @@ def public_name(func: Any) -> str:
         return f"torch.Tensor.{getattr(func.__self__, '__name__', name)}"
     resolved = torch.overrides.resolve_name(func)
     if resolved is not None:
-        # One built-in may have several names, as mm, spmm and dsmm: its own is what was called.
+        # One built-in may have several names, as mm, spmm and dsmm have: use its own.
         is_alias = str(resolved).rpartition(".")[2] != name and getattr(torch, name, None) == func
         return f"torch.{name}" if is_alias else str(resolved)
     owner = getattr(func, "__objclass__", None) or type(getattr(func, "__self__", None))
@@ -102,7 +103,7 @@ def public_name(func: Any) -> str:
     qualified = getattr(func, "__qualname__", name)
     package = sys.modules.get(module.rpartition(".")[0])
     if place is None and hasattr(package, qualified.partition(".")[0]):
-        # A class of torch's is documented where its package offers it: torch.cuda.CUDAGraph.
+        # A class is documented under the package that exports it: torch.cuda.CUDAGraph.
         return f"{module.rpartition('.')[0]}.{qualified}"
     return f"{module}.{name}"
 
@@ -120,9 +121,9 @@ class CallInProgress:
         self.call: tuple[Any, tuple[Any, ...], Any, FrameType] | None = None
         """Function, arguments, keyword arguments, and the frame that called the recorder."""
         self.extremes: tuple[list[Extreme], ...] = ()
-        """A list of each recorder that is open on the thread.
+        """One list for each recorder that is open on the thread.
 
-        A guard adds to all of them, and each recorder empties its own.
+        A guard appends to all of them, and each recorder clears its own.
         """
 
 
@@ -132,10 +133,10 @@ class _OfThread(threading.local):
 
 
 THREAD = _OfThread()
-"""``THREAD.running`` is that of the calling thread.
+"""``THREAD.running`` is the call of the current thread.
 
-Between a recorder and a guard are torch's dispatcher and autograd, which hand on the arguments of
-the call and nothing of ours.
+Torch's dispatcher and autograd are between a recorder and a guard.  They pass on the arguments of
+the call and nothing else.
 """
 
 
@@ -146,7 +147,7 @@ class OpCall:
     op: Any
     arguments: Mapping[str, Any]
     name: str = ""
-    """The function's name, where there is no op: of the first NaN."""
+    """The function's name where there is no op, as for a first NaN."""
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -162,9 +163,9 @@ class Operand:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """The call that failed; it contains live tensors, so it lives no longer than its report.
+    """The call that failed; it contains live tensors, so it is dropped with its report.
 
-    A part that is not known is ``None``.
+    An unknown part is ``None``.
     """
 
     api: ApiCall | None = None

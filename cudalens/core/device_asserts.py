@@ -1,9 +1,9 @@
-"""The assertions of CUDA kernels: reading what was printed, and the table of known ones.
+"""The assertions of CUDA kernels: a reader of the printed lines, and the table of known ones.
 
-Thousands of equal printed lines become one.  The table, ``data/asserts.json``, is the one place for
-the texts: the guards and the rehearsal device take theirs from it by key, the diagnosis reads what
-they mean.  Lines move with each release: the table has those of ``READ_RELEASE``, read from the
-kernels of its CUDA wheel, and for another release they are left out.
+Thousands of equal printed lines become one.  The table, ``data/asserts.json``, is the only place
+for the texts: the guards and the rehearsal device look theirs up by key, the diagnosis looks up
+what they mean.  Line numbers change with each release.  The table has those of ``READ_RELEASE``,
+read from the kernels of its CUDA wheel, and they are left out for another release.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ ASSERT_CODE = 710
 """``cudaErrorAssert``."""
 MAX_LINES = 20
 MAX_THREADS = 1 << 14
-"""Threads that are told apart; a log may hold millions of lines."""
+"""Threads that are counted; a log may hold millions of lines."""
+# A file with a line number, or a CUDA file without one; a Windows path begins with a drive letter.
 _LINE = re.compile(
     r"(?P<file>(?:\b[A-Za-z]:)?[^\s:]+)(?::(?P<line>\d+)|(?<=\.cu)|(?<=\.cuh)|(?<=\.h)): "
     r"(?:(?P<function>.*?): )?"
@@ -37,7 +38,7 @@ class AssertLine:
 
     file: str
     line: int | None
-    """``None`` where the rehearsal device does not know it."""
+    """``None`` where none was printed, as on the rehearsal device for most releases."""
     function: str
     expression: str
     first: str
@@ -56,17 +57,17 @@ class AssertLine:
 
 
 class AssertFold:
-    """The different assertions of a text that is read piece by piece, at most 20 of them."""
+    """The distinct assertions of a text that is read piece by piece, at most 20 of them."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[str, str | None, str, str], AssertLine] = {}
 
     def add(self, text: str) -> bool:
-        """Take in a line; return whether an assertion stood in it."""
+        """Add the assertions of a line; return whether it contains one."""
         is_one = False
         for match in _LINE.finditer(text):
             is_one = True
-            # What stands before a folder may be the end of a progress bar.
+            # Keep the file's name alone: the end of a progress bar may precede the folder.
             file = match["file"].replace("\\", "/").rpartition("/")[2]
             function, expression = match["function"] or "", match["expression"]
             key = (file, match["line"], function, expression)
@@ -92,7 +93,7 @@ class AssertFold:
 
 
 def fold(raw: str | Iterable[str]) -> tuple[AssertLine, ...]:
-    """Return the different assertions of a printed text, in order of appearance, at most 20.
+    """Return the distinct assertions of a printed text, in order of appearance, at most 20.
 
     Args:
         raw: the text, or its lines.
@@ -134,9 +135,12 @@ class AssertSite:
 def assert_table() -> tuple[Mapping[str, Any], ...]:
     """Return the rows of ``data/asserts.json``: assertions with one meaning share a row.
 
-    A row holds ``sentence``; ``ops``, each with the argument at fault behind a colon; ``sites``,
-    the assertions of torch 2.15.0 by key; ``texts``, expressions of other releases, after their
-    file's name where two files share one; and ``by_file`` where that is so for the sites.
+    A row has these keys, of which some are optional:
+        sentence: what the assertion means.
+        ops: ops that assert it, each with the argument at fault after a colon.
+        sites: the assertions of torch 2.15.0 by key.
+        texts: expressions of other releases, after their file's name where two files share one.
+        by_file: true where two files share the expression of a site.
     """
     return tuple(packaged("asserts.json"))
 

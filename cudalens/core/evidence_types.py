@@ -1,6 +1,6 @@
 """Facts of single collectors on a failure: the optional parts of an ``Evidence``.
 
-Each part is ``None``, or empty, where its collector was not asked or found nothing.
+Each part is ``None``, or empty, where its collector did not run or found nothing.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class CallContext:
     """The variables around a call, read without running code of the user's."""
 
     library_names: tuple[tuple[str, str], ...] = ()
-    """Arguments of the op, and the variables under which a library's function holds them."""
+    """Arguments of the op, and the variables of a library's function that hold them."""
     model: str | None = None
     """The class of the innermost running model of transformers."""
     tokenizer_length: int | None = None
     pad_token_id: int | None = None
 
     def library_name(self, argument: str) -> str | None:
-        """Return the variable under which a library's function holds an argument of the op."""
+        """Return the variable of a library's function that holds an argument of the op."""
         return dict(self.library_names).get(argument)
 
 
@@ -82,7 +82,7 @@ class OddArgument:
     """An argument of a refused call that is no tensor and no number."""
 
     name: str
-    """The user's expression for it, the parameter's name where none is known."""
+    """The user's expression for it, else the parameter's name."""
     type_name: str
     """Type as in torch's messages: ``numpy.ndarray``, ``NoneType``."""
     words: str
@@ -115,16 +115,16 @@ class InPlaceChange:
     modified: ProvenanceStep | None = None
     """The last write to it."""
     savers: tuple[ProvenanceStep, ...] = ()
-    """The ops of which one saved it."""
+    """The ops, one of which saved it."""
     writes: tuple[ProvenanceStep, ...] = ()
     """All writes to it since it was saved, oldest first."""
     name: str | None = None
-    """The user's name of it: ``D[2].weight``, ``h``."""
+    """The user's name for it: ``D[2].weight``, ``h``."""
     is_parameter: bool = False
     module: str | None = None
     """The class of torch's module that wrote it because of ``inplace=True``."""
     is_shared: bool = False
-    """True if a caller, or the base of a view, has the tensor too: a new one changes neither."""
+    """True if a caller or the base of a view has the tensor too: a new tensor changes neither."""
     stale: tuple[LineRef, ...] = ()
     """The lines of the function that calls backward whose results were made with the parameters
     as they were before, oldest first; empty where they are not all known."""
@@ -132,10 +132,10 @@ class InPlaceChange:
 
 @dataclass(frozen=True, kw_only=True)
 class FreedGraph:
-    """The part of the graph that an earlier backward has freed, and what leads back into it.
+    """The part of the graph that an earlier backward has freed, and the tensor that leads into it.
 
-    Or the part of which a saved tensor was changed, by the line ``freed``.
-    A line without cell and file stands where the failing line does.
+    Or the part whose saved tensor was changed, by the line ``freed``.
+    A line without cell and file is in the cell or file of the failing line.
     """
 
     node: str
@@ -188,7 +188,7 @@ class Regrouped:
 
 
 class EarlierShape(NamedTuple):
-    """The one other shape that a tensor of the line had in earlier calls of what made it."""
+    """The one other shape that a tensor of the line had when its maker was called earlier."""
 
     name: str
     """The user's expression for the tensor."""
@@ -202,7 +202,7 @@ class DeviceFault:
     """Failure of the device at the time of an exception."""
 
     hidden_error: str | None = None
-    """The device's own error behind an exception that does not speak of it."""
+    """The device's own error behind an exception that does not mention it."""
     is_assert: bool = False
     """True if the hidden error is a device-side assert."""
     was_before: bool = False
@@ -213,7 +213,7 @@ class DeviceFault:
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronization:
-    """True if the check waited for the device, so that an error belongs to the op it met."""
+    """Whether the check waited for the device, so that an error belongs to the op it met."""
 
     waits: bool | None = None
     """True if the check waited after each op; ``None`` where nothing was checked."""
@@ -251,7 +251,7 @@ class Binding:
     """Function that the expression calls: ``torch.ones``."""
     keywords: tuple[str, ...] = ()
     name: str = ""
-    """For a layer: what the user calls it."""
+    """For a layer: the user's name for it."""
     tied: str | None = None
     """For a layer: another one that has the same weight."""
     beside: str | None = None
@@ -259,9 +259,9 @@ class Binding:
     is_read_again: bool = False
     """True if other code, or another turn of a loop, reads the name too."""
     dropped: tuple[str, SourceSpan] | None = None
-    """A later statement that calls a method of the name and keeps nothing: ``x.to(device)``."""
+    """A later statement that discards the result of a method of the name: ``x.to(device)``."""
     items: tuple[Binding, ...] = ()
-    """For a container of layers: what makes each of them, where the expression writes all out."""
+    """For a container of layers: the maker of each, where the expression writes all of them out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,7 +273,7 @@ class DatasetColumn:
     attribute: str = ""
     """The attribute that stores the column."""
     may_be_changed: bool = False
-    """True if the dataset may give other values than the attribute stores."""
+    """True if the dataset may return other values than the attribute stores."""
     count: int = 0
     """Number of values; 0 where only the classes are known."""
     low: int = 0
@@ -292,23 +292,23 @@ class DatasetColumn:
 
     @property
     def place(self) -> str:
-        """Return what has the values: ``ds``, ``ds.targets``, ``the dataset's targets``."""
+        """The object with the values: ``ds``, ``ds.targets``, ``the dataset's targets``."""
         link = "'s " if self.name.startswith("the ") else "."
         return f"{self.name}{link}{self.attribute}" if self.attribute else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoundOrigin:
-    """The place where the number behind a bound was chosen, and what has it.
+    """The place where the number behind a bound was chosen, and the object that has it.
 
-    Of ``model = Recommender(100, 64)``, whose ``__init__`` makes ``nn.Embedding(items, 8)``, the
-    number was chosen in the line of ``model`` and the layer was made in that of ``nn.Embedding``.
+    For ``model = Recommender(100, 64)``, whose ``__init__`` makes ``nn.Embedding(items, 8)``, the
+    line of ``model`` chose the number and that of ``nn.Embedding`` made the layer.
     """
 
     at: SourceSpan
     """The line that chose the number."""
     expression: str
-    """The code there that has the number, on one line: ``Recommender(100, 64)``, ``n = 4``."""
+    """The code there with the number, on one line: ``Recommender(100, 64)``, ``n = 4``."""
     holder: str | None = None
     """The user's name of the layer, the tensor or the number: ``model.items``."""
     made: LineRef | None = None
@@ -316,12 +316,12 @@ class BoundOrigin:
     made_by: str | None = None
     """The code there: ``nn.Embedding(items, 8)``."""
     is_set: bool = True
-    """False if ``at`` only made the holder: where its number was chosen is not known."""
+    """False if ``at`` only made the holder, and the line that chose the number is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedConstant:
-    """A number that the user's program has a name for: ``IMAGE = -200``."""
+    """A number that the user's program names: ``IMAGE = -200``."""
 
     name: str
     value: int
@@ -337,7 +337,7 @@ class ShortInput(NamedTuple):
     """Its input length."""
     labels: int
     repeats: int
-    """Labels that are equal to the one before, which a blank has to divide."""
+    """Labels that equal the one before; a blank must separate them."""
     items: int
     """Number of such items ..."""
     total: int
@@ -345,12 +345,12 @@ class ShortInput(NamedTuple):
 
 
 class AddedNumber(NamedTuple):
-    """A number that a recorded sum added to the values at fault, and what these were before."""
+    """A number that a recorded sum added to the values at fault, and their range before it."""
 
     name: str
     """The user's name of the tensor that it was added to."""
     column: int | None
-    """The column of all bad values, where each has a number of its own."""
+    """The column of all bad values, where each column got a number of its own."""
     number: int
     low: int
     high: int
@@ -376,30 +376,30 @@ class BadSlice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """Traits that all bad values of a finding share, each looked at."""
+    """Traits that all bad values of a finding share; each value was checked."""
 
     value: Number = None
-    """The number that all bad values are, ``None`` where they differ or are one alone."""
+    """The number that all bad values equal, ``None`` where they differ or there is only one."""
     constants: tuple[NamedConstant, ...] = ()
     """The program's names for bad values."""
     zero_at: str | None = None
     """The tensor on the line (a weight, a mask) that is 0 or False at the bad values alone."""
     in_slice: BadSlice | None = None
-    """Where all bad values are, or all NaN of another tensor on the line, if that is no chance."""
+    """The slice with all bad values, or all NaN of another tensor of the line, if not by chance."""
     added: AddedNumber | None = None
     short_input: ShortInput | None = None
     """Of an infinite ``ctc_loss``, the first item that has more labels than steps for them."""
     is_size: bool = False
     """True if each bad value is the size itself: one past the last place."""
     length: BoundOrigin | None = None
-    """Where the length was chosen that the last of the bad positions belongs to."""
+    """The place that chose the length which the last of the bad positions belongs to."""
     copies: int = 1
     """Count of each element of the user's tensor in the op's, as ``expand`` shows it."""
     maker: ProvenanceStep | None = None
     """The recorded call that made these integers: ``argmax``, a comparison, ``floor``."""
     vanished: tuple[str, ...] = ()
-    """What numbers on the line become in the dtype: ``1e-8 is 0``, ``1.0 - 1e-6 is 1``."""
+    """Numbers on the line that the dtype rounds: ``1e-8 is 0``, ``1.0 - 1e-6 is 1``."""
     aliases: tuple[str, ...] = ()
-    """Keys of the loader's batch under which one and the same tensor is."""
+    """Keys of the loader's batch that share one tensor."""
     computed: tuple[LineRef, ...] = ()
-    """Lines of Python that the values came from before the first recorded call, newest first."""
+    """Lines of Python that computed the values before the first recorded call, newest first."""

@@ -82,10 +82,10 @@ class ProvenanceStep:
 
 
 WRITES = "it writes"
-"""The note of a step that wrote a bad number goes on with the number."""
+"""Start of the note of a step that wrote a bad number; the number follows."""
 
 CHANGED = "changes a tensor in place that backward needs"
-"""The note of the step that autograd complains of."""
+"""The note of the step that autograd rejects."""
 
 FIRST_BAD = "first out of range here"
 """The note of the step that is proven to have made the bad values."""
@@ -94,4 +94,4 @@ DIVIDES = "divides by 0 here"
 """The note of a step that divides all values by 0, some of which have become NaN since."""
 
 FIRST_NAN = "NaN first appears here"
-"""The same of NaN, which is outside every bound and in none."""
+"""The note of the step that is proven to have made the first NaN."""

@@ -1,7 +1,4 @@
-"""Import hooks: run a callback after a module is imported, without importing it.
-
-Not here: the search for the user's own files, which :mod:`cudalens.source.files` does.
-"""
+"""Import hooks: run a callback after a module is imported, without importing it."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ from typing import Any
 
 
 def when_loaded(name: str, enter: Callable[[Any], Callable[[], object]]) -> Callable[[], None]:
-    """Call ``enter`` with a module: now, or right behind its import.
+    """Call ``enter`` with a module, now if it is loaded, else right after its import.
 
     Returns:
-        a function that undoes it, as what ``enter`` returned does, or waits no longer.
+        a function that calls what ``enter`` returned, or cancels the wait.
     """
     module = sys.modules.get(name)
     undo: list[Callable[[], object]] = []
@@ -33,17 +30,17 @@ def when_loaded(name: str, enter: Callable[[Any], Callable[[], object]]) -> Call
 
 
 def when_imported(name: str, callback: Callable[[ModuleType], None]) -> Callable[[], None]:
-    """Call ``callback`` with a module that is not loaded yet, right behind its import.
+    """Call ``callback`` with a module that is not loaded yet, right after its import.
 
     Returns:
-        a function that waits no longer; harmless once the module was imported.
+        a function that cancels the wait; it does nothing once the module was imported.
     """
 
     def find_spec(
         fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the module as Python would, and call ``callback`` when it is loaded."""
-        # Another that waits for the same module stands behind.
+        """Find the module as Python would, and call ``callback`` after it is loaded."""
+        # Skip the finders before this one: another one of ours may wait for the same module.
         behind = sys.meta_path[sys.meta_path.index(finder) + 1 :] if fullname == name else []
         for other in behind:
             spec = other.find_spec(fullname, path, target)
@@ -66,7 +63,7 @@ def when_imported(name: str, callback: Callable[[ModuleType], None]) -> Callable
 
 
 def _call_behind(loader: Any, callback: Callable[[ModuleType], None]) -> None:
-    """Call ``callback`` behind the one module that a loader is to load; it leaves no trace."""
+    """Call ``callback`` after a loader's next module, and restore the loader before that."""
     run = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:

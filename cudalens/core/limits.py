@@ -1,4 +1,4 @@
-"""Attempts at what may fail: a failure of ours becomes one line, and the user's code goes on."""
+"""Steps that may fail: a failure of ours becomes one line, and the user's code goes on."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any, TypeVar, overload
 from cudalens.core._python import raise_if_outside
 
 MAX_LINES = 20
-"""Lines that are kept; who needs to know that something is missing has read enough by then."""
+"""Lines that are kept; more would not help a reader."""
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
 
 class Limits:
-    """One line for each thing that could not be established, in the order of the failures."""
+    """One line for each fact that could not be established, in the order of the failures."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def add(self, line: str | None) -> None:
-        """Take in a line, if there is one, unless it is there already."""
+        """Add a line unless it is ``None``, a duplicate or beyond the limit."""
         if line is not None and line not in self.lines and len(self.lines) < MAX_LINES:
             self.lines.append(line)
 
@@ -49,10 +49,10 @@ class Limits:
         """Return what ``collect`` returns; when it fails, add a line and return ``otherwise()``.
 
         Args:
-            what: what is missing then, to begin the line with.
-            otherwise: is called after a failure only.  Where it is a class, ``collect`` fails too
-                when it returns anything but an instance of it.
-            kind: that class, where ``otherwise`` is none.
+            what: name of the missing part, which begins the line.
+            otherwise: called only after a failure.  If it is a class, a result that is no instance
+                of it is a failure too.
+            kind: the class that a result must have, where ``otherwise`` is a function.
         """
         kind = otherwise if isinstance(otherwise, type) else kind
         try:
@@ -61,6 +61,7 @@ class Limits:
                 msg = f"it gave {type(result).__name__}"
                 raise TypeError(msg)
         except Exception as error:
+            # A signal handler or another thread may have raised it: then it is the user's.
             raise_if_outside(error)
             self.add(failure_line(what, error))
             return otherwise()

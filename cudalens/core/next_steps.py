@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class NextSteps:
-    """Phrases that sentences are made with, by the place in which the code runs."""
+    """Phrases for sentences, which differ between a notebook and a script."""
 
     code: str
     """Name of what the user runs: ``cell``."""

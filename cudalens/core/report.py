@@ -2,11 +2,11 @@
 
 A :class:`Report` survives the tensors, frames and exceptions that it describes, so it can be kept,
 saved, sent and rendered long after the failure.  Its pieces live in
-:mod:`cudalens.core.report_types` and :mod:`cudalens.core.graph_types` and are offered here too, so
-that this module is the whole data model to its readers.
+:mod:`cudalens.core.report_types` and :mod:`cudalens.core.graph_types` and are exported here too, so
+that this module has the whole data model.
 
-This module imports the standard library only.  The rendering methods of :class:`Report` are doors,
-not code: each looks its renderer up by name when it is called.
+This module imports neither torch nor a renderer.  A rendering method of :class:`Report` imports its
+renderer by name when it is called.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ErrorFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a report keeps of the evidence on a failure."""
+    """The evidence on a failure that a report keeps."""
 
     prevented: bool = False
     """True if it was found before the launch."""
@@ -138,10 +138,10 @@ class Evidence(Facts):
     node_saved: tuple[SavedValues, ...] = ()
     """Tensors that the autograd node which failed in anomaly mode had saved."""
     bound: BoundOrigin | None = None
-    """Where the size behind the bound was chosen, what has it, and how it came to it."""
+    """The place that chose the size behind the bound, and the object that has it."""
     marks: Marks = field(default_factory=Marks)
     owners: tuple[OwnerModule, ...] = ()
-    """The modules that arguments of the op are parameters or buffers of."""
+    """The modules whose parameters or buffers are arguments of the op."""
     call_context: CallContext = field(default_factory=CallContext)
     dataset_column: DatasetColumn | None = None
     refused_arguments: RefusedArguments = field(default_factory=RefusedArguments)
@@ -160,21 +160,21 @@ class Evidence(Facts):
     device_fault: DeviceFault = field(default_factory=DeviceFault)
     nan_holder: NanHolder | None = None
     nan_cause: NanCause | None = None
-    """Why a softmax has made NaN, where its input tells."""
+    """Why a softmax has made NaN, where its input proves it."""
     has_nan_watch: bool = False
-    """True if each result was looked at."""
+    """True if each result was checked for NaN."""
     memory_holders: tuple[str, ...] = ()
-    """The largest of what the user's variables hold on a full device, in words."""
+    """The largest objects of the user's variables on a full device, in words."""
     worker_line: str | None = None
     """The user's line in a worker process whose exception was raised again here."""
     has_run_kernels: bool = False
     """True if the values at fault were read by kernels before the call was refused."""
     other_functions: tuple[str, ...] = ()
-    """What else the instruction of a refused call has called, by name."""
+    """Names of the other functions that the instruction of a refused call has called."""
     is_checked: bool = True
     """True if the failing code ran inside a check."""
     is_script: bool = False
-    """True if no notebook and no IPython runs here: the words are then those of a script."""
+    """True if neither a notebook nor IPython runs here: the report then suits a script."""
 
     @property
     def call_text(self) -> str | None:
@@ -202,7 +202,7 @@ def is_of_cell(source: SourceSpan | None, frames: Iterable[Frame]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
-    """What a report says of the facts."""
+    """The conclusions that a report draws from the facts."""
 
     schema_version: int = SCHEMA_VERSION
     """Version of this form. This release writes 4 and reads 1 to 4."""
@@ -234,7 +234,7 @@ class Conclusion:
     """Suggested changes. ``fix`` is code that was tried, otherwise the advice is in words."""
 
     def __post_init__(self) -> None:
-        """Fill in the forms of the headline that nobody has made."""
+        """Fill in the forms of the headline that were not passed."""
         object.__setattr__(self, "headline_schema", self.headline_schema or self.headline)
         object.__setattr__(self, "headline_own", self.headline)
 
@@ -388,7 +388,7 @@ def _with_current_keys(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renderer(name: str) -> Any:
-    # A string, not an import statement: the model stands below every renderer.
+    # By name: this package is below the renderers and must not depend on them.
     with same_random_state():
         return importlib.import_module(f"cudalens.render.{name}")
 
@@ -406,7 +406,7 @@ OPTIONAL: dict[type, str] = {
     AutogradNeighbourhood: "module_names",
     Report: "ranks",
 }
-"""Fields that stand in the JSON form only where they say something."""
+"""Fields that the JSON form omits where they are empty."""
 
 _T = TypeVar("_T")
 
@@ -430,10 +430,10 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[_T], data: dict[str, Any]) -> _T:
-    """Build ``cls`` from what :func:`to_plain` gave; keys that it does not know are ignored.
+    """Build ``cls`` from the result of :func:`to_plain`; unknown keys are ignored.
 
     Raises:
-        TypeError: a value is not of its field's type: the views rely on the types.
+        TypeError: a value is not of its field's type, on which the views rely.
     """
     hints = get_type_hints(cls)
     names = _JSON_NAMES.get(cls, {})
@@ -474,12 +474,17 @@ _PLAIN: dict[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (int, fl
 
 
 def _plain(hints: Sequence[Any], value: Any) -> Any:
-    """Return a text, a number, or one of given values, which has to be one of these types."""
+    """Return a text, a number or a ``Literal`` if it has one of these types.
+
+    Raises:
+        TypeError: it has none of them.
+    """
     for hint in hints:
         if get_origin(hint) is Literal:
             is_one = isinstance(value, (str, int)) and value in get_args(hint)
         else:
             is_one = isinstance(value, _PLAIN[hint])
+            # In Python, True and False are integers too.
             is_one = is_one and (hint is bool or not isinstance(value, bool))
             is_one = is_one or (hint is float and value in _NOT_FINITE)
         if is_one:
@@ -488,5 +493,5 @@ def _plain(hints: Sequence[Any], value: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """Return a value of ``Observation.facts`` as it was written: its lists were tuples."""
+    """Return a value of ``Observation.facts`` with lists as tuples, which JSON does not have."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value

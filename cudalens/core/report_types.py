@@ -1,7 +1,7 @@
 """The pieces of a report: frozen, keyword-only dataclasses of strings, numbers and tuples.
 
-Each says one thing that was established about a failure.  Unknown facts are ``None`` or an empty
-tuple, never a guess.  None of them holds a tensor, a frame or an exception.
+Each states one fact about a failure.  Unknown facts are ``None`` or an empty tuple, never a guess.
+None of them holds a tensor, a frame or an exception.
 """
 
 from __future__ import annotations
@@ -230,18 +230,18 @@ class Violation:
     inputs: tuple[tuple[str, str], ...] = ()
     """For a first NaN or infinity: the op's inputs at its position, by schema name."""
     overwritten: tuple[str, ...] = ()
-    """For a first NaN or infinity: the arguments that the op wrote to, whose values of before the
-    op are gone."""
+    """For a first NaN or infinity: the arguments that the op wrote to, and whose earlier values
+    are gone."""
     dtype: str = ""
     """For a first NaN or infinity: the type of the result."""
     is_masked_row: bool = False
-    """True if the NaN is that of a softmax over rows of -inf alone."""
+    """True if the NaN comes from a softmax over rows of nothing but -inf."""
     is_discarded: bool = False
-    """True if they are gradients, and ``where`` discards the function's result at their places."""
+    """True for gradients at places where ``where`` discards the function's result."""
     is_index: bool = True
     """True if the CPU would call it an IndexError (else a ValueError)."""
     element: str = ""
-    """The first bad value, as ``headline`` begins with it: ``{argument}[17] = 10``."""
+    """The first bad value, the start of ``headline``: ``{argument}[17] = 10``."""
     unit: str = ""
     """Unit of ``size``: ``row``, ``class``."""
     related: str | None = None
@@ -270,13 +270,14 @@ class Violation:
         inputs: Mapping[str, str] | None = None,
         template: str | None = None,
     ) -> str:
-        """Return the headline with names in place of the placeholders; the schema's by default.
+        """Return the headline with its placeholders replaced; by default by the schema's names.
 
         Args:
-            argument: of a list, the name of the tensor that is at fault.
-            position: of the first bad value, where ``argument`` has another shape than the op got.
-            inputs: names of the tensors that ``{input:self}`` and the like stand for.
-            template: in place of the headline.
+            argument: name of the argument at fault; for a list, of the tensor in it.
+            related: name of the argument that sets the bound.
+            position: that of the first bad value, if ``argument`` has another shape than the op's.
+            inputs: names by schema name, for ``{input:self}`` and the like.
+            template: used instead of the headline.
         """
         template = str(template or self.headline)
         if argument is not None:
@@ -297,7 +298,7 @@ class Violation:
                 lambda it: names[it[1]] if it[1] else (inputs or {}).get(it[2], it[2]), part
             )
 
-        # ``w / w`` has one operand for the reader.
+        # Name an operand once: ``w / w`` has a single one for the reader.
         text, *operands = map(filled, _OPERANDS.split(template))
         return text + ", ".join(dict.fromkeys(operands))
 

@@ -106,13 +106,13 @@ class Frame:
 class Expression(str):
     """Text of an expression on the user's line, with the syntax that was read there.
 
-    Copied or pickled it is its text alone.
+    A copy or a pickle has the text alone.
     """
 
     node: ast.expr | None
 
     def __new__(cls, text: str, node: ast.expr | None) -> Expression:
-        """Make the text, with its syntax beside it."""
+        """Create the text and attach its syntax."""
         made = super().__new__(cls, text)
         made.node = node
         return made

@@ -36,14 +36,14 @@ HISTOGRAM_BINS = 24
 HOST_NUMEL = 1 << 20
 """Up to this many elements a tensor is copied to the host once and examined there."""
 _LISTED = 1 << 20
-"""Up to this many bad elements their positions are listed, which is faster than counting."""
+"""Up to this many bad elements, listing their positions is faster than counting in a grid."""
 _WORD = 8
-"""Marks, of one byte each, in an integer of 64 bits."""
+"""One-byte marks in a 64-bit integer."""
 _COUNTED = 1 << 16
-"""Up to this span of integers the distinct ones are found by counting instead of sorting."""
+"""Up to this span, the distinct integers are found by counting instead of sorting."""
 _HISTOGRAM_NUMEL = 1 << 24
 _HOST_PIECE, _DEVICE_PIECE = 1 << 18, 1 << 24
-"""Elements that are worked on at a time: the host's stay in its cache, a device's are few."""
+"""Elements of a piece: one on the host stays in the cache, and a device has few pieces."""
 _EXACT_SIGNIFICANT = 6
 _WHOLE = 1e4
 
@@ -60,7 +60,7 @@ def number(value: float) -> Number:
 
 
 def short(value: object) -> str:
-    """Return a number with four digits, and with more where four would make another one of it.
+    """Return a number with four digits, or with nine where four would make it a whole number.
 
     ``0.0010000000000000009`` is ``0.001``, and 1.0000001 is not ``1``.
     """
@@ -98,10 +98,10 @@ def outside(tensor: Tensor, low: float, high: float) -> Tensor:
 
 
 def find_offenders(tensor: Tensor, bad: Tensor, marked: Sequence[int] = ()) -> Offenders:
-    """Count the bad elements of ``tensor`` and give the first ones in row-major order.
+    """Count the bad elements of ``tensor`` and return the first ones in row-major order.
 
     Args:
-        tensor: the tensor that the op was given, any shape; of complex numbers their size.
+        tensor: the tensor that the op received, any shape; for complex numbers their sizes.
         bad: bool[shape of tensor], true where the value breaks the bound.
         marked: good values with a meaning of their own, which ``others`` leaves out.
     """
@@ -160,6 +160,7 @@ def _cells(values: Tensor, bad: Tensor, marked: Sequence[int]) -> tuple[str, ...
     is_marked = torch.isin(numbers, torch.tensor([float(item) for item in marked]).double())
     good = ~bad & ~is_marked & numbers.isfinite()
     low, high = (float(item) for item in torch.aminmax(numbers[good])) if good.any() else (0, 0)
+    # 1e-300: no division by 0 where all good values are equal.
     levels = torch.where(good, (numbers - low) / max(high - low, 1e-300) * _LEVELS, 0.0)
     sides = [math.ceil(size / MAX_CELLS) for size in values.shape]
 
@@ -202,7 +203,7 @@ def _ends(grid: OffenderMap | None, first: tuple[Offender, ...]) -> tuple[Number
 
 
 def _listed(marks: Tensor) -> Tensor:
-    """Return the positions that are marked, in order; eight marks are looked at in one word."""
+    """Return the marked positions in order; eight marks at once are tested as one integer."""
     whole = marks.numel() // _WORD * _WORD
     if marks.stride() != (1,) or marks.storage_offset() % _WORD or whole <= HOST_NUMEL:
         return marks.nonzero().squeeze(1)
@@ -286,7 +287,7 @@ def _cuts(size: int, parts: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _part_of(index: Tensor, size: int, parts: int) -> Tensor:
-    """Return in which part each index lies."""
+    """Return the number of the part that contains each index."""
     width, longer = divmod(size, parts)
     edge = longer * (width + 1)
     return torch.where(index < edge, index // (width + 1), longer + (index - edge) // width)
@@ -298,7 +299,7 @@ def _part_of(index: Tensor, size: int, parts: int) -> Tensor:
 def summarise(tensor: Tensor) -> TensorSummary:
     """Describe the values of a tensor: range, mean, NaN and infinity counts, histogram.
 
-    Empty, complex, quantised and sparse tensors, and those of uint64, give an empty summary.
+    Empty, complex, quantised, sparse and uint64 tensors have an empty summary.
     """
     is_dense = tensor.layout == torch.strided and not tensor.is_quantized
     is_other = tensor.is_complex() or tensor.dtype == torch.uint64
@@ -312,7 +313,7 @@ def summarise(tensor: Tensor) -> TensorSummary:
 
 
 def _with_kernels(values: Tensor) -> Tensor:
-    """Return values in a dtype that torch reduces."""
+    """Return values in a dtype for which torch has reductions."""
     if values.dtype == torch.bool:
         return values.to(torch.uint8)
     return values.long() if values.dtype in (torch.uint16, torch.uint32) else values
@@ -370,7 +371,7 @@ def _summarise_int(values: Tensor) -> TensorSummary:
 
 
 def _mean(values: Tensor) -> float:
-    dtype = torch.float32 if values.device.type == "mps" else torch.float64
+    dtype = torch.float32 if values.device.type == "mps" else torch.float64  # MPS has no float64
     sums = [piece.sum(dtype=dtype) for piece in _pieces(values)]
     return float(torch.stack(sums).sum().item()) / values.numel()
 
@@ -381,10 +382,10 @@ def _histogram(values: Tensor, smallest: float, largest: float) -> Histogram:
     bins = HISTOGRAM_BINS
     is_int = not values.is_floating_point()
     if is_int:
-        # One bin a value while there are few, so that classes can be read off.
+        # One bin per value while there are few, so that classes can be read off.
         bins = min(bins, int(largest) - int(smallest) + 1)
     span = float(largest) - float(smallest)
-    if not math.isfinite(span):
+    if not math.isfinite(span):  # the difference of two float64 may overflow
         return Histogram()
     if span == 0:
         return Histogram(edges=(float(smallest), float(largest)), counts=(int(values.numel()),))

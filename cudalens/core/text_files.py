@@ -1,4 +1,4 @@
-"""Files that users name, logs of any size among them, and those of this package's own data."""
+"""Files that users name, such as logs of any size, and the data files of this package."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LONGEST_LINE = 1 << 16
 
 @cache
 def packaged(name: str) -> Any:
-    """Return what a JSON file of ``core/data`` holds; it is read once, and nobody changes it."""
+    """Return the content of a JSON file in ``core/data``: cached, so callers must not change it."""
     file = resources.files("cudalens") / "core" / "data" / name
     return json.loads(file.read_text(encoding="utf-8"))
 
 
 def expanded(name: str | Path) -> Path:
-    """Return the path that a user's name means, whose ``~`` is their home."""
+    """Return a path with ``~`` at its start replaced by the user's home."""
     return Path(os.path.expanduser(name))  # noqa: PTH111  Path's raises without a home
 
 
@@ -47,17 +47,17 @@ def lines_of(name: str) -> Iterator[str]:
 
 
 def _lines(file: Any) -> Iterator[str]:
-    # PowerShell writes UTF-16; what is no text stands for itself.
+    # PowerShell redirects output as UTF-16.  A byte that cannot be decoded is replaced.
     is_wide = file.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff")
     text = io.TextIOWrapper(file, encoding="utf-16" if is_wide else "utf-8", errors="replace")
     try:
         yield from iter(partial(text.readline, LONGEST_LINE), "")
     finally:
-        text.detach()
+        text.detach()  # else the wrapper would close the file, which may be standard input
 
 
 def why_unreadable(error: Exception) -> str:
-    """Return in a few words why a file could not be read as JSON."""
+    """Return the reason why a file could not be read as JSON, in a few words."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if isinstance(error, UnicodeDecodeError):
@@ -68,7 +68,7 @@ def why_unreadable(error: Exception) -> str:
 
 
 def why_unwritable(name: str) -> str | None:
-    """Make the folder of a file; return why the file cannot be written, ``None`` where it can.
+    """Make the folder of a file; return why the file cannot be written, ``None`` if it can.
 
     The file itself is neither made nor changed.
     """

@@ -1,11 +1,11 @@
-"""The functions of torch by name, and what each does with its arguments.
+"""The functions of torch by name, and their traits.
 
-One table for all who ask of a name: does its result show the memory of an argument, does it cast,
-does it only hand values on?  The recorder asks of each call, the diagnosis of each recorded step,
-the reader of each call on a line.  ``tests/core/test_torch_functions.py`` calls each function and
-checks its traits, so a row here is a fact about torch.
+One table answers all questions about a name: does its result share the memory of an argument, does
+it cast, does it only pass values on?  The recorder looks up each call, the diagnosis each recorded
+step, the reader each call on a line.  ``tests/core/test_torch_functions.py`` calls each function
+and checks its traits, so a row here is a fact about torch.
 
-A name is spelled as the function's ``__name__``: ``add_`` and ``__setitem__``.  A report has the
+A name is spelled as the function's ``__name__``: ``add_`` and ``__setitem__``.  A report uses the
 last part of the public name without the underscores of operators, ``setitem``: see :func:`stems`.
 
 Not here: the ops that the rehearsal device has kernels for, and the schemas that guards act on.
@@ -18,67 +18,67 @@ from functools import cache
 
 
 class Trait(Flag):
-    """What is true of a function, whatever its arguments are unless said otherwise."""
+    """A property of a function that holds for all arguments, unless its text says otherwise."""
 
     # --- where the elements of the result come from ----------------------------------------------
     KEEPS = auto()
-    """Each element is one of an argument, or a number that was given; a cast may round it."""
+    """Each element is one of an argument, or a number that was passed; a cast may round it."""
     WHOLE = auto()
     """Each element of the first argument is in the result."""
     IN_ORDER = auto()
     """The elements of the first argument, each once, in row-major order."""
     VIEW = auto()
-    """The result may show the memory of the first argument, or be it."""
+    """The result may share the memory of the first argument, or be that argument."""
     NEVER_COPIES = auto()
-    """The result always shows that memory: no kernel runs."""
+    """The result always shares that memory: no kernel runs."""
     CHOOSES = auto()
     """The other tensors choose among the elements of the first."""
     JOINS = auto()
-    """Several tensors, one beside the other."""
+    """The elements of several tensors, one tensor after the other."""
     SUBSTITUTES = auto()
     """The elements of a tensor at their places, with other tensors or numbers at some of them."""
     BLANKS = auto()
     """The elements of a tensor at their places, with 0 or a number at some of them."""
     CONSTANT = auto()
-    """It is given a number that many elements get."""
+    """Takes a number that is written to many elements."""
     FROM_PYTHON = auto()
-    """A tensor of numbers of Python's or NumPy's."""
+    """Makes a tensor of Python or NumPy numbers."""
 
     # --- dtype and device ------------------------------------------------------------------------
     CAST = auto()
-    """The dtype may be another one, and is that for which the function is called."""
+    """The dtype may change, and changing it is a purpose of the function."""
     TO_INTEGER = auto()
-    """The new dtype has integers, or truth values."""
+    """The new dtype is an integer type or bool."""
     TO_HALF = auto()
     """The new dtype has 16 bits: finite numbers may become infinite."""
     MOVES = auto()
-    """The device may be another one."""
+    """The device may change."""
 
     # --- values of its own -----------------------------------------------------------------------
     FACTORY = auto()
-    """Makes a tensor of no tensor, and puts it on the CPU unless ``device=`` says otherwise."""
+    """Makes a tensor without a tensor argument, on the CPU unless ``device=`` says otherwise."""
     TAKES_SIZES = auto()
-    """It is given the sizes of the result one by one, or as a list."""
+    """Takes the sizes of the result one by one, or as a list."""
     NUMBERS = auto()
-    """The result has places, intervals or counts."""
+    """The result has positions, intervals or counts."""
     SORTS = auto()
-    """The result has elements of the argument, or their places, or both."""
+    """The result has elements of the argument, or their positions, or both."""
     COMPARES = auto()
-    """The result has truth values."""
+    """The result is boolean."""
     ROUNDS = auto()
     """The result has whole numbers."""
 
     # --- writes ----------------------------------------------------------------------------------
     OVERWRITES = auto()
-    """Writes to all elements, whatever was there."""
+    """Writes to all elements, whatever they were."""
     FILLS = auto()
-    """It needs no other tensor for that."""
+    """``OVERWRITES`` without another tensor."""
     WRITES = auto()
     """Writes to some elements; see :func:`value_at`."""
     ALONG_DIM = auto()
     """``WRITES`` with a dimension before the index."""
     ADDS = auto()
-    """``WRITES`` that combines what is written with what was there."""
+    """``WRITES`` that combines the new values with the old ones."""
     ONLY_IN_PLACE = auto()
     """No function without the last underscore does the same."""
     RENEWS = auto()
@@ -88,17 +88,17 @@ class Trait(Flag):
 
     # --- what the host learns --------------------------------------------------------------------
     ASKS = auto()
-    """Asks for a fact, or sets one, and neither reads nor makes a value: no call to note."""
+    """Returns or sets a fact, and neither reads nor makes a value: the call is not recorded."""
     FACT = auto()
-    """It is a fact of a tensor such as its shape, and asking changes nothing."""
+    """Returns a fact of a tensor, such as its shape, and changes nothing."""
     READS = auto()
-    """Gives values to the host."""
+    """Copies values to the host."""
     NUMBER = auto()
-    """One value, as a number of Python's."""
+    """One value, as a Python number."""
     SHARES = auto()
-    """Afterwards others can write to the memory of the result, where that is on the host."""
+    """Afterwards code outside torch can write to the result's memory, if that is on the host."""
     GIVES = auto()
-    """Afterwards others can write to the memory of the first argument.
+    """Afterwards code outside torch can write to the memory of the first argument.
 
     ``copy.copy`` and ``torch.save`` call ``untyped_storage``, and a launch by Triton ``data_ptr``.
     """
@@ -113,7 +113,7 @@ class Trait(Flag):
     FACTORS = auto()
     """Its first two arguments are the two factors, in this order."""
     LAYER = auto()
-    """What a layer without an activation runs."""
+    """A function that a layer without an activation runs."""
     SIZED_BY_WEIGHT = auto()
     """The second argument is a weight, whose size is that of a dimension of the result."""
     ACTIVATION = auto()
@@ -130,7 +130,7 @@ class Trait(Flag):
     ARC = auto()
     """Of numbers from -1 to 1; at both the slope is infinite."""
     CLAMPS = auto()
-    """Takes a bound, which stands in the result for each element below it."""
+    """Takes a bound, which replaces each element below it in the result."""
 
     # --- how it is called ------------------------------------------------------------------------
     TENSOR = auto()
@@ -140,7 +140,7 @@ class Trait(Flag):
     OPERATOR = auto()
     """An operator's method that writes to no tensor."""
     FORGETS_KEYWORDS = auto()
-    """It does not hand its keyword arguments on to the modes: a mistake of torch's."""
+    """It does not pass its keyword arguments to the modes: a bug of torch."""
 
 
 _NONE = Trait(0)
@@ -163,7 +163,10 @@ _IMPLIED = {
     Trait.NUMBER: Trait.READS,
     Trait.FACTORS: Trait.PRODUCT,
 }
-"""What has the trait on the left has the one on the right, given in an order to be applied in."""
+"""A trait on the left implies the one on the right.
+
+The order matters: an implied trait stands below the one that implies it.
+"""
 _ROWS = {
     # Views of all elements.
     "squeeze unsqueeze unflatten view_as": "in_order never_copies tensor",
@@ -341,7 +344,7 @@ def functions(having: Trait, without: Trait = _NONE) -> frozenset[str]:
         >>> sorted(functions(Trait.TO_HALF))
         ['bfloat16', 'half']
     """
-    # Numbers, as the operators of flags are slow.
+    # Plain integers: the operators of ``Flag`` are slow.
     wanted, refused = having.value, without.value
     return frozenset(
         name
@@ -351,17 +354,17 @@ def functions(having: Trait, without: Trait = _NONE) -> frozenset[str]:
 
 
 CONVERSIONS = functions(Trait.CAST | Trait.VIEW) | functions(Trait.MOVES | Trait.VIEW)
-"""Functions that give a tensor in another type or at another place."""
+"""Functions that return a tensor in another dtype or on another device."""
 
 
 def stem(name: str) -> str:
-    """Return the name of a function as a report has it: ``setitem`` for ``__setitem__``."""
+    """Return the name of a function as reports write it: ``setitem`` for ``__setitem__``."""
     return name.strip("_") if name.startswith("__") else name
 
 
 @cache
 def stems(having: Trait, without: Trait = _NONE) -> frozenset[str]:
-    """Return the same as :func:`functions`, by the names that a report has.
+    """Return the same as :func:`functions`, with the names as reports write them.
 
     Example:
         >>> sorted(stems(Trait.CHOOSES | Trait.VIEW))
@@ -371,12 +374,12 @@ def stems(having: Trait, without: Trait = _NONE) -> frozenset[str]:
 
 
 def is_in_place(name: str) -> bool:
-    """Return whether a name is that of a form in place: ``add_``, and not ``__add__``."""
+    """Return whether a name is that of an in-place function: ``add_``, and not ``__add__``."""
     return name.endswith("_") and not name.endswith("__")
 
 
 def value_at(name: str) -> int:
-    """Return where in its arguments a function has what it writes to some elements, else 0."""
+    """Return the index of the argument that a function writes to some elements, else 0."""
     traits = TRAITS.get(name, _NONE)
     if Trait.WRITES not in traits:
         return 0

@@ -1,4 +1,4 @@
-"""Kinds of the user's objects, read without running the user's code, and without loading torch."""
+"""Type checks of the user's objects that neither run the user's code nor import torch."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
 
 
 def is_tensor(value: object) -> TypeGuard[Tensor]:
-    """Return whether a value is a tensor by its type; what it says of its class is not asked."""
+    """Return whether a value is a tensor by its type; its ``__class__`` is not read."""
     return is_of(value, "torch", "Tensor")
 
 
 def is_module(value: object) -> TypeGuard[nn.Module]:
-    """Return whether a value is a module by its type; what it says of its class is not asked."""
+    """Return whether a value is a module by its type; its ``__class__`` is not read."""
     return is_of(value, "torch.nn.modules.module", "Module")
 
 
 def is_of(value: object, module: str, name: str) -> bool:
-    """Return whether a value is of a class of a module, or of one derived from it."""
+    """Return whether a value is an instance of a class, which is named by its module."""
     kind = loaded(module, name)
-    # An abstract class would ask the metaclasses of all that are derived from it.
+    # Not issubclass(): an abstract class would call the metaclasses of all its subclasses.
     return isinstance(kind, type) and type.__subclasscheck__(kind, type(value))
 
 
 def loaded(module: str, name: str) -> object:
-    """Return a variable of a module, ``None`` where the module is not loaded: nobody uses it."""
+    """Return a variable of a module, ``None`` if the module is not loaded, and so not in use."""
     found = sys.modules.get(module)
     return None if found is None else vars(found).get(name)

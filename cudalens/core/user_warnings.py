@@ -1,8 +1,8 @@
-"""A warning is shown at the line, and once for each line, as without the frames of ours.
+"""Show warnings at the line, and once per line, as if our frames were not on the stack.
 
-Python counts frames for a warning: C++ means the innermost, ``stacklevel`` one further out.  Where
-ours stand between, it comes to the wrong line, whose register of warnings then keeps back that of
-another line.  So a warning that came to the wrong place is issued again at the right one.
+Python locates a warning by counting frames: C++ takes the innermost, ``stacklevel`` one further
+out.  With our frames in between, the warning gets the wrong line, whose registry of warnings then
+suppresses that of another line.  So such a warning is issued again at the right place.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from cudalens.core._python import package_of
 
 _warnings: Any = warnings
 _REDISPATCH = str(Path("torch") / "_ops.py")
-"""The file of torch's own function through which we call an op."""
+"""The file of the torch function through which we call an op."""
 _DETOUR = str(Path("torch") / "overrides.py")
-"""The file of torch's own function through which a function in Python asks its modes."""
+"""The file of the torch function through which a function in Python calls its modes."""
 
 _MODULES = str(Path("nn") / "modules" / "module.py")
-"""The file of torch's own function that runs a module's hooks, by a function inside it."""
+"""The file of the torch function that runs a module's hooks, in a nested function."""
 _DIRECT = "return forward_call("
-"""What stands on that function's line for a module without hooks."""
+"""Text of the line on which that function runs a module without hooks."""
 _KINDS_OF_HOOKS = ("backward", "backward_pre", "forward", "forward_pre")
 
 
@@ -40,13 +40,14 @@ class _AtUserLine:
     def __call__(self, message: Any) -> None:
         __tracebackhide__ = True
         places = None
+        # If we fail, the warning is shown as Python would show it.
         with suppress(Exception):
             places = _places(sys._getframe(1), message.filename, message.lineno)
         if places is None:
             self.show(message)
             return
         wrong, right = places
-        # The module that it came to must not keep in its register that it has shown the warning.
+        # Else the registry of the wrong module would suppress the warning at its own line.
         registry = wrong.f_globals.get("__warningregistry__")
         key = (str(message.message), message.category)
         if isinstance(registry, dict):
@@ -73,18 +74,18 @@ def install() -> None:
 
 
 def remove() -> None:
-    """Undo :func:`install`, unless somebody else has replaced the function since."""
+    """Undo :func:`install`, unless other code has replaced the function since."""
     if isinstance(_warnings._showwarnmsg, _AtUserLine):
         _warnings._showwarnmsg = _warnings._showwarnmsg.show
 
 
 def _places(caller: FrameType, filename: str, line: int) -> tuple[FrameType, FrameType] | None:
-    """Return the frame that a warning came to, and that to which it comes without us.
+    """Return the frame that a warning was located at, and the one without our frames.
 
-    ``None`` where both are the same, and for a warning that we issue ourselves.
+    ``None`` if both are the same, and for a warning that we issue ourselves.
 
     Args:
-        caller: what issued the warning, or called the C++ that did.
+        caller: the frame that issued the warning, or called the C++ that did.
     """
     stack = [caller]
     while (stack[-1].f_code.co_filename, stack[-1].f_lineno) != (filename, line):
@@ -101,7 +102,7 @@ def _places(caller: FrameType, filename: str, line: int) -> tuple[FrameType, Fra
 
 
 def _next_without_us(frame: FrameType | None, inner: FrameType | None = None) -> FrameType | None:
-    """Return a frame, or the first one around it that is there without us.
+    """Return a frame, or the nearest outer one that would be on the stack without us.
 
     Args:
         inner: the frame that it has called.
@@ -109,13 +110,13 @@ def _next_without_us(frame: FrameType | None, inner: FrameType | None = None) ->
     while frame is not None:
         file, is_ours = frame.f_code.co_filename, package_of(frame) == "cudalens"
         if file.endswith(_DETOUR) and inner is not None and package_of(inner) == "cudalens":
-            # The function that was called first asks its modes, and is called again by ours.
+            # The user's call of the function runs its modes, and ours calls the function again.
             inner, frame = frame, frame.f_back and frame.f_back.f_back
             continue
         outer = frame.f_back
         if outer is not None and not is_ours:
             is_redispatch = file.endswith(_REDISPATCH) and package_of(outer) == "cudalens"
-            # Torch's function that runs a module's hooks, here because of ours alone.
+            # Torch's function that runs a module's hooks; here our hooks are the only ones.
             runs_hooks = frame.f_code.co_name == "inner" and file.endswith(_MODULES)
             is_ours = is_redispatch or (runs_hooks and _has_our_hooks_alone(outer))
         if not is_ours:
