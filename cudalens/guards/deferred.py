@@ -1,12 +1,12 @@
-"""Look at the values of a call later: the second engine over what guards require.
+"""Check the values of a call later: the second engine over what guards require.
 
-At the call two kernels are launched and the host does not wait: one writes the extremes of the
-index into a slot (:mod:`cudalens.guards.pending`), one makes the index that the op is given, with
-values that are in bounds.  A good call gets the values that it had.  Once the extremes of a tensor
-are known, a call with the same tensor, unchanged, launches nothing.
+At the call two kernels are launched, and the host does not wait.  One writes the extremes of the
+index into a slot (:mod:`cudalens.guards.pending`).  The other makes the index that the op gets,
+with all values clamped into the bounds, so a good call gets its own values.  Once the extremes of a
+tensor are known, a call with the same, unchanged tensor launches nothing.
 
-Nothing of a call is kept but its lines: a finding gives the smallest and the largest value.  What
-is no interval of one tensor's values is looked at at once.
+Only the source lines of a call are kept, so a finding names the smallest and the largest value.  A
+requirement that is no interval for one tensor is checked immediately.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ NO_ROOM = (
     "calls in a CUDA graph are not guarded: no guarded call came before, or its room is used up"
 )
 _MOST_VIEWS = 256
-"""Views of one tensor that are remembered: a dataset may be cut into any number of batches."""
+"""How many views of one tensor are remembered: a dataset may have any number of batches."""
 
 
 class CheckedTensors:
-    """Checks of tensors that were looked at, by the tensor (weak), its version and its view."""
+    """Cache of checks by tensor (weakly referenced), version counter and view."""
 
     def __init__(self) -> None:
         self._owners: dict[int, tuple[Any, int, dict[Any, Any]]] = {}
 
     def of(self, tensor: Tensor) -> dict[Any, Check] | None:
-        """Return the checks of a tensor; ``None`` where nothing tells that it was written to."""
+        """Return the checks of a tensor; ``None`` if writes to it cannot be noticed."""
         try:
             version, address = tensor._version, tensor.data_ptr()
-        except RuntimeError as failure:  # an inference tensor has no version; others no memory
+        except RuntimeError as failure:  # no version counter (inference mode), or no storage
             raise_if_outside(failure)
             return None
         owner, view = tensor._base, None
@@ -66,7 +66,7 @@ class CheckedTensors:
         if entry is None or entry[1] != version or entry[0]() is not owner:
             gone = partial(_drop, self._owners, number)
             entry = self._owners[number] = (ref(owner, gone), version, {})
-        # Where it lies: ``x.data = y`` counts no version.
+        # With the address, because ``x.data = y`` does not bump the version counter.
         place = (address, view)
         checks: dict[Any, Check] | None = entry[2].get(place)
         if checks is None:
@@ -76,7 +76,7 @@ class CheckedTensors:
             if view is not None and tensor.dtype is owner.dtype:
                 whole = entry[2].get((owner.data_ptr(), None))
                 if whole and _torch.shares_storage(tensor, owner):
-                    checks.update(whole)  # a view has values of its base
+                    checks.update(whole)  # bounds of the base hold for its views
         return checks
 
 
@@ -87,11 +87,11 @@ def _drop(owners: dict[int, Any], number: int, reference: object) -> None:
 
 @dataclass(slots=True)
 class Noted:
-    """Checks queued for one call, and its arguments with values in bounds."""
+    """The checks queued for one call, and its clamped arguments."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    """With values out of bounds replaced."""
+    """With all values in bounds."""
     at_once: list[Guard]
     """The guards that must check immediately."""
     checks: list[Check] = field(default_factory=list)
@@ -107,14 +107,14 @@ class Noted:
 def remembering_draws(
     go_on: Callable[..., Any], checked: CheckedTensors, is_deferred: Callable[[], bool]
 ) -> Callable[..., Any]:
-    """Return multinomial with its result remembered: categories, which are in bounds.
+    """Return a multinomial that remembers its result as in bounds.
 
-    They are what its weights are looked up by, and what a model is given next.
+    Sampled token ids usually go into an embedding next, which then needs no check.
     """
 
     def draw(keyset: Any, weights: Tensor, *args: Any, **kwargs: Any) -> Any:
         result = go_on(keyset, weights, *args, **kwargs)
-        # Each replay of a captured graph draws anew, and counts no version.
+        # Each replay of a captured graph draws new values without a new version.
         is_kept = is_deferred() and type(result) is Tensor and not _torch.is_capturing()
         checks = checked.of(result) if is_kept else None
         if checks is not None:
@@ -134,8 +134,8 @@ class PastCalls:
 
     Args:
         report_violation: makes the report of a finding; returns the exception to raise.
-        waits: counts guarded calls; knows what was written since.
-        is_users: whether a file is the user's.
+        waits: counts guarded calls, and knows which running statistics were written since.
+        is_users: returns whether a file is the user's.
         complain: called with one line about what is not checked.
     """
 
@@ -150,7 +150,7 @@ class PastCalls:
         self.complain = complain
 
     def can_check(self, device: torch.device) -> bool:
-        """Return whether checks can be made: a CUDA graph that is captured may have no room."""
+        """Return whether checks can be made: inside a graph capture, slots may have run out."""
         if not (can_note := PENDING.can_note(device)):
             self.complain(NO_ROOM)
         return can_note
@@ -168,13 +168,13 @@ class PastCalls:
         """Return a check of the running call.
 
         Args:
-            first: what is required by the op that cuts norms for a lookup, ``op``: it writes to
-                the table, and its assertion comes before that of the lookup.
-            traced: lines of the user's that led to it where it was compiled.
+            first: for a lookup with ``max_norm``, what the renormalizing op requires.  It runs
+                first: it writes to the table, and its assertion fires before the lookup's.
+            traced: the user's lines that led to the call when it was compiled.
         """
         thread, running = running_call(self._is_users)
         count, is_captured = self._waits.count(), _torch.is_capturing()
-        # A lookup takes the table first.
+        # The first argument of a lookup is the table.
         written = written_by(op) if first is None else schema_parameters(op)[:1]
         names = " and ".join(slot.name for slot in written)
 
@@ -202,11 +202,11 @@ class PastCalls:
 
 
 class DeferredOp:
-    """The deferred look at the calls of one op.
+    """Deferred checks for the calls of one op.
 
     Args:
-        checked: the tensors that were looked at.
-        past: makes the checks, and is told of a guard that failed; it looks at once then.
+        checked: the cache of checks.
+        past: makes the checks, and prints a line about a guard that failed.
     """
 
     def __init__(self, op: Any, checked: CheckedTensors, past: PastCalls) -> None:
@@ -214,7 +214,7 @@ class DeferredOp:
         self._written = written_by(op)
         self._is_in_lookups = op._schema.name == RENORM
 
-    # Every call of a guarded op passes here, so speed comes before form.
+    # The hot path of every guarded call, so written for speed.
     def look(
         self,
         required: Required,
@@ -223,10 +223,10 @@ class DeferredOp:
         *,
         is_captured: bool,
     ) -> Noted | None:
-        """Have the checks of a call noted; ``None`` where all that is required is known to be true.
+        """Queue the checks of a call; return ``None`` if all requirements are known to hold.
 
         Args:
-            is_captured: whether a CUDA graph is being captured, which will run with other values.
+            is_captured: whether a CUDA graph is being captured: its replays have other values.
         """
         noted = Noted(args, kwargs, required.at_once) if required.at_once else None
         for one in required.deferred:
@@ -253,14 +253,14 @@ class DeferredOp:
         checks: dict[Any, Check] | None,
         noted: Noted,
     ) -> bool:
-        """Have the extremes of a tensor noted, and what is out of bounds replaced.
+        """Queue the check of a tensor, and pass the op a clamped copy.
 
         Args:
-            checks: those of the tensor, where it remembers them.
+            checks: the cached checks of the tensor, ``None`` if it has no cache.
 
         Returns:
-            ``False`` where the op writes to its own index: torch refuses that, as it would not with
-            a copy, so its guard is immediate.
+            ``False`` if the op writes to its own index.  torch rejects that, and would accept a
+            clamped copy, so such a call is checked immediately.
         """
         args, kwargs = noted.args, noted.kwargs
         for slot in self._written:
@@ -269,7 +269,7 @@ class DeferredOp:
                 return False
         if not tensor.numel():
             return True
-        # A large index that is expanded is looked at without the repeats.
+        # Of a large expanded index, only the distinct elements are reduced.
         distinct = tensor if tensor.numel() <= FEW else unexpanded(tensor)
         op, first = self._op, None
         lookup = required_by_lookup(required) if self._is_in_lookups else None
@@ -282,7 +282,7 @@ class DeferredOp:
                 op, required.guard, required.need, in_backward=in_backward, first=first
             )
             reduced = distinct
-            # What the kernel compares is reduced: the converted values, and no exception.
+            # Reduce what the kernel compares: converted values, without `ignore_index`.
             if isinstance(required.exception, torch.dtype):
                 reduced = distinct.to(required.exception)
             elif required.exception is not None:
@@ -308,7 +308,7 @@ def written_by(op: Any) -> list[ArgumentSlot]:
 def _violation_of(
     need: Within | Between, smallest: Any, largest: Any, is_silent: bool
 ) -> Violation:
-    """Describe a finding of which the smallest and the largest value alone are known."""
+    """Describe a finding from the smallest and the largest value."""
     dtype = torch.int64 if isinstance(need, Within) else torch.float64
     ends = torch.tensor([smallest, largest], dtype=dtype)
     violation = engine.violation(need, ends, is_silent=is_silent)
@@ -316,7 +316,7 @@ def _violation_of(
     item = "" if violation.list_position is None else f"[{violation.list_position}]"
     place = need.where if isinstance(need, Within) else f"the interval {need.bounds.text}"
     value = low if largest <= need.high else high
-    # A kernel that compares 32 bits alone takes a larger value for another one.
+    # A kernel that compares only 32 bits truncates a larger value, and may not assert on it.
     limit = torch.iinfo(torch.int32)
     is_wide = not limit.min <= smallest <= largest <= limit.max
     is_narrowed = is_wide and getattr(need, "narrows", False)

@@ -1,15 +1,15 @@
-"""Checks whose extremes the device still owes: slots there, read back without a wait of the host.
+"""Pending checks: their extremes are in slots on the device, and are read without a host sync.
 
-A check says between what the smallest and the largest value of a tensor lie, and what to report
-where they do not.  :meth:`Pending.note` launches one reduction, on the current stream, that writes
-both into a slot of a page of that stream and dtype.  The page is copied to the host by a stream of
-its own, which waits for what fills the slots and for nothing behind that.  It is read when it is
-full, or when somebody calls :meth:`Pending.settle`.
+A check has the bounds for the smallest and the largest value of a tensor, and a function that
+reports a violation.  :meth:`Pending.note` launches one reduction on the current stream, which
+writes both extremes into a slot.  The slots of one stream and dtype form a page.  A side stream
+copies the page to the host: it waits for the event behind the last slot, not for later work.  A
+page is read when it is full, or in :meth:`Pending.settle`.
 
-While a CUDA graph is captured nothing runs, and in a replay no Python does.  So the check itself is
+During a CUDA graph capture no kernel runs, and during a replay no Python.  So the check itself is
 captured, with a slot that each replay widens.
 
-Not here: what is required of a call, and with which values it goes on (``deferred.py``).
+What a call requires, and which arguments it gets, is decided in ``deferred.py``.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from torch import Tensor
 from cudalens.core import _torch
 
 MAX_PENDING = 512
-"""Checks of one dtype that may be pending on a stream; then they are waited for."""
+"""How many checks of one dtype may be pending on a stream before the host waits for them."""
 MAX_CAPTURED = 4096
-"""Checks of integers, and of numbers, in captured graphs on one device; beyond, none is guarded."""
+"""How many checks captured graphs may have on one device, for integers and for floats each."""
 
 Report = Callable[[Any, Any], BaseException | None]
-"""Takes the smallest and the largest value, and returns the exception to raise, or ``None``.  It
-must keep no tensor alive."""
+"""Function of the smallest and the largest value that returns the exception to raise, or ``None``.
+It must not keep a tensor alive."""
 
 
 @dataclass(slots=True, eq=False)
 class Check:
-    """Interval that all values of one tensor must lie in."""
+    """The interval that all values of one tensor must lie in."""
 
     low: float
     high: float
@@ -49,20 +49,20 @@ class Check:
     thread: int = field(default_factory=threading.get_ident)
     """The ``ident`` of the thread that made the call, or that called ``backward``."""
     number: int = field(default_factory=itertools.count(1).__next__)
-    """The order in which checks were made, over all streams."""
+    """Counts checks over all streams, so that findings can be sorted by time."""
     is_pending: bool = True
     smallest: Any = None
     largest: Any = None
 
     def implies(self, low: float, high: float) -> bool:
-        """Return whether values in ``[low, high]`` need no check beside this one."""
+        """Return whether this check, or its result, proves that all values are in [low, high]."""
         if self.is_pending:
             return low <= self.low and self.high <= high
         return bool(low <= self.smallest and self.largest <= high)  # NaN is in no interval
 
     def decide(self, ends: list[Any], findings: list[Check]) -> bool:
-        """Take the extremes, and join the findings if they are outside; return whether it did."""
-        if self in findings:  # it is not reported yet
+        """Store the extremes; add the check to the findings and return True if they are outside."""
+        if self in findings:  # found before, and not reported yet
             return False
         (self.smallest, self.largest), self.is_pending = ends, False
         is_bad = not self.implies(self.low, self.high)
@@ -71,23 +71,23 @@ class Check:
         return is_bad
 
     def is_for(self, thread: int) -> bool:
-        """Return whether a thread is to raise it: its own, or that of one that comes no more."""
+        """Return whether a thread should raise it: its own thread, or any if that has ended."""
         threads = [item for item in threading.enumerate() if item.ident == self.thread]
         return self.thread == thread or not threads or isinstance(threads[0], _DummyThread)
 
 
 class _Page:
-    """Slots of the current stream of a device, and of one dtype.
+    """The slots of a device's current stream for one dtype.
 
     Args:
-        findings: takes the checks that fail.
+        findings: list that receives the checks that fail.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, findings: list[Check]) -> None:
         self.lock = threading.RLock()
         self.checks: list[Check] = []
         self._findings, self._stream = findings, None
-        # As torch takes them outside inference mode too.
+        # Not inference tensors: torch rejects writes to those outside inference mode.
         with torch.inference_mode(False):
             self._filled = self._values = _torch.zeros(MAX_PENDING, 2, dtype, device)
             self._pairs = [row.unbind() for row in self._filled.unbind()]
@@ -97,7 +97,7 @@ class _Page:
                 self._values = torch.zeros(MAX_PENDING, 2, dtype=dtype)
 
     def add(self, tensor: Tensor, check: Check) -> None:
-        """Have the next slot filled; the host waits for a page that is full."""
+        """Launch the reduction into the next slot; wait for the page if that fills it."""
         with self.lock:
             torch.aminmax(tensor, out=self._pairs[len(self.checks)])
             if self._stream is not None:
@@ -107,7 +107,7 @@ class _Page:
                 self.read()
 
     def read(self) -> None:
-        """Wait for all slots; may be done once more, where an interrupt came between."""
+        """Wait for all slots and decide their checks; safe to repeat after an interrupt."""
         with self.lock:
             if not self.checks:
                 return
@@ -125,8 +125,8 @@ class _Page:
 class _Replays:
     """Slots of captured checks on a device: the extremes over all replays since the last finding.
 
-    They are made before a capture, outside the graph's own memory, and never given back: a graph
-    may be replayed at any time, and writes there.
+    They are allocated before a capture, outside the graph's memory pool, and never freed: a graph
+    may be replayed at any time, and then writes to them.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -137,74 +137,74 @@ class _Replays:
         self._empty(self._slots)
 
     def _empty(self, slots: Tensor) -> None:
-        # Filled on the device: a copy of the host's numbers would wait for it.
+        # `fill_` runs on the device. A copy from the host would sync.
         for column, value in enumerate(self._none_yet):
             slots[..., column].fill_(value)
 
     def add(self, tensor: Tensor, check: Check) -> None:
-        """Capture a check; the host reads nothing."""
+        """Capture a check."""
         self.checks.append(check)
         self.launch(tensor, len(self.checks) - 1)
 
     def launch(self, tensor: Tensor, at: int) -> None:
-        """Launch what each replay does."""
+        """Launch the kernels of a check, which each replay repeats."""
         slot = self._slots[at]
         now = torch.stack(torch.aminmax(tensor)).to(slot.dtype)
         slot.copy_(torch.stack([torch.minimum(slot[0], now[0]), torch.maximum(slot[1], now[1])]))
 
     def read(self, findings: list[Check]) -> None:
-        """Wait for the replays that are under way."""
+        """Wait for running replays, and decide the checks."""
         values = self._slots[: len(self.checks)].tolist() if self.checks else ()
         for at, ends in enumerate(values):
             if self.checks[at].decide(ends, findings):
-                self._empty(self._slots[at])  # the next replay that fails is found again
+                self._empty(self._slots[at])  # so that the next bad replay is found, too
 
 
 class Pending:
-    """The checks that are pending in this process, over all its devices and streams."""
+    """All pending checks of this process."""
 
     def __init__(self) -> None:
         self.inherited = 0
-        """Checks of the parent's that were pending when this process was forked."""
+        """How many checks were pending in the parent when this process was forked."""
         self._replays: dict[tuple[torch.device, bool], _Replays] = {}
-        """By device, and by whether they are of floating-point numbers."""
+        """By device, and by whether the dtype is floating-point."""
         self._has_captured = False
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything outside captured graphs, as when the device is lost."""
+        """Drop everything outside captured graphs, for example when the device is lost."""
         self._lock = threading.RLock()
         self._pages: dict[tuple[Any, ...], _Page] = {}
         self._is_used = False
-        """True if a slot was filled since everything was read."""
+        """True if a slot was filled since the last complete read."""
         self.findings: list[Check] = []
         """The checks that fail; :meth:`settle` reports them."""
 
     @property
     def count(self) -> int:
-        """Return how many checks have not been read."""
+        """The number of checks that have not been read."""
         return sum(len(page.checks) for page in list(self._pages.values()))
 
     def __bool__(self) -> bool:
-        """Return whether anything is pending or known to be wrong, or may be replayed."""
+        """Return whether a check is pending or has failed, or a graph may be replayed."""
         return bool(self._is_used or self.findings or self._has_captured)
 
     def has_finding(self) -> bool:
-        """Return whether this thread has a finding to raise; :meth:`settle` gives it."""
+        """Return whether this thread has a finding to raise in :meth:`settle`."""
         here = threading.get_ident()
         return bool(self.findings) and any(item.is_for(here) for item in list(self.findings))
 
     def can_note(self, device: torch.device) -> bool:
-        """Return whether a check can be noted; no capture of a CUDA graph can make room for it."""
+        """Return whether a check can be noted: slots cannot be allocated during a capture."""
         if not _torch.is_capturing():
             return True
         rooms = [self._replays.get((device, is_float)) for is_float in (False, True)]
         return all(item is not None and len(item.checks) < MAX_CAPTURED for item in rooms)
 
     def note(self, tensor: Tensor, check: Check) -> None:
-        """Have the extremes of a tensor noted on the current stream; the host does not wait.
+        """Launch the check of a tensor on the current stream, without a host sync.
 
-        While a CUDA graph is captured, the check is captured with it; :meth:`can_note` was asked.
+        During a CUDA graph capture it is captured.  Call :meth:`can_note` first.
         """
         device, dtype = tensor.device, tensor.dtype
         if _torch.is_capturing():
@@ -223,18 +223,18 @@ class Pending:
         self._is_used = True
 
     def prepare(self, device: torch.device) -> None:
-        """Make room for checks in graphs that will be captured on a device."""
+        """Allocate the slots for graphs that will be captured on a device."""
         for dtype in (torch.int64, torch.float64):
             self._replays[device, dtype.is_floating_point] = _Replays(device, dtype)
 
     def settle(
         self, thread: int | None = None, others: Collection[int] = ()
     ) -> list[BaseException]:
-        """Wait for everything that is pending; return what is to be raised, the first first.
+        """Wait for all pending checks; return the exceptions to raise, oldest call first.
 
         Args:
-            thread: leave the findings of other threads that are at work to them.
-            others: but not those of these threads.
+            thread: leave findings of other running threads to those threads.
+            others: threads whose findings are raised here all the same.
         """
         self._is_used = False
         try:
@@ -248,18 +248,18 @@ class Pending:
         errors = []
         for check in sorted(self.findings, key=lambda item: item.number):
             if thread is None or check.is_for(thread) or check.thread in others:
-                with suppress(ValueError):  # another thread has taken it
+                with suppress(ValueError):  # another thread has just taken it
                     self.findings.remove(check)
                     errors.append(check.report(check.smallest, check.largest))
         return [error for error in errors if error is not None]
 
     def forked(self) -> None:
-        """Begin anew in a child process: what is pending is the parent's."""
+        """Start afresh in a forked process: pending checks belong to the parent."""
         self.inherited, self._replays, self._has_captured = self.count, {}, False
         self.clear()
 
 
 PENDING = Pending()
-"""The one of this process, as its dispatcher is one."""
+"""One for the whole process, like torch's dispatcher."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=PENDING.forked)
