@@ -1,4 +1,4 @@
-"""Put the guards into the dispatcher, and take them out again.
+"""Register the guards with torch's dispatcher, and remove them.
 
 A kernel is registered for the ``BackendSelect`` key of each guarded overload: below autograd and
 autocast, above the device's kernel.  It sees forward, backward, in-place and ``out=`` calls from
@@ -49,28 +49,28 @@ from cudalens.guards.refused_calls import is_refused
 
 OnViolation = Callable[[OpCall, Violation], BaseException | None]
 OnPastViolation = Callable[[Violation, PastCall], BaseException | None]
-"""Makes the report of a finding in a past call, and returns what is to be raised."""
+"""Makes the report of a finding in a past call, and returns the exception to raise."""
 OnInternalError = Callable[[str], None]
 
 
 class _Inside(threading.local):
-    """True if this thread is already inside a guard."""
+    """``busy`` is true while this thread is inside a guard."""
 
     busy = False
 
 
 class Interceptor:
-    """Guards in the dispatcher: :meth:`install` puts them in, :meth:`uninstall` takes them out.
+    """The guards' kernels in the dispatcher: :meth:`install` adds, :meth:`uninstall` removes them.
 
     Args:
-        on_violation: told of each finding; what it returns is raised in place of the call.
-        on_internal_error: told, in one line, when a guard itself failed; the call goes on.
+        on_violation: called with each finding; returns the exception to raise instead of the call.
+        on_internal_error: called with one line when a guard itself fails; the call goes on.
         devices: device types to act on, instead of the accelerators.
-        is_deferred: look at the values later, without a wait of the host.
-        on_past_violation: told of each finding in a call that is over, where guards look later.
-        is_users: whether a file is the user's: so far a finding's lines go.
-        on_failed_call: told what a guarded call raised, or one at which deferred guards wait, and
-            its arguments.
+        is_deferred: check values later, without a host sync.
+        on_past_violation: called with each finding of a deferred guard.
+        is_users: returns whether a file is the user's; the lines of a finding start there.
+        on_failed_call: called with what a guarded call raised, or one that settles deferred guards,
+            and with its arguments.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Interceptor:
         self.checked_ops = 0
         self.is_deferred, self._in_compiled = is_deferred, False
         self._leave_later: list[Callable[[], None]] = []
-        """Functions that take out what only deferred guards need."""
+        """Functions that remove what only deferred guards need."""
         self._waits = HostWaits(
             self._settle_here,
             self._devices,
@@ -109,10 +109,10 @@ class Interceptor:
         self._compiled = CompiledGuards(self.past, self._devices)
         self._acts_on = _acting(self)
         self._deferred_ops: dict[Any, DeferredOp] = {}
-        """The deferred looks at the ops that were called under deferred guards."""
+        """The deferred checks of each op, made at its first deferred call."""
 
     def install(self) -> None:
-        """Register a kernel for each guarded overload that has none yet; does nothing twice."""
+        """Register a kernel for each guarded overload that has none yet."""
         self.set_deferred(is_deferred=self.is_deferred, in_compiled=self._in_compiled)
         fresh = [item for item in guarded_ops() if item.op not in self._covered]
         if not fresh:
@@ -133,7 +133,7 @@ class Interceptor:
         self._covered.update([item.op for item in fresh])
 
     def uninstall(self) -> None:
-        """Remove every registration; does nothing when there is none."""
+        """Remove every registration, if there are any."""
         self._look_later(is_wanted=False)
         while self._libraries:
             _torch.destroy([self._libraries.pop()])
@@ -142,10 +142,10 @@ class Interceptor:
         PENDING.clear()
 
     def _kernel(self, one: GuardedOp, key: str) -> Callable[..., Any]:
-        """Return the kernel of an op.
+        """Return the guard kernel of an op.
 
-        Each check makes one for each op, and few of them are called: what only a bad call or a
-        deferred look needs is made there.
+        Each check makes one for every op, and most are never called.  So what only bad or deferred
+        calls need is made on demand.
         """
         if key not in one.routes:
             one.routes[key] = _torch.redispatcher(one.op, key)
@@ -162,7 +162,7 @@ class Interceptor:
         failed = self._on_failed_call
         of_keys: dict[int, tuple[Any, bool]] = {}
 
-        # Every call of a guarded op passes here, so speed comes before form.
+        # The hot path of every guarded call, so written for speed.
         def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: PLR0912
             __tracebackhide__ = True
             violation: BaseException | None = None
@@ -201,15 +201,15 @@ class Interceptor:
                 finally:
                     inside.busy = False
             except BaseException as error:
-                if violation is None and not inside.busy:  # else the call around it tells
+                if violation is None and not inside.busy:  # else the outer guarded call reports it
                     failed(error, (args, kwargs))
                     if noted is not None:
                         noted.withdraw()
-                # TorchScript names the innermost frame, and those that led to it, in the text of
-                # its own error.  A bare raise does not add this one again.
+                # TorchScript puts the traceback's frames into the text of its own error, and ours
+                # must not be among them.  A bare raise does not add this frame again.
                 if error.__traceback__ is not None and error.__traceback__.tb_next is None:
                     error.__traceback__ = None
-                args, kwargs, violation, noted = (), {}, None, None  # another may keep this frame
+                args, kwargs, violation, noted = (), {}, None, None  # a traceback keeps this frame
                 raise
 
         return guarded
@@ -223,7 +223,7 @@ class Interceptor:
         kwargs: dict[str, Any],
         required: Required | None,
     ) -> Noted | None:
-        """Queue the checks of a call; the result says what is to be raised."""
+        """Queue the checks of a call; ``error`` of the result is the exception to raise."""
         is_captured = required is None and _torch.is_capturing()
         if required is None:
             required = required_of(one.plans, args, kwargs)
@@ -238,12 +238,11 @@ class Interceptor:
         for guard in at_once:
             with _torch.own_wait():
                 error = error or self._ask(one.op, (one.plan_of[guard],), args, kwargs)
-        # ``host[key] = number`` copies the number to the host within the call, where nothing can be
-        # raised any more.
+        # ``host[key] = number`` copies the number to the host inside the call, too late to raise.
         is_there = "cpu" not in self._devices and bool(args) and isinstance(args[0], Tensor)
         is_read = bool(at_once) or one.may_read or (is_there and args[0].is_cpu)
         if (is_read and PENDING) or (PENDING.findings and PENDING.has_finding()):
-            # What was noted before comes before what this call is about.
+            # Findings of earlier calls come before one of this call.
             error = self._raised(PENDING.settle(threading.get_ident()), error)
         if error is not None:
             noted = noted or Noted(args, kwargs, [])
@@ -274,11 +273,11 @@ class Interceptor:
     def settle(
         self, thread: int | None = None, others: Collection[int] = ()
     ) -> BaseException | None:
-        """Wait for the checks that are pending; return what is to be raised.
+        """Wait for the pending checks; return the exception to raise.
 
         Args:
-            thread: leave the findings of other threads that are at work to them.
-            others: but not those of these threads.
+            thread: leave findings of other running threads to those threads.
+            others: threads whose findings are raised here all the same.
         """
         if not PENDING:
             return None
@@ -303,8 +302,8 @@ class Interceptor:
         """Return the first finding, with the others as notes.
 
         Args:
-            past: in calls that were made.
-            now: in the one that is being made.
+            past: the findings in earlier calls.
+            now: the finding in the running call.
         """
         if past:
             self._waits.note_finding(past[0])
@@ -332,17 +331,17 @@ class Interceptor:
         kwargs: dict[str, Any],
         are_plain: bool = True,
     ) -> BaseException | None:
-        """Let guards look at a call; return the exception to raise in place of it.
+        """Run the guards of a call; return the exception to raise instead of it.
 
         Args:
-            are_plain: ``False`` where a tensor may be of a subclass.
+            are_plain: ``False`` if a tensor may be of a subclass.
         """
         for plan in plans:
             try:
                 is_whole = plan.last < len(args) and not kwargs
                 values = plan.pick(args) if is_whole else plan.find(args, kwargs)
                 if not are_plain and plan.guard.frequency != OF_USER:
-                    values = [*map(_without_subclass, values)]  # it may say what it likes
+                    values = [*map(_without_subclass, values)]  # a subclass may override them
                 try:
                     violation: object = plan.check(*values)
                 except Exception as failure:
@@ -355,7 +354,7 @@ class Interceptor:
             except Exception as failure:  # a guard that fails must never stop a good call
                 raise_if_outside(failure)
                 if isinstance(failure, RecursionError) and plan.guard.frequency != OF_USER:
-                    raise  # no room to look: the user is told so, and nothing is launched
+                    raise  # the stack is full: nothing was checked, so nothing is launched
                 kind = type(failure).__name__
                 self._complain(f"guard {plan.guard.name} failed: {kind}: {failure}")
                 continue
@@ -373,9 +372,9 @@ class Interceptor:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> BaseException | None:
-        """Report a finding; return the exception to raise in place of the call.
+        """Report a finding; return the exception to raise instead of the call.
 
-        The value is known to be bad: whatever fails from here on, the op is not launched.
+        The value is bad, so the op is not launched even if the report fails.
         """
         limits = Limits()
         if limits.attempt("refusal", lambda: is_refused(op, args, kwargs), bool):
@@ -423,7 +422,7 @@ class Interceptor:
         return (DeviceIndexError if violation.is_index else DeviceValueError)(violation.sentence())
 
     def _complain(self, line: str) -> None:
-        with suppress(Exception):  # who listens must not stop a call either
+        with suppress(Exception):  # a failing listener must not stop the call
             self._on_internal_error(line)
 
 
@@ -440,7 +439,7 @@ def _look_again(plan: Plan, values: Sequence[Any], failure: Exception) -> object
 
 
 def _without_subclass(value: Any) -> Any:
-    """Return a tensor as one of torch's own class, whose attributes are the tensor's."""
+    """Return a tensor as a plain ``Tensor``, without overridden attributes."""
     kind = type(value)
     if kind is list or kind is tuple:
         return [_without_subclass(item) for item in value]
@@ -449,7 +448,7 @@ def _without_subclass(value: Any) -> Any:
 
 
 def _acting(guards: Interceptor) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:
-    """Return the predicate that decides from a call's arguments whether the guards look at it."""
+    """Return the predicate that decides from the arguments whether a call is checked."""
     devices = guards._devices
     is_plain, is_capturing = _torch.is_plain, _torch.is_capturing
     on_host = "cpu" in devices
@@ -463,7 +462,7 @@ def _acting(guards: Interceptor) -> Callable[[tuple[Any, ...], dict[str, Any]], 
         for value in (*args, *kwargs.values()) if kwargs else args:
             kind = type(value)
             if kind is Tensor or kind is Parameter:
-                # The name of a device is made anew each time it is asked for.
+                # `is_cpu` first: `device.type` builds a new string each time.
                 acts = acts or (on_host if value.is_cpu else value.device.type in devices)
             elif kind is list or kind is tuple or isinstance(value, Tensor):
                 for item in value if kind is list or kind is tuple else (value,):

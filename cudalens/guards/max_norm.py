@@ -1,7 +1,7 @@
-"""Lookups with ``max_norm``: the op inside them that cuts the norms is called before their own.
+"""Lookups with ``max_norm``: ``embedding_renorm_`` runs before the lookup, with the same ids.
 
-That op takes negative ids and a detached table.  The lookup takes neither, so what it requires is
-looked at instead.
+It accepts negative ids, and gets a detached table.  The lookup does neither, so its requirements
+are checked instead.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ _BAG = (
     *("weight", "input", "offsets", "scale_grad_by_freq", "mode_enum", "sparse"),
     *("per_sample_weights", "include_last_offset", "padding_idx"),
 )
-"""Variables of the two functions, in the order of their ops' arguments."""
+"""Local variables of the two functions, in the order of their ops' arguments."""
 _BAGS = ("_embedding_bag_forward_only", "_embedding_bag")
 _CUTS_NORMS = getattr(functional, "_no_grad_embedding_renorm_", None)
 
 
 def running_lookup() -> OpCall | None:
-    """Return the op that ``F.embedding`` or ``F.embedding_bag`` calls after the norms are cut."""
+    """Return the op that ``F.embedding`` or ``F.embedding_bag`` calls after the renormalization.
+
+    Read from the locals of torch's function, which has not called that op yet.
+    """
     caller, code = sys._getframe(1), getattr(_CUTS_NORMS, "__code__", None)
     while caller.f_back is not None and caller.f_code is not code:
         caller = caller.f_back
@@ -49,10 +52,10 @@ def running_lookup() -> OpCall | None:
 
 
 def required_by_lookup(own: Requirement) -> tuple[Any, Requirement] | None:
-    """Return the op of the lookup in which norms are cut, and what it requires of those ids.
+    """Return the op of the running lookup, and what it requires of its ids.
 
     Args:
-        own: what that op requires of the same ids.
+        own: what ``embedding_renorm_`` requires of the same ids.
     """
     lookup = running_lookup()
     if lookup is None:

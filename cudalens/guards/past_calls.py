@@ -1,4 +1,4 @@
-"""A call that is over: the lines that led to it, without a frame or a tensor."""
+"""A finished call: the source lines that led to it, without frames or tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 from torch import Tensor
 
 StackLine = tuple[CodeType, int]
-"""The code of a frame and its instruction, which hold no variable."""
+"""The code object and instruction of a frame, which keep no variable alive."""
 IsUsers = Callable[[str], bool]
 """True if a file is the user's."""
 
@@ -21,17 +21,17 @@ _BACKWARD = "_engine_run_backward"
 
 @dataclass(frozen=True, kw_only=True)
 class PastCall:
-    """State of a deferred call: enough to report it later."""
+    """What is kept of a deferred call, enough to report it later."""
 
     lines: tuple[StackLine, ...]
-    """From the user's down to the call, outermost first."""
+    """From the user's line down to the call, outermost first."""
     in_backward: bool
     forward: tuple[StackLine, ...] = ()
-    """For a call in backward: where the forward op was called, where that is known."""
+    """For a call in backward: where the forward op was called, if known."""
     calls_ago: int | None = 0
-    """Guarded calls that were made since; ``None`` for the replays of a CUDA graph."""
+    """Number of guarded calls since; ``None`` for replays of a CUDA graph."""
     buffers: tuple[Tensor, ...] = ()
-    """Running statistics that were written since, for as long as the report is made."""
+    """Running statistics that were written since.  Held only while the report is made."""
 
 
 def running_call(is_users: IsUsers) -> tuple[int, tuple[StackLine, ...]]:
@@ -51,7 +51,7 @@ def _lines(frame: FrameType | None, is_users: IsUsers) -> tuple[tuple[StackLine,
     """Return the lines from the user's down to a frame, and whether any is the user's."""
     lines: list[StackLine] = []
     users = 0
-    # The inner one may be code that torch's compiler wrote.
+    # Two lines of the user's, because the inner one may be code that Dynamo generated.
     while frame is not None and len(lines) < _MAX_LINES and users < _USERS_LINES:
         code = frame.f_code
         lines.append((code, frame.f_lasti))
@@ -61,7 +61,7 @@ def _lines(frame: FrameType | None, is_users: IsUsers) -> tuple[tuple[StackLine,
 
 
 def traced_line(file: str, line: int, function: str) -> StackLine:
-    """Return a line of the user's in the form of one that ran: inside compiled code none does."""
+    """Return a stack entry for a line of a traced function, which has no frame when compiled."""
     code = compile("0", file, "exec").replace(co_firstlineno=line, co_name=function)
     positions = enumerate(code.co_positions())
     return code, next(2 * at for at, position in positions if position[0] == line)
