@@ -1,11 +1,10 @@
 """Guards inside compiled code: a pass over the graphs that inductor is about to compile.
 
-An op that reads or writes by index is given what ``cudalens::in_bounds`` makes of the index: it is
-brought into bounds, and has its extremes looked at as a deferred guard does.  What they mean (op,
-argument, bounds, line) are arguments of the call: code from a warm cache says the same as code just
-made.
+The pass wraps each index of a reading or writing op in ``cudalens::in_bounds``, which clamps it
+into the bounds and queues a deferred check.  Op, argument, bounds and line are arguments of that
+call, so code from inductor's cache reports the same as newly compiled code.
 
-Ops that inductor leaves to torch's own kernels come by the dispatcher, and are guarded there.
+Ops that inductor calls as torch kernels pass the dispatcher, and are guarded there.
 """
 
 from __future__ import annotations
@@ -34,31 +33,31 @@ from cudalens.guards.pending import PENDING
 from cudalens.guards.plans import guarded_op, required_of
 
 _BY_SHAPES = "aten::_unsafe_index"
-"""Reads by what the compiler computed from shapes, as ``interpolate`` does."""
+"""Reads at indices that the compiler has computed from shapes, as in ``interpolate``."""
 _ALIKE = functions(Trait.WHOLE | Trait.VIEW, without=Trait.CAST | Trait.MOVES) | {"clone"}
 _SAME_VALUES = frozenset(f"aten::{name}" for name in _ALIKE)
-"""Ops whose result has the values of their first argument, each at least once."""
+"""Ops whose result contains exactly the values of their first argument."""
 _UNKNOWN_SIZE = 1 << 13
-"""In place of a size that only the run of the graph knows."""
+"""Stands in for a data-dependent size."""
 _SCHEMA = "in_bounds(Tensor index, SymInt size, str meaning) -> Tensor"
 _read = lru_cache(256)(json.loads)
 
 _installed: list[CompiledGuards] = []
-"""Those who are told what compiled code finds: the last of them, or nobody.
+"""The installed ones; the last one gets the findings of compiled code.
 
-A compiled graph outlives the guards that it was compiled with, and is loaded from a cache on disk:
-it can only call an op by its name.
+A module global, because a compiled graph outlives its guards, or comes from a cache on disk: it can
+only call an op by name.
 """
 
 
 class CompiledGuards:
     """The guards inside compiled code.
 
-    Functions that were compiled without them are compiled anew when they are next called, and so
-    are those compiled with them once they are gone.
+    Installing them makes functions compiled without them recompile at their next call, and removing
+    them those compiled with them.
 
     Args:
-        past: makes the checks, and is told of code that is compiled without a guard.
+        past: makes the checks, and prints a line about code that is compiled without guards.
         devices: device types to act on.
     """
 
@@ -66,7 +65,7 @@ class CompiledGuards:
         self.past, self._devices = past, devices
 
     def install(self) -> Callable[[], None]:
-        """Put the pass in, or wait for the compiler to be imported; return what takes it out."""
+        """Add the pass, now or once the compiler is imported; return what removes it."""
         _define_op()
         undo = _compiler.rewrite_compiled_graphs(
             self._devices, self._rewrite, _identity, self.past.complain
@@ -90,13 +89,13 @@ class CompiledGuards:
 
 
 def _identity() -> object:
-    """Return what distinguishes guarded code in inductor's caches: the lines travel in it.
+    """Return a cache key for guarded code: the source lines are constants in it.
 
-    The same graph may come from other lines, so that their code objects belong to it.
+    Equal graphs may come from different lines, so the key contains the code objects' positions.
     """
     codes = _compiler.code_being_compiled()
     if codes is None:
-        return uuid4().hex  # no other is the same
+        return uuid4().hex  # unique, so never found in the cache
     lines = [(code.co_filename, code.co_firstlineno, code.co_linetable) for code in codes]
     return __version__, _SCHEMA, lines
 
@@ -105,7 +104,7 @@ def _identity() -> object:
 
 
 def _guard_graph(graph: Any, device: str) -> None:
-    """Have each index of a graph on a type of device looked at, and brought into bounds."""
+    """Wrap each index of a graph on a device type in a check that clamps it."""
     safe: dict[Any, Any] = {}
     replaced = []
     for node in list(graph.nodes):
@@ -123,21 +122,21 @@ def _guard_graph(graph: Any, device: str) -> None:
             source: Any = slots[need.of].of(node.args, node.kwargs)
             size = _value(source).shape[need.dim] if _value(source).dim() else 1
             with graph.inserting_before(node):
-                if isinstance(size, torch.SymInt):  # it is that of the run
+                if isinstance(size, torch.SymInt):  # dynamic: read when the graph runs
                     size = _call(graph, torch.ops.aten.sym_size.int, source, need.dim)
-                if (index, size, wraps) not in safe:  # one of the same bounds is enough
+                if (index, size, wraps) not in safe:  # one check for equal bounds
                     meaning = _meaning(node, need, wraps)
                     safe[index, size, wraps] = _in_bounds(graph, index, size, meaning)
             replaced.append((node, one, safe[index, size, wraps]))
-    # Nothing can fail any more.
+    # Replace last: a failure above leaves the graph as it was.
     for node, one, index in replaced:
         node.args, node.kwargs = one.slot.put(node.args, node.kwargs, index, one.item)
 
 
 def _stand_in(node: Node) -> Any:
-    """Return the compiler's example of a node, with sizes in numbers."""
+    """Return a meta tensor or number for a node, with example sizes for symbolic ones."""
     value = _value(node)
-    # Indices broadcast: of one element, one of unknown size fits the others.
+    # Indices are broadcast, so an index of unknown size gets one element, which fits the others.
     is_index = isinstance(value, Tensor) and value.dtype in INDEX_DTYPES
     unknown = 1 if is_index else _UNKNOWN_SIZE
 
@@ -155,19 +154,19 @@ def _stand_in(node: Node) -> Any:
 def _is_index(node: Any, device: str) -> bool:
     """Return whether a node is an integer tensor on a device that surely has elements.
 
-    The graph of one element of an attention mask, in which nothing can be reduced, has only
-    indices without dimensions; elsewhere the compiler reads those on the host.
+    Not 0-d tensors: in the graph of an attention mask they stand for one element, where no
+    reduction is possible, and in other graphs the compiler reads them on the host.
     """
     value = _value(node)
     if value.dtype not in INDEX_DTYPES or not value.dim() or value.device.type != device:
         return False
-    # The size of nonzero's result is not known yet: no reduction may be made of it.
+    # A data-dependent size, as that of `nonzero`, may be 0, which `aminmax` rejects.
     return not any(_compiler.is_data_dependent(size) or size == 0 for size in value.shape)
 
 
 def _meaning(node: Node, need: Within, wraps: bool) -> str:
-    """Return op, requirement and lines of a check, as they travel in the compiled code."""
-    # torch 2.11 marks backward by the tag alone.
+    """Return op, requirement and source lines of a check as JSON, a constant in compiled code."""
+    # torch 2.11 marks backward nodes with the tag only.
     is_tagged = node.meta.get("partitioner_tag") == "is_backward"
     trace = node.meta.get("stack_trace") or ""
     frames = re.findall(r'^\s*File "(.+)", line (\d+), in (.+)$', trace, flags=re.MULTILINE)
@@ -185,7 +184,7 @@ def _meaning(node: Node, need: Within, wraps: bool) -> str:
 
 def _in_bounds(graph: Any, index: Any, size: Any, meaning: str) -> Any:
     views = []
-    # A view has the same values: looked at before it is spread, an index stays a view.
+    # Check the source of a view instead: it has the same values, and the view stays a view.
     while _schema_name(index) in _SAME_VALUES:
         views.append(index)
         index = index.args[0]
@@ -214,9 +213,9 @@ def _schema_name(node: Node) -> str:
 
 
 def _checked(index: Tensor, size: int, meaning: str) -> Tensor:
-    """Return a copy of an index of a compiled graph in bounds; the host does not wait for it.
+    """Queue the check of an index, and return a clamped copy; no host sync.
 
-    Where nobody can be told of it, as in code that outlives the guards, it is as it was.
+    Without installed guards, as in code that outlives them, the copy is unchanged.
     """
     past = _installed[-1].past if _installed else None
     if past is None or not index.numel() or not past.can_check(index.device):

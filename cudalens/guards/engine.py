@@ -1,8 +1,8 @@
 """Requirements of guards, as data, and the engine that checks them on the device.
 
-A guard's function reads shapes, dtypes and numbers and returns a requirement.  Where the values
-fulfil it, the engine makes one reduction and one copy, or copies a few integers as they are;
-positions, bounds and words are collected once something is wrong.
+A guard's function reads shapes, dtypes and numbers, and returns a requirement.  To check good
+values the engine needs one reduction and one copy to the host, or one copy of a few integers.
+Positions, bounds and words are collected only for bad values.
 """
 
 from __future__ import annotations
@@ -33,42 +33,43 @@ from cudalens.guards._ranges import (
 
 INDEX_DTYPES = (torch.int64, torch.int32)
 MASK_DTYPES = (torch.bool, torch.uint8)
-"""An index of these selects where it is true, and is no number."""
+"""An index of these dtypes is a mask, and has no bounds."""
 UNIT_INTERVAL = Bounds(min=0.0, max=1.0, text="0 … 1")
 NARROWED = "The kernel compares the low 32 bits alone: they are another index, and nothing asserts."
 Late = Callable[..., Any]
-"""A function of the guard's own arguments, called only once something is wrong."""
+"""A function of the guard's arguments that is called only for bad values."""
 Asserts = str | Late | None
-"""Key of the assertion in the table, or a function that returns it; ``None`` where none fails."""
+"""Key of the kernel's assertion, or a function that returns it; ``None`` if none fires."""
 
 
-# Made in every guarded call: a frozen class would take twice the time.
+# Made in every guarded call. A frozen dataclass takes twice as long to make.
 @dataclass(slots=True)
 class Within:
     """Every element of an integer tensor is in ``[low, high]`` or equals ``also_allowed``."""
 
     argument: str
-    """Schema name of the tensor, or of the list that holds it."""
+    """Schema name of the tensor, or of the list that contains it."""
     low: int
     high: int
     _: KW_ONLY
     item: int | None = None
-    """Place in the list."""
+    """Position in the list."""
     also_allowed: int | None = None
     also_allowed_name: str = ""
     mask: Callable[[], Tensor | None] | None = None
-    """Gives bool[shape], true for what the kernel reads; ``None`` where torch refuses the call."""
+    """Returns bool[shape], true for elements that the kernel reads; ``None`` if torch rejects the
+    call."""
     masks_first: bool = False
-    """Exceptions are usual: they are masked before the reduction, else once something is wrong."""
+    """``also_allowed`` is common, so it is masked before the reduction, not only for bad values."""
     upper_bound_only: bool = False
     """Smaller values than ``low`` pass too."""
     skip_if: Late | None = None
-    """Return whether torch refuses the call or launches nothing."""
+    """Returns whether torch rejects the call or launches nothing."""
     of: str | None = None
     """Schema name of the argument that sets the bound."""
     dim: int | None = None
     unit: str = ""
-    """Noun for what is counted: ``row`` for "the 3 rows of …"; empty for a dimension's size."""
+    """The noun that is counted: ``row`` for "the 3 rows of …"; empty for a dimension's size."""
     whole: str = "{related}"
     place: str = ""
     """In place of unit and whole."""
@@ -80,12 +81,12 @@ class Within:
 
     @property
     def size(self) -> int:
-        """Return how many values the interval holds from 0, or from its positive start."""
+        """The number of values in the interval from 0, or from a positive ``low``."""
         return self.high - max(self.low, 0) + 1
 
     @property
     def where(self) -> str:
-        """Return what bad elements are outside of, in words."""
+        """What bad elements are outside of, in words."""
         if self.place:
             return self.place
         if self.unit:
@@ -103,21 +104,21 @@ class Between:
     _: KW_ONLY
     bounds: Bounds
     dtype: torch.dtype | None = None
-    """The kernel converts the elements to it before it compares them."""
+    """The dtype that the kernel converts the elements to before it compares them."""
     why: str
     asserts: str
 
 
 @dataclass(slots=True)
 class Condition:
-    """A condition that is no interval: its own function checks it."""
+    """A condition that is no interval, with a function that checks it."""
 
     find: Callable[[], Violation | None]
 
 
 Requirement = Within | list[Within] | Between | Condition
 Need = Requirement | None
-"""Result of a guard's function; ``None`` where nothing is launched or torch refuses the call."""
+"""Result of a guard's function; ``None`` if nothing is launched or torch rejects the call."""
 
 
 def checker(
@@ -125,7 +126,7 @@ def checker(
 ) -> Callable[..., Any]:
     """Return a function of the guard's arguments that checks its requirement.
 
-    It returns ``None`` or the :class:`Violation`; what else ``requires`` returns is handed on.
+    It returns ``None`` or the :class:`Violation`, or any other result of ``requires`` as it is.
     """
     places = {name: place for place, name in enumerate(parameters)}
 
@@ -155,9 +156,9 @@ def checker(
 
 # Every call of a guarded op passes here, so speed comes before form.
 def fulfils(need: Within | Between, tensor: Tensor) -> bool:
-    """Return whether the values of a tensor are seen to be good with one look.
+    """Return whether one read proves that the values of a tensor are good.
 
-    Values that are allowed besides the interval may need another one.
+    With ``also_allowed`` values among them, a second read may be needed.
     """
     if isinstance(need, Between):
         return _lies_between(need, tensor)
@@ -166,7 +167,7 @@ def fulfils(need: Within | Between, tensor: Tensor) -> bool:
         return True
     low, high, also_allowed = need.low, need.high, need.also_allowed
     if count <= FEW and need.mask is None:
-        # Reduced here: in the midst of a training step each further call is one to cold code.
+        # Reduce a few values in Python: inside a training step, each torch call costs more.
         host = tensor if tensor.is_cpu else tensor.cpu()
         least, most = extremes_on_host(host, count)
         if also_allowed is not None and (most > high or least < low):
@@ -180,7 +181,7 @@ def fulfils(need: Within | Between, tensor: Tensor) -> bool:
         if also_allowed is not None and not low <= also_allowed <= high:
             if high < low:
                 return extremes(tensor) == (also_allowed, also_allowed)
-            # Exceptions become good values first, so that one reduction answers for the others.
+            # Replace `also_allowed` by a good value, so that one reduction checks the others.
             tensor = tensor.masked_fill(tensor == also_allowed, low)
         if need.mask is not None:
             read = need.mask()
@@ -188,12 +189,12 @@ def fulfils(need: Within | Between, tensor: Tensor) -> bool:
                 return True
             tensor = tensor.masked_fill(~read, low)
     smallest, largest = extremes(tensor)
-    # An exception that became a good value would pass for one that was given.
+    # `low` may be the replacement, not a value of the user's: then the extreme is not recorded.
     return _lie_within(need, smallest, largest, is_exact=not need.masks_first or smallest > low)
 
 
 def _lie_within(need: Within, least: int, most: int, is_exact: bool = True) -> bool:
-    """Return whether the extremes of a tensor are good; an open recorder keeps those that are."""
+    """Return whether the extremes of a tensor are good, and pass good ones to open recorders."""
     if most > need.high or (least < need.low and not need.upper_bound_only):
         return False
     if is_exact and (lists := THREAD.running.extremes):
@@ -206,7 +207,7 @@ def _lie_within(need: Within, least: int, most: int, is_exact: bool = True) -> b
 def _first_outside(
     needs: list[Within], tensors: Any, values: Sequence[Any], is_silent: bool
 ) -> Violation | None:
-    """Look at several tensors of a list; those on one device share one buffer and one copy."""
+    """Check several tensors of a list; those on one device share one buffer and one copy."""
     items = [tensors[need.item] for need in needs]
     are_few = not [item for item in items if not item.is_cpu or item.numel() > FEW]
     if are_few or len(needs) == 1:
@@ -236,7 +237,7 @@ def _all_extremes(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
 def _outside(
     need: Within, tensor: Tensor, values: Sequence[Any], is_silent: bool
 ) -> Violation | None:
-    """Describe what is outside; called only when something seems to."""
+    """Return the violation, or ``None`` if all values outside the interval are allowed."""
     if need.skip_if is not None and need.skip_if(*values):
         return None
     # uint8 elements are compared as int64: -100 must not become 156.
@@ -276,7 +277,7 @@ def _outside(
 
 
 def violation(need: Within | Between, tensor: Tensor, *, is_silent: bool) -> Violation:
-    """Describe a tensor of which something is outside, to what resolved requirement it may be."""
+    """Return the violation of a requirement whose late functions are resolved."""
     violation = (
         _not_between(need, tensor)
         if isinstance(need, Between)
@@ -290,11 +291,10 @@ def violation(need: Within | Between, tensor: Tensor, *, is_silent: bool) -> Vio
 
 
 def interval(need: Within | Between) -> tuple[float, float, Any]:
-    """Return the interval that the extremes of a good tensor lie in, and by what it is changed.
+    """Return the interval for the extremes of a good tensor, and an exception to it.
 
-    That is a value which is good outside the interval, a dtype that the values are converted to, or
-    ``None``.  ``also_allowed`` next to the interval widens it by one: what is smaller becomes that
-    value too.
+    The exception is a value that is allowed outside the interval, a dtype that the values are
+    converted to, or ``None``.  An ``also_allowed`` right below the interval widens it by one.
     """
     if isinstance(need, Between):
         return need.low, need.high, need.dtype
@@ -308,10 +308,10 @@ def interval(need: Within | Between) -> tuple[float, float, Any]:
 
 
 def replacer(need: Within | Between, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Return a function that replaces what is out of bounds: values of a good tensor stay.
+    """Return a function that clamps values into the bounds; it does not change a good tensor.
 
     Args:
-        dtype: of the tensors; the interval has a value of it.
+        dtype: the dtype of the tensors; the interval must contain a value of it.
     """
     low, high, marked = interval(need)
     if isinstance(need, Between):
@@ -335,10 +335,10 @@ def replacer(need: Within | Between, dtype: torch.dtype) -> Callable[[Tensor], T
 
 
 def in_bounds(need: Within | Between, tensor: Tensor) -> Tensor:
-    """Return the values with which a call is harmless: those of a good tensor are unchanged.
+    """Return a tensor clamped into the bounds; a good tensor is unchanged.
 
     Args:
-        tensor: of a dtype in which the interval has a value.
+        tensor: a tensor with a dtype that the interval contains a value of.
     """
     return replacer(need, tensor.dtype)(tensor)
 
@@ -351,7 +351,7 @@ def _lies_between(need: Between, tensor: Tensor) -> bool:
         return True
     smallest, largest = extremes(tensor)
     if need.dtype is not None and need.dtype != tensor.dtype:
-        # Rounding keeps the order, so that the two ends represent all.
+        # Rounding is monotonic, so it is enough to convert the two extremes.
         smallest, largest = torch.tensor([smallest, largest], dtype=need.dtype).tolist()
     if not (need.low <= smallest and largest <= need.high):
         return False

@@ -1,7 +1,7 @@
-"""Calls that wait for deferred guards: values reach the host, a parameter, a file, another rank.
+"""Calls that settle deferred guards: values reach the host, a parameter, a file, another rank.
 
-In these places the host waits anyway, or a result of a bad call would leave.  What is pending is
-looked at first, and a finding is raised before anything is read, written or sent.
+There the host waits anyway, or the result of a bad call would escape.  Pending checks are settled
+first, and a finding is raised before anything is read, written or sent.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from cudalens.guards import GUARDS
 from cudalens.guards.pending import PENDING
 
 _COPY = "aten::copy_"
-"""``cpu``, ``tolist``, ``to``, ``host[...] = x``, ``torch.save``: all of them copy."""
+"""Called by ``cpu``, ``tolist``, ``to``, ``host[...] = x`` and ``torch.save``."""
 _ALWAYS = ("c10d::", "_c10d_functional::", "aten::_amp_foreach_non_finite_check_and_unscale_")
-"""Sends; and the first call of a gradient scaler in a step.  Were a finding raised behind
-it, the scaler would take the gradients of the next step for unscaled ones."""
+"""Collectives, and the first call of a gradient scaler in a step.  If a finding were raised after
+it, the scaler would treat the next step's gradients as already unscaled."""
 _NOTHING_SENT = ("barrier", "recv", "wait_tensor", "monitored")
 _NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update")
 """Write to the running statistics, arguments 3 and 4, unless argument 5 (training) is false."""
@@ -33,7 +33,7 @@ _MOST_WRITTEN = 256
 
 
 class HostWaits:
-    """Kernels and a hook that settle what is pending before they go on.
+    """Kernels and an optimizer hook that settle pending checks first.
 
     Args:
         settle: waits if it may, and returns what is to be raised; by this thread, and in place of
@@ -60,11 +60,11 @@ class HostWaits:
         self._buffers: deque[tuple[int, ref[Tensor]]] = deque(maxlen=_MOST_WRITTEN)
 
     def install(self) -> Callable[[], None]:
-        """Put everything in; return what takes it out."""
-        # Guarded ops that read wait by themselves.
+        """Install all of them; return the function that removes them."""
+        # Guarded ops that read values are settled by their guard's kernel.
         reads = _torch.ops_that_read() - {op.name() for op in GUARDS}
         kernels = {name: self._kernel(name, self._wait) for name in reads}
-        # Nothing is copied from the host to the host, and there are many such copies.
+        # If guards act on the CPU (tests), no copy is one to the host, and copies are frequent.
         if not self._has_host:
             kernels[_COPY] = self._kernel(_COPY, self._before_copy)
         for name in _torch.all_op_names():
@@ -82,7 +82,7 @@ class HostWaits:
         return remove
 
     def _wait(self, *_: Any, **__: Any) -> None:
-        """Raise what is found among the checks that are pending."""
+        """Settle pending checks; raise a finding."""
         __tracebackhide__ = True
         self._raise_if_found(())
 
@@ -98,8 +98,8 @@ class HostWaits:
     def _forward_threads(self, optimizer: Optimizer) -> list[int]:
         """Return the threads with a finding that may have computed the gradients of an optimizer.
 
-        Not one that may step an optimizer of its own: it has stepped another one, or there is
-        another one that nobody has stepped.  Its finding comes before its own step.
+        Not a thread that may step an optimizer of its own: it has stepped another one, or another
+        one was never stepped.  Its finding is raised before its own step.
         """
         others = [item for item in live_instances(Optimizer) if item is not optimizer]
         steppers = [self._steppers.get(item, set()) for item in others]
@@ -112,7 +112,7 @@ class HostWaits:
         return tuple({id(item): item for item in written if item is not None}.values())
 
     def note_finding(self, error: BaseException) -> None:
-        """Take note that a finding is raised: gradients that are there now may come of it."""
+        """Note that a finding is raised: gradients that exist now may come from the bad call."""
         for optimizer in live_instances(Optimizer):
             groups = vars(optimizer).get("param_groups", ())
             owners = (item for group in groups for item in group["params"])
@@ -129,7 +129,7 @@ class HostWaits:
         places = [at for at, kind in enumerate(positional) if kind == "Tensor"]
         numbers, bits = _torch.NUMBERS, self._bits
 
-        # Every read and every copy passes here, so speed comes before form.
+        # The hot path of every read and copy, so written for speed.
         def waiting(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             try:
@@ -141,13 +141,13 @@ class HostWaits:
                 return go_on(keyset & below, *args, **kwargs)
             except BaseException as error:
                 self._on_failed_call(error, (args, kwargs))
-                args, kwargs = (), {}  # a traceback that stays keeps this frame
+                args, kwargs = (), {}  # a kept traceback keeps this frame
                 raise
 
         return waiting
 
     def _before_copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> None:
-        # A copy that does not wait is used at a later place, which nobody can see.
+        # A non-blocking copy returns before its data arrives, so there is nothing to stop yet.
         if target.is_cpu and not (non_blocking or source.is_cpu):
             self._wait()
 
@@ -166,7 +166,7 @@ class HostWaits:
             __tracebackhide__ = True
             self._steppers.setdefault(optimizer, set()).add(threading.get_ident())
             self._wait()
-            if PENDING.findings:  # of other threads that are at work
+            if PENDING.findings:  # of other running threads
                 self._raise_if_found(self._forward_threads(optimizer))
             left = self._left.get(optimizer)
             if left is not None and left.is_there():
@@ -187,7 +187,7 @@ class HostWaits:
 
 
 class _LeftGradients:
-    """Gradients that are there when a finding is raised, by the first of them."""
+    """Gradients left over from a step in which a finding was raised, known by the first of them."""
 
     def __init__(self, owner: Tensor, error: BaseException) -> None:
         message = (
@@ -201,7 +201,8 @@ class _LeftGradients:
         gradient: Any = owner.grad
         self._owner, self._gradient, self._version = ref(owner), ref(gradient), gradient._version
         self._was_cleared: bool | None = None
-        # Asked before the next backward pass adds to it, which counts a version as zeroing does.
+        # A hook, to look before the next backward pass accumulates: that bumps the version, too, as
+        # `zero_grad(set_to_none=False)` does.
         self._hook = owner.register_hook(self._look)
 
     def _look(self, _: object = None) -> None:
@@ -212,12 +213,12 @@ class _LeftGradients:
                 self._was_cleared = gradient is None or gradient._version != self._version
 
     def is_there(self) -> bool:
-        """Return whether they are still there, alone or with those of other steps."""
+        """Return whether they still exist, alone or accumulated with those of later steps."""
         self._look()
         owner, gradient = self._owner(), self._gradient()
         with _torch.NoTorchFunction():
             if owner is None or gradient is None or owner.grad is not gradient or self._was_cleared:
                 return False
             if owner.requires_grad:
-                self._watch(owner)  # they may be cleared yet
+                self._watch(owner)  # they may still be cleared
         return True

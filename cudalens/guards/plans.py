@@ -1,4 +1,4 @@
-"""Positions of the guards' arguments in a call, and what they require of calls of one form."""
+"""Where guards find their arguments in a call, and their requirements, cached by call form."""
 
 from __future__ import annotations
 
@@ -42,33 +42,33 @@ class Plan:
     check: Check
     parameters: tuple[ArgumentSlot, ...]
     pick: Callable[[tuple[Any, ...]], Sequence[Any]]
-    """Returns them from the positional arguments of a call that gives them all."""
+    """Returns the arguments if all of them are positional."""
     last: int
-    """The position of the last of them."""
+    """The position of the last argument."""
     places: dict[str, int]
-    """Their order, by name."""
+    """The index of each argument in ``parameters``, by name."""
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """Return them from any call."""
+        """Return the arguments of any call."""
         return [item.of(args, kwargs) for item in self.parameters]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GuardedOp:
-    """What the kernel of one overload needs to know of its guards; the same in every check."""
+    """The guards of one overload as its kernel needs them, cached for the process."""
 
     op: Any
     name: str
-    """As the dispatcher spells it."""
+    """The dispatcher's name."""
     entries: tuple[Guard, ...]
     plans: tuple[Plan, ...]
     plan_of: dict[Guard, Plan]
     covers: bool
-    """True if the guards of the ops that it calls have nothing to add."""
+    """True if the ops that it calls need no guards of their own."""
     may_read: bool
-    """True if it waits for the device itself; what it reads in turn is not seen."""
+    """True if it may sync with the device itself, below our kernels."""
     routes: dict[str, tuple[Callable[..., Any], Any]]
-    """By dispatch key, the function that goes on below it, and the keys that are left there."""
+    """By dispatch key: the function that redispatches below it, and the remaining key set."""
 
 
 _made: dict[Any, GuardedOp] = {}
@@ -79,7 +79,7 @@ def guarded_op(op: Any) -> GuardedOp:
     entries = GUARDS[op]
     known = _made.get(op)
     if known is None or known.entries is not entries:
-        for gone in _made.keys() - GUARDS.keys():  # an op of a library that was taken out
+        for gone in _made.keys() - GUARDS.keys():  # ops of a library that was removed
             del _made[gone]
         known = _made[op] = _guarded_op(op, entries)
     return known
@@ -88,7 +88,7 @@ def guarded_op(op: Any) -> GuardedOp:
 def guarded_ops() -> list[GuardedOp]:
     """Return every overload that has guards.
 
-    A cell is opened with this, so a function is called only for what is new.
+    Runs when a cell is opened, so it calls functions only for new entries.
     """
     found = []
     for op, entries in GUARDS.items():
@@ -104,7 +104,7 @@ def _guarded_op(op: Any, entries: tuple[Guard, ...]) -> GuardedOp:
     for entry in entries:
         slots = tuple(parameters[name] for name in entry.parameters)
         places = [item.position for item in slots]
-        # With several places itemgetter gives a tuple, with one place the value itself.
+        # itemgetter returns a tuple for several positions, but the bare value for one.
         alone = slice(places[0], places[0] + 1) if places else slice(0, 0)
         plans.append(
             Plan(
@@ -132,22 +132,22 @@ def _guarded_op(op: Any, entries: tuple[Guard, ...]) -> GuardedOp:
 
 
 PLAIN: Final = frozenset({int, float, bool, str, type(None)})
-"""Types of arguments that are no tensor and no list."""
+"""Types of arguments that are their own cache key."""
 _DTYPES: dict[type, Any] = {Within: frozenset({*INDEX_DTYPES, torch.uint8}), Between: FLOATS}
-"""Dtypes whose intervals deferred guards check without a wait; an odd dtype waits."""
+"""The dtypes that deferred guards check without a wait; for others they check immediately."""
 _MOST_FORMS = 256
-"""A dataset may be cut into any number of batches."""
+"""How many call forms are cached for each op: batches may have any number of shapes."""
 
 
 @dataclass(slots=True)
 class Requirement:
-    """Interval that a guard requires of one tensor, in calls of one form."""
+    """The interval that a guard requires of one tensor, in calls of one form."""
 
     guard: Guard
     need: Within | Between
     slot: ArgumentSlot
     item: int | None
-    """Place in the list that the argument is."""
+    """The tensor's position, if the argument is a list."""
     low: float
     high: float
     exception: Any
@@ -173,7 +173,7 @@ class Required:
     at_once: list[Guard]
     """The guards that always check immediately: their condition is not an interval."""
 
-    # Every call of a guarded op passes here, so speed comes before form.
+    # The hot path of every guarded call, so written for speed.
     def are_good(self, args: tuple[Any, ...]) -> bool:
         """Read the values of a call; return whether all are good and no guard must be asked."""
         if self.intervals is None:
@@ -191,22 +191,22 @@ class Required:
 
 
 class Forms:
-    """Requirements of guards on the calls of an op, by the form of a call.
+    """Cache of an op's requirements by call form.
 
-    They require something by the shapes and dtypes of tensors, by numbers and by the dispatch keys,
-    so calls of one form differ in nothing but the values.
+    A requirement depends on shapes, dtypes, Python numbers and the dispatch keys.  They make up the
+    form, so calls of one form differ only in tensor values.
     """
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self._plans = plans
         self._by_form: dict[Any, Required] = {}
 
-    # Every call of a guarded op passes here, so speed comes before form.
+    # The hot path of every guarded call, so written for speed.
     def of(self, keys: int, args: tuple[Any, ...]) -> Required | None:
-        """Return what is required of a call; ``None`` for an unusual one, as with a subclass.
+        """Return the requirements of a call; ``None`` for one that has no form.
 
         Args:
-            keys: the dispatch keys of the call, which name layouts and kinds of devices.
+            keys: the dispatch keys of the call, which identify layouts and device types.
         """
         try:
             parts: list[Any] = [keys, is_deterministic()]
@@ -243,16 +243,16 @@ class Forms:
 
 
 def required_of(plans: Sequence[Plan], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Required:
-    """Return what the guards require of a call; it refers to no tensor."""
+    """Return what the guards require of a call; the result keeps no tensor alive."""
     intervals: list[tuple[int, int | None, Within | Between]] | None = []
     deferred: list[Requirement] = []
     at_once: list[Guard] = []
     for plan in plans:
         try:
             items = _requirements(plan, plan.find(args, kwargs))
-        except RecursionError:  # there is no room now, and there may be at the next call
+        except RecursionError:  # do not cache: the next call may have more stack
             raise
-        except Exception as failure:  # it is reported where the guard is asked
+        except Exception as failure:  # reported when the guard itself runs
             with MoreStack():
                 raise_if_outside(failure)
             items = None
@@ -262,19 +262,19 @@ def required_of(plans: Sequence[Plan], args: tuple[Any, ...], kwargs: dict[str, 
             continue
         tensors = [item.tensor_of(args, kwargs) for item in items]
         if len(items) > 1 and not all(tensor.is_cpu for tensor in tensors):
-            intervals = None  # on a device they share one copy
+            intervals = None  # on a device, several tensors share one copy
         if intervals is not None:
             intervals += [(item.slot.position, item.item, item.need) for item in items]
         if all(item.in_bounds is not None for item in items):
             deferred += items
         else:
             at_once.append(plan.guard)
-    # A guard that requires nothing may have seen that torch refuses the call.
+    # No requirement may also mean that torch rejects the call: ask the guards then.
     return Required(intervals or None, deferred, at_once)
 
 
 def _requirements(plan: Plan, values: Sequence[Any]) -> list[Requirement] | None:
-    """Return the intervals that a guard requires, ``None`` where it requires something else."""
+    """Return the intervals that a guard requires, ``None`` if it requires anything else."""
     if plan.guard.frequency == OF_USER:
         return None
     needs: Any = plan.guard.requires(*values)
@@ -287,10 +287,10 @@ def _requirements(plan: Plan, values: Sequence[Any]) -> list[Requirement] | None
         tensor = value if item is None else value[item]
         can_wait = is_deferred(need, tensor)
         if isinstance(need, Within):
-            # Masks select how many elements there are.
+            # A boolean mask among the indices makes the size of the result depend on values.
             if need.skip_if is not None:
                 can_wait &= not any(i is not None and i.dtype in MASK_DTYPES for i in value)
-            # Nothing that is remembered may refer to a tensor.
+            # Resolve the late functions now: cached, they would keep tensors alive.
             need.skip_if = None
             need.asserts = need.asserts(*values) if callable(need.asserts) else need.asserts
             need.narrows = need.narrows(*values) if callable(need.narrows) else need.narrows
@@ -302,10 +302,10 @@ def _requirements(plan: Plan, values: Sequence[Any]) -> list[Requirement] | None
 
 
 def is_deferred(need: object, tensor: Tensor | None = None) -> bool:
-    """Return whether a requirement is looked at without a wait: an interval, not a condition.
+    """Return whether a requirement can be checked without a wait: an interval, not a condition.
 
     Args:
-        tensor: what it is about, where that is known.
+        tensor: the tensor, if known.
     """
     if isinstance(need, Within) and (need.mask is not None or need.high < need.low):
         return False

@@ -1,7 +1,7 @@
-"""Guards for the whole process: counted installation, the last report, and who is told of it.
+"""Guards for the whole process: reference-counted installation, listeners, the last report.
 
-There is one interceptor per process however many sessions, context managers and installs ask for
-it, because the dispatcher is one per process too.
+There is one interceptor for all sessions, context managers and installs, because a process has one
+dispatcher.
 """
 
 from __future__ import annotations
@@ -20,76 +20,76 @@ from cudalens.core.errors import DeviceAssertError
 from cudalens.core.report import Report
 
 ReportedLines: TypeAlias = WeakKeyDictionary[CodeType, set[tuple[str, int, str, str]]]
-"""Silent findings that are not reported again: file, instruction, guard and argument, by code.
+"""Silent findings that were reported: file, instruction, guard and argument, by code object.
 
-A cell that is run again is new code, and is reported again.
+A cell that runs again is a new code object, so it is reported again.
 """
 
 
 class Listener(Protocol):
-    """Interface of a session to the guards while it is open."""
+    """What the guards call on an open session."""
 
     recorder: Any
     reported: ReportedLines
 
     def add_finding(self, report: Report) -> None:
-        """Take note of a finding."""
+        """Record a finding."""
 
     def call_failed(self, error: BaseException, arguments: Any) -> None:
-        """Take note of what a guarded call raised."""
+        """Record the exception of a guarded call."""
 
     def internal_error(self, line: str) -> None:
-        """Take note of a failure of our own."""
+        """Record an internal failure."""
 
 
 _MOST_SAID = 20
-"""Lines of ours that are printed at most: what changes from call to call must not fill a log."""
+"""How many lines are printed at most: a line that differs in each call must not fill a log."""
 MakeInterceptor = Callable[["frozenset[str] | None"], Any]
 
 
 class Guarding:
-    """The guards of this process, installed while anybody wants them."""
+    """The guards of this process, installed while the install count is above zero."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._wants: list[tuple[bool, bool]] = []
-        """Of each who wants the guards: may they look later, and do they in compiled code."""
+        """One entry for each install: whether checks may be deferred, and are in compiled code."""
         self._interceptor: Any = None
         self._listeners: list[tuple[int, Listener]] = []
         """Open sessions, each with the thread that opened it."""
         self._devices: frozenset[str] | None = None
         self._messages: set[str] = set()
-        """Lines that have been printed, where no session was open."""
+        """Lines that were printed outside sessions."""
         self._reported: ReportedLines = WeakKeyDictionary()
         self.installs: list[bool] = []
-        """For each ``cudalens.install()`` that is not undone, whether it is deferred."""
+        """One entry for each open ``cudalens.install()``: whether it is deferred."""
         self.last: Report | None = None
         self.last_check = "none"
-        """The last block that was checked, found good or not, in words."""
+        """The result of the last checked block, in words."""
         self.lost: tuple[Report, object | None] | None = None
-        """End of the device's context; :mod:`cudalens.evidence.lost_context` looks after it."""
+        """What ended the device's context: see :mod:`cudalens.evidence.lost_context`."""
 
     @property
     def is_installed(self) -> bool:
-        """Return whether the guards are in the dispatcher."""
+        """Whether the guards are in the dispatcher."""
         return self._interceptor is not None
 
     @property
     def checked_ops(self) -> int:
-        """Count the calls that the guards have looked at since they were installed."""
+        """The number of calls checked since the guards were installed."""
         return self._interceptor.checked_ops if self._interceptor is not None else 0
 
     @property
     def listeners(self) -> tuple[Listener, ...]:
-        """Return the open sessions, innermost last."""
+        """The open sessions, innermost last."""
         return tuple(listener for _, listener in self._listeners)
 
     @property
     def listener(self) -> Listener | None:
-        """Return the session that this thread works for, ``None`` when that is not certain.
+        """The session that this thread belongs to, ``None`` if that is ambiguous.
 
-        The innermost that this thread opened; in a thread that opened none, the innermost of all
-        while they are one thread's.
+        The innermost one that this thread opened.  In a thread that opened none, the innermost of
+        all, if a single thread opened them.
         """
         here, opened = threading.get_ident(), list(self._listeners)
         threads = {thread for thread, _ in opened}
@@ -100,13 +100,13 @@ class Guarding:
 
     @property
     def reported(self) -> ReportedLines:
-        """Return what this thread's session has reported; without one, the guards as installed."""
+        """The silent findings reported by this thread's session, or by the guards without one."""
         listener = self.listener
         return self._reported if listener is None else listener.reported
 
     @property
     def is_deferred(self) -> bool:
-        """Return whether the installed guards are deferred: no call waits for the device."""
+        """Whether the installed guards are deferred: no call waits for the device."""
         return self._interceptor is not None and all(later for later, _ in self._wants)
 
     def acquire(
@@ -150,11 +150,11 @@ class Guarding:
                 interceptor.uninstall()
 
     def settle(self) -> BaseException | None:
-        """Wait for the checks that are pending; return what is to be raised."""
+        """Wait for the pending checks; return the exception to raise."""
         return None if self._interceptor is None else self._interceptor.settle()
 
     def refresh(self) -> None:
-        """Put guards that were registered meanwhile into the dispatcher."""
+        """Reinstall the guards, with those that were registered meanwhile."""
         with Uninterrupted(), self._lock:
             if self._interceptor is not None:
                 self._interceptor.uninstall()
@@ -170,7 +170,7 @@ class Guarding:
             self._devices = before
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Tell ``listener`` of every finding until the returned function is called."""
+        """Add a listener; return the function that removes it."""
         entry = (threading.get_ident(), listener)
         with self._lock:
             self._listeners.append(entry)
@@ -183,23 +183,23 @@ class Guarding:
         return stop
 
     def add_finding(self, report: Report) -> None:
-        """Remember a finding and tell the session that it belongs to."""
+        """Remember a finding, and pass it to its session."""
         self.last = report
         listener = self.listener
         if listener is not None:
             listener.add_finding(report)
 
     def call_failed(self, error: BaseException, arguments: Any) -> None:
-        """Tell the session what a guarded call raised: the device may be lost.
+        """Pass the exception of a guarded call to its session: the device may be lost.
 
-        Not what a guard raised inside it, before a launch.
+        Except for our own exceptions, which are raised before a launch.
         """
         listener = self.listener
         if listener is not None and not isinstance(error, DeviceAssertError):
             listener.call_failed(error, arguments)
 
     def internal_error(self, line: str) -> None:
-        """Tell the session that something of ours failed; where there is none, print it once."""
+        """Pass an internal failure to its session; without one, print it once."""
         listener = self.listener
         if listener is not None:
             listener.internal_error(line)
@@ -209,5 +209,4 @@ class Guarding:
 
 
 PROCESS = Guarding()
-"""That of this process.  The dispatcher calls our kernels without a word of who installed them, and
-there is one dispatcher."""
+"""One for the process: the dispatcher calls our kernels without saying who installed them."""
