@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,8 @@ from cudalens.core.graph_types import FIRST_NAN, ProvenanceStep
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import LineRef, TensorSummary, Violation
 from cudalens.evidence import nonfinite
+from cudalens.guards.process import PROCESS
+from cudalens.recorder.sites import Site
 from tests.builders import make_report
 
 LINE = LineRef(line=4, text="y = x.log()", cell=2)
@@ -21,12 +25,14 @@ LINE = LineRef(line=4, text="y = x.log()", cell=2)
 def arrival(sink: str = "loss", **more: Any) -> Any:
     step = SimpleNamespace(name="torch.sum", site=None)
     facts = {"maker": None, "has_nan": True, "tensor": None, "text": "it gives up", "way": ()}
+    facts["is_alone"] = True
     return SimpleNamespace(sink=sink, step=step, arguments=None, **{**facts, **more})
 
 
-def maker(kind: str, name: str = "torch.log", *, has_nan: bool = True) -> Any:
+def maker(kind: str, name: str = "torch.log", *, has_nan: bool = True, **more: Any) -> Any:
     step = SimpleNamespace(name=name, site=None)
-    return SimpleNamespace(kind=kind, step=step, has_nan=has_nan, violation=None, case=None)
+    facts = {"violation": None, "case": None, **more}
+    return SimpleNamespace(kind=kind, step=step, has_nan=has_nan, **facts)
 
 
 @pytest.mark.parametrize(
@@ -49,20 +55,32 @@ def test_an_observation_has_its_mark_and_its_place(
     )
 
 
+BACKWARD = {"argument": "gradient", "phase": "backward"}
+
+
 @pytest.mark.parametrize(
-    ("made", "note"),
+    ("made", "facts", "note"),
     [
-        (maker("made"), FIRST_NAN),
-        (maker("made", has_nan=False), "inf is made here"),
-        (maker("entered"), "NaN comes in here"),
-        (maker("asked"), "NaN is made here"),
-        (None, "inf is made here"),
+        (maker("made"), {}, FIRST_NAN),
+        (maker("made", has_nan=False), {}, "inf is made here"),
+        (maker("entered"), {}, "NaN comes in here"),
+        (maker("entered", has_nan=False), BACKWARD, "the gradient of the result is inf"),
+        (maker("entered"), {**BACKWARD, "phase": "optimizer"}, "NaN comes in here"),
+        (maker("entered"), {**BACKWARD, "argument": "self"}, "NaN comes in here"),
+        (maker("asked"), {}, "NaN is made here"),
+        (None, {}, "inf is made here"),
     ],
 )
-def test_the_first_step_says_how_the_values_came(made: Any, note: str) -> None:
-    step = nonfinite._first_step(make_report(), made)
-    assert step.note == note
-    assert step.source is not None
+def test_the_first_step_says_how_the_values_came(
+    made: Any, facts: dict[str, Any], note: str
+) -> None:
+    report = make_report(**facts)
+    assert report.source is not None
+    step = nonfinite._first_step(report, made)
+    assert (step.note, step.source) == (note, report.source.ref)
+    forward = replace(report.source, line=77)
+    step = nonfinite._first_step(replace(report, forward_source=forward), made)
+    assert step.source == forward.ref
 
 
 @pytest.mark.parametrize(
@@ -75,6 +93,7 @@ def test_the_first_step_says_how_the_values_came(made: Any, note: str) -> None:
         ("read", {}, "NaN is read by the host in "),
         ("result", {}, "NaN is in the result of the cell"),
         ("scaler", {}, "it gives up in "),
+        ("result", {"has_nan": False}, "inf is in the result of the cell"),
         ("guard", {}, "NaN reaches torch.sum in "),
     ],
 )
@@ -114,9 +133,93 @@ def test_a_parameter_has_its_name_in_the_headline(monkeypatch: pytest.MonkeyPatc
     assert nonfinite._with_name(given, nn.Parameter(torch.ones(1)), "x").headline == given.headline
 
 
+def frames_of_backward(monkeypatch: pytest.MonkeyPatch, frames: list[Any]) -> None:
+    known = {True: frames, False: []}
+    monkeypatch.setattr(
+        nonfinite, "calling_frames", lambda *, in_backward=False: known[in_backward]
+    )
+
+
+def test_the_name_of_a_parameter_in_the_running_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, scale = nn.Linear(1, 1), nn.Parameter(torch.ones(1))
+    frames_of_backward(monkeypatch, [sys._getframe()])
+    names = [nonfinite._name(it) for it in (net.weight, scale, torch.ones(1), None)]
+    assert names == ["net.weight", "scale", None, None]
+
+
 def test_a_later_call_of_a_line_has_no_values_of_the_earlier_one() -> None:
     later = Violation(headline="later")
     before = Evidence(tensors=make_report().tensors, provenance=(ProvenanceStep(op="torch.log"),))
     found = nonfinite._with_values(before, later)
     assert [item.summary for item in found.tensors] == [TensorSummary()] * len(before.tensors)
     assert (found.violation, found.provenance) == (later, ())
+
+
+CONDITION = torch.ones(1)
+
+
+def with_condition(*given: Any) -> tuple[Evidence, None]:
+    assert given[3] is CONDITION
+    return Evidence(violation=given[0]), None
+
+
+def test_a_call_is_described_once_for_each_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = [SimpleNamespace(f_code=at, f_lasti=0) for at in range(9)]
+    frames_of_backward(monkeypatch, stack)
+    monkeypatch.setattr(nonfinite, "evidence_of_call", with_condition)
+    monkeypatch.setattr(nonfinite, "_MAX_CASES", 4)
+    reports = nonfinite.NonFiniteReports()
+
+    def note(op: str = "log", argument: str = "") -> Any:
+        return reports.note({}, Violation(headline="bad", op=op, argument=argument), CONDITION)
+
+    cases = [note(), note("exp"), note("log", "self")]
+    stack[0].f_lasti = 5  # farther out than is looked at
+    assert [note(), note("exp"), note("log", "self")] == cases
+    stack[-1].f_lasti = 5
+    cases.append(note())
+    assert len(set(map(id, cases))) == 4
+    assert (note(), note("exp")) == (cases[-1], None)
+
+
+def test_a_call_that_cannot_be_described_leaves_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(PROCESS, "internal_error", said.append)
+    monkeypatch.setattr(nonfinite, "evidence_of_call", lambda *_: 1 / 0)
+    assert nonfinite.NonFiniteReports().note({}, Violation(headline="bad")) is None
+    assert said == ["evidence unavailable: ZeroDivisionError: division by zero"]
+
+
+def test_a_call_is_stopped_with_the_condition_of_its_where(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(nonfinite, "evidence_of_call", lambda *of: given.extend(of))
+    error = nonfinite.NonFiniteReports().stop({}, Violation(headline="bad"), CONDITION)
+    assert str(error).startswith("bad")
+    assert given[3] is CONDITION
+
+
+def test_the_report_of_a_later_call_has_its_own_violation_and_no_values() -> None:
+    first, later = Violation(headline="first"), Violation(headline="later")
+    tensors = make_report().tensors
+    evidence = Evidence(violation=first, tensors=tensors)
+    case = nonfinite.Case(
+        violation=first, evidence=evidence, report=make_report(headline="first", tensors=tensors)
+    )
+    for violation, values in ((first, [it.summary for it in tensors]), (later, [TensorSummary()])):
+        given = arrival(maker=maker("made", case=case))
+        report = nonfinite._report_of_arrival(given, violation, 0.0)
+        assert report.headline == violation.headline
+        assert {*map(repr, (it.summary for it in report.tensors))} == {*map(repr, values)}
+
+
+def test_without_notes_the_place_of_the_call_is_told() -> None:
+    site = Site("backward", None)
+    makers: list[Any] = [None, maker("entered", ""), maker("made")]
+    for made, in_sink in zip(makers, (True, True, False), strict=True):
+        given = arrival(maker=made)
+        (given if in_sink else made).step.site = site
+        found = nonfinite._evidence_of_site(given, Violation(headline="bad", op="log"), 0.0, None)
+        assert (found.phase, found.op.name) == ("backward", "log")
+        assert (found.prevented, found.context_usable) == (False, True)
