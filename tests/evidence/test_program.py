@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+from itertools import pairwise
 
 import pytest
 
@@ -23,6 +24,12 @@ NET = (
     "class Net(nn.Module):\n    def __init__(self, hidden, classes{}):\n"
     "        self.config = hidden\n"
     "        self.head = nn.Linear(hidden, {})\n"
+)
+NAMES = "a = 5\n" + "".join(f"{new} = {old}\n" for old, new in pairwise("abcdefghi"))
+OWN_CFG = "class {}:\n    def __init__(self):\n        self.cfg = Config(n=5)\n        {}\n"
+SUB = (
+    "class Base:\n    def __init__(self, n):\n        self.e = nn.Embedding(n, 2)\n"
+    "class A({}):\n    def __init__(self):\n        super().__init__(5)\n        {}\n"
 )
 CASES = {
     "a literal in the call": ("nn.Embedding(5, 2)", "nn.Embedding(5, 2)"),
@@ -192,6 +199,41 @@ CASES = {
         "sizes = [8, 5]\nfor n in sizes:\n    for m in (1, 2):\n        nn.Embedding(n, 2)",
         "sizes = [8, 5]",
     ),
+    "a name that a function inside has too": (
+        "n = 5\ndef f():\n    n = 6\nnn.Embedding(n, 2)",
+        "n = 5",
+    ),
+    "a name in a branch": ("if fast:\n    n = 5\nnn.Embedding(n, 2)", "n = 5"),
+    "a name in two branches": (
+        "if fast:\n    n = 5\nelse:\n    n = 6\nnn.Embedding(n, 2)",
+        "nn.Embedding(n, 2)",
+    ),
+    "an item at a place that is not known": (
+        "sizes = 6, 5\nnn.Embedding(sizes[i], 2)",
+        "sizes = (6, 5)",
+    ),
+    "names of nine names": (NAMES + "nn.Embedding(i, 2)", "b = a"),
+    "names of eight names": (NAMES + "nn.Embedding(h, 2)", "a = 5"),
+    "an entry of nobody known": ("nn.Embedding(cfg['n'], 2)", "nn.Embedding(cfg['n'], 2)"),
+    "a pair of nobody known": ("m, n = pair\nnn.Embedding(n, 2)", "m, n = pair"),
+    "an object that is made of itself": (
+        "cfg = cfg\nnn.Embedding(cfg.n, 2)",
+        "nn.Embedding(cfg.n, 2)",
+    ),
+    "an object of the same name in another class": (
+        OWN_CFG.format("B", "") + OWN_CFG.format("A", "nn.Embedding(self.cfg.n, 2)"),
+        "Config(n=5)",
+    ),
+    "a subclass that calls more": (SUB.format("T, Base", "self.reset(5)"), "super().__init__(5)"),
+    "a subclass of another": (SUB.format("T", ""), "nn.Embedding(n, 2)"),
+    "the second of two defaults": (
+        "def make(m=6, n=5):\n    return nn.Embedding(n, 2)\nmake()",
+        "n=5",
+    ),
+    "a default of a function inside": (
+        "def f():\n    def make(n=5):\n        return nn.Embedding(n, 2)\n    make()",
+        "n=5",
+    ),
 }  # fmt: skip
 
 
@@ -224,7 +266,8 @@ def chosen(source: str, size: int = 5, *others: str) -> Spot | None:
     ("source", "is_read"),
     [
         ("n = x.shape[0]", True), ("n = x.size(0)", True), ("n, m = x.shape", True),
-        ("n, m = x.size()", True), ("n, m = f(x)", False), ("n = 5", False),
+        ("n, m = x.size()", True), ("n, m = x.shape[:2]", True),
+        ("n, m = x.size()[1:]", True), ("n, m = f(x)", False), ("n = 5", False),
     ],
 )  # fmt: skip
 def test_a_size_of_a_tensor_is_only_read_where_it_is_taken_off(source: str, is_read: bool) -> None:
@@ -249,6 +292,7 @@ WRAP = "class Wrap(nn.Module):\n    def __init__(self, inner):\n        self.inn
 LAYERS = {
     "of the size": ("net.top = Sequential(nn.Linear(8, 1), nn.Linear(8, 5))", ["nn.Linear(8, 5)"]),
     "of another class": ("net.top = nn.Embedding(5, 2)", []),
+    "of a name": ("inner = nn.Linear(8, 5)\nnet.top = inner", []),
     "two alike": (
         "net.top = nn.Linear(8, 5), nn.Linear(9, 5)",
         ["nn.Linear(8, 5)", "nn.Linear(9, 5)"],
@@ -411,6 +455,7 @@ def test_what_one_call_gives_a_parameter(call: str, name: str, wanted: str | Non
         ("shape = (4, 5)\ntorch.zeros(shape)", None, None),
         ("shape = f()\ntorch.zeros(shape)", 0, None), ("shape = (4, 5)\nx.view(shape)", 0, None),
         ("shape = (4,)\nshape = (5,)\ntorch.zeros(shape)", 0, None),
+        ("shape = (3,)\ndef f():\n    shape = (4,)\n    torch.zeros(shape)", 0, "4"),
     ],
 )  # fmt: skip
 def test_the_size_in_a_tuple_that_a_name_is_bound_to(
@@ -418,6 +463,6 @@ def test_the_size_in_a_tuple_that_a_name_is_bound_to(
 ) -> None:
     with cell(text) as code:
         program = Program([code.co_filename])
-        made = program.trees[code.co_filename].body[-1]
-        assert isinstance(made, ast.Expr)
-        assert words(program.listed_size(Spot(code.co_filename, made.value), dim)) == wanted
+        tree = program.trees[code.co_filename]
+        *_, made = (it for it in ast.walk(tree) if isinstance(it, ast.Call))
+        assert words(program.listed_size(Spot(code.co_filename, made), dim)) == wanted

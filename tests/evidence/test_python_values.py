@@ -8,7 +8,7 @@ import pytest
 
 import cudalens
 from cudalens.evidence.program import Program, Spot
-from cudalens.evidence.python_values import computed_lines, computing_line
+from cudalens.evidence.python_values import _made_by, computed_lines, computing_line
 from tests.probes import asked, cell
 from tests.shells import shell_with_cudalens
 
@@ -288,6 +288,7 @@ LINES: dict[str, tuple[str, str | None]] = {
 
 
 MADE = "a = x + 1\nt = torch.tensor(a)\n"
+NUMPY = "import numpy as np\na = np.zeros(1)\nt = torch.from_numpy(a)\n"
 TWO = ["t = torch.tensor(a)", "a = x + 1"]
 
 
@@ -336,6 +337,10 @@ def test_of_several_calls_the_one_that_was_running(
         (f"{MADE}def f(v):\n    here()\nf(t)", []),  # the innermost name is that of a parameter
         (f"{MADE}u = torch.tensor(a)\nhere()", TWO),
         ("a = [1]\nt = torch.tensor(a)\nhere()", TWO[:1]),
+        (f"{NUMPY}here()", ["t = torch.from_numpy(a)", "a = np.zeros(1)"]),
+        (f"{NUMPY}a[0] = 9\nhere()", []),
+        (f"{MADE}t.zero_()\nhere()", []),
+        pytest.param("\n" * 5000 + f"{MADE}here()", [], id="too many lines"),
     ],
 )
 def test_the_lines_of_a_tensor_that_no_call_made(source: str, wanted: list[str]) -> None:
@@ -343,6 +348,25 @@ def test_the_lines_of_a_tensor_that_no_call_made(source: str, wanted: list[str])
     ask = lambda frames: computed_lines(None, frames[0].f_locals["t"], frames)
     (found,) = asked(source, ask, x=1)
     assert [line.text for line in found] == wanted
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("torch.tensor(a)", "torch.tensor(a)"), ("tensor(a)", "tensor(a)"),
+        ("torch.from_numpy(a).float()", "torch.from_numpy(a)"),
+        ("t = torch.from_numpy(a)\nt.float()", "torch.from_numpy(a)"),
+        ("torch.ones(3).float()", None), ("t = torch.ones(3)\nt.float()", None),
+        ("f.from_numpy(a).float()", None), ("len(a)", None),
+    ],
+)  # fmt: skip
+def test_the_call_that_made_a_tensor_of_what_python_has(source: str, wanted: str | None) -> None:
+    with cell(source) as code:
+        program = Program([code.co_filename])
+        last = program.trees[code.co_filename].body[-1]
+        assert isinstance(last, ast.Expr)
+        found = _made_by(program, Spot(code.co_filename, last.value))
+        assert (None if found is None else ast.unparse(found.node)) == wanted
 
 
 def test_an_array_that_is_written_in_the_cell_that_fails() -> None:
