@@ -247,13 +247,18 @@ def test_ops_behind_nodes(node: str, op: str | None) -> None:
     assert op_of(node) == op
 
 
-def test_nodes_behind_some_each_with_the_one_before_it() -> None:
-    last = torch.ones(1, requires_grad=True).sin().cos().grad_fn
+def test_nodes_behind_some_each_with_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(1, requires_grad=True)
+    last = x.sin().cos().grad_fn
     assert last is not None
     middle, leaf = last.next_functions[0][0], last.next_functions[0][0].next_functions[0][0]
     assert nodes_behind([None, last]) == {last: None, middle: last, leaf: middle}
     assert nodes_behind([last], without=middle) == {last: None}
     assert nodes_behind([middle, leaf], without=middle) == {leaf: None}
+    both = (x.sin() * x.cos()).grad_fn
+    assert both is not None and nodes_behind([both])[leaf] is both.next_functions[0][0]
+    monkeypatch.setattr(autograd_graph, "MAX_VISITED", 2)
+    assert [*nodes_behind([last])] == [last, middle]
 
 
 def test_parameters_keep_their_names_in_a_straight_cell(sim: simulate.Simulation) -> None:
