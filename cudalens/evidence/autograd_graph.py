@@ -245,7 +245,7 @@ def _ops_by_stem() -> dict[str, frozenset[str]]:
         # Autograd names a node of an op in place, too, after the op's plain form.
         if namespace != "aten" or name.endswith("_") or overload.endswith("out"):
             continue
-        if has_kernel(full, "Autograd") and not has_kernel(full, "CompositeImplicitAutograd"):
+        if has_kernel(full, "Autograd"):
             stem = name.replace("_", "").lower()
             ops.setdefault(stem, set()).add(f"aten::{name}")
             ops.setdefault(stem.removesuffix("forward"), set()).add(f"aten::{name}")
