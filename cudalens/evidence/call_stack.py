@@ -148,7 +148,7 @@ def _is_closures(inner: Sequence[CodeType], step: Entry) -> bool:
     """Return whether the code below a function of ``torch.optim`` is of a closure it was given."""
     if torch_path(_code_of(step).co_filename) != "optim/optimizer.py":
         # A step of torch's calls nobody else's code than the closure's.
-        files = {code.co_filename for code in inner} - PASSING_FILES
+        files = {code.co_filename for code in inner}
         return any(not torch_path(file) and not is_own_file(file) for file in files)
     frame = place_of(step).frame
     variables = {} if frame is None else frame.f_locals
