@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +16,13 @@ from torch.nn import functional as F
 
 from cudalens import DeviceAssertError
 from cudalens.core._python import entries_from_traceback
+from cudalens.evidence import call_stack
 from cudalens.evidence.call_stack import (
     buffer_names,
     calling_frames,
     entries_of,
     held_name,
+    locate,
     parameter_names,
     parameters_of,
     phase_of,
@@ -32,6 +34,7 @@ from cudalens.evidence.call_stack import (
     worker_line,
 )
 from cudalens.recorder import PASSING_FILES
+from cudalens.source.locate import CallSite
 from cudalens.source.stack import StackEntry
 from tests.blocks import report_of
 from tests.probes import Untouchable, asked, cell
@@ -90,6 +93,8 @@ def ids() -> torch.Tensor:
         (lambda: torch.optim.Adam([WEIGHT]).step((WEIGHT * 2).backward), "backward"),
         (lambda: Sam([WEIGHT]).step(adds), "forward"),
         (lambda: Sam([WEIGHT]).step(closure=WEIGHT.sum), "optimizer"),
+        (lambda: Sam([WEIGHT]).step(closure=adds), "forward"),
+        (lambda: Sam([WEIGHT]).step(runs_module), "forward"),
         (lambda: torch.optim.SGD([], lr=1.0), "unknown"),
         (lambda: nn.MultiheadAttention(10, 3), "unknown"),
         (lambda: nn.Linear(3, 3).load_state_dict({}), "unknown"),
@@ -131,7 +136,7 @@ def entry(name: str, file: str = "<cell 1>") -> StackEntry:
     return StackEntry(code, 1, 0)
 
 
-USER = entry("train")
+USER, RELU = entry("train"), entry("relu", "nn/functional.py")
 STEP, ADAM = entry("wrapper", "optim/optimizer.py"), entry("step", "optim/adam.py")
 
 
@@ -150,6 +155,7 @@ STEP, ADAM = entry("wrapper", "optim/optimizer.py"), entry("step", "optim/adam.p
         ([USER, STEP, ADAM, entry("to", "nn/modules/module.py")], "optimizer"),
         # What a step of torch's calls outside torch is its closure, apart from what is ours.
         ([USER, ADAM, USER], "forward"),
+        ([USER, ADAM, USER, RELU], "forward"),
         ([USER, ADAM, entry("passes", PASSING)], "optimizer"),
         ([USER, STEP, USER], "optimizer"),
         ([USER, entry("__init__", "nn/modules/linear.py")], "unknown"),
@@ -164,7 +170,6 @@ def test_the_phase_of_entries(entries: list[StackEntry], phase: str) -> None:
 
 
 OVERRIDES, PASS = entry("handle_torch_function", "overrides.py"), entry("passes", PASSING)
-RELU = entry("relu", "nn/functional.py")
 
 
 @pytest.mark.parametrize(
@@ -251,9 +256,33 @@ def test_tensors_and_modules_among_variables_are_found_by_their_types() -> None:
     assert all(item is given for (_, item), given in zip(found, (WEIGHT, net, x), strict=True))
 
 
-def test_the_parameters_of_a_function_leave_out_what_is_left_over() -> None:
-    text = "def f(a, *rest, b, **more):\n    c = 3\n    here()\nf(1, 2, b=4, d=5)"
-    assert asked(text, lambda frames: parameters_of(frames[-1])) == [{"a": 1, "b": 4}]
+@pytest.mark.parametrize(("line", "a"), [("c = 3", 1), ("del a", None)])
+def test_the_parameters_of_a_function_leave_out_what_is_left_over(line: str, a: object) -> None:
+    text = f"def f(a, *rest, b, **more):\n    {line}\n    here()\nf(1, 2, b=4, d=5)"
+    assert asked(text, lambda frames: parameters_of(frames[-1])) == [{"a": a, "b": 4}]
+
+
+@pytest.mark.parametrize("is_edited", [True, False])
+def test_what_the_frames_of_a_line_do_not_tell(
+    monkeypatch: pytest.MonkeyPatch, *, is_edited: bool
+) -> None:
+    given = CallSite(limits=("no column",))
+    monkeypatch.setattr(call_stack, "locate_call", lambda *_: given)
+    monkeypatch.setattr(call_stack, "source", lambda file: SimpleNamespace(is_edited=is_edited))
+    monkeypatch.setattr(call_stack.eager, "limit_of", lambda codes: ("compiled",))
+    torchs = entry("relu", "nn/functional.py")
+    (found,) = asked("def f():\n    here()\nf()", lambda it: locate([*it, torchs], {}).limits)
+    assert [it for it in found if "has changed" not in it] == ["no column", "compiled"]
+    said = [it.partition(" a probe")[0] for it in found[1:-1]]
+    assert said == (["<cell of"] if is_edited else [])
+
+
+def test_the_running_frames_end_before_our_own() -> None:
+    text = "def a():\n    return calling_frames()\ndef b():\n    return a()"
+    names: dict[str, Any] = {"calling_frames": calling_frames}
+    exec(compile(text, call_stack.__file__, "exec"), names)
+    here = "test_the_running_frames_end_before_our_own"
+    assert names["b"]()[-1].f_code.co_name == here
 
 
 SENT = "Caught IndexError.\nOriginal Traceback (most recent call last):\n"
@@ -291,10 +320,13 @@ def test_a_traceback_begins_in_the_users_outermost_frame() -> None:
 
     with cell("def outer():\n    found.append(raised())\nouter()") as code:
         found: list[Any] = []
-        exec(code, {"found": found, "raised": raised})
-    assert frames(found[0])[-3:] == ["<module>", "outer", "raised"]
-    # What runs the user's program is none of it: tests count as the user's.
-    assert frames(found[0])[0] != "main"
+        # What runs the user's program is none of it: here that is Python's own module.
+        thread = threading.Thread(target=exec, args=(code, {"found": found, "raised": raised}))
+        thread.start()
+        thread.join()
+    assert frames(found[0]) == ["<module>", "outer", "raised"]
+    here = "test_a_traceback_begins_in_the_users_outermost_frame"
+    assert frames(with_callers(None))[-1] == here
 
 
 # No code of the user's runs in this thread: the one that called ``backward`` is asked for.
