@@ -61,7 +61,19 @@ def test_positions_of_the_users_are_no_table() -> None:
     assert context.table_of_positions([]) is None
     module = Embeddings(4)
     names = {"self": module, "position_ids": module.position_ids, "input_ids": torch.ones(2, 5)}
-    assert context.table_of_positions([entry("mine", **names)]) is None
+    ours, mine = entry(**names), entry("mine", **names)
+    assert context.table_of_positions([mine, ours])
+    assert context.table_of_positions([ours, mine]) is None
+    first = {"position_ids": module.position_ids[:, :3]}
+    assert context.table_of_positions([entry(**{**names, **first})]) is None
+
+
+def test_a_table_in_one_row_and_an_input_of_vectors() -> None:
+    found = table(5, input_ids=None, inputs_embeds=torch.ones(2, 5, 8))
+    assert (found.input, found.rows, found.tokens) == ("inputs_embeds", 4, 5)
+    module = Embeddings(4)
+    module.position_ids = torch.arange(4)
+    assert table(5, self=module, position_ids=module.position_ids) is None
 
 
 def test_the_kind_of_labels_is_that_of_the_innermost_model() -> None:
@@ -76,7 +88,7 @@ def test_the_kind_of_labels_is_that_of_the_innermost_model() -> None:
     assert context.problem_type([entry()]) is None
 
 
-@pytest.mark.parametrize(("rank", "wanted"), [("3", 3), ("", None), ("-1", None), ("a", None)])
+@pytest.mark.parametrize(("rank", "wanted"), [("3", 3), ("0", 0), ("", None), ("a", None)])
 def test_the_rank_of_the_process(
     monkeypatch: pytest.MonkeyPatch, rank: str, wanted: int | None
 ) -> None:
@@ -90,6 +102,31 @@ def test_the_rehearsal_device_is_said() -> None:
     assert described.simulated
     assert described.torch == str(torch.__version__)
     assert context.rehearsed_fault() is None
+
+
+@pytest.mark.parametrize(("is_started", "wanted"), [(True, 2), (False, None)])
+def test_the_rank_that_torch_knows(
+    monkeypatch: pytest.MonkeyPatch, is_started: bool, wanted: int | None
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(context.distributed, "is_initialized", lambda: is_started)
+    monkeypatch.setattr(context.distributed, "get_rank", lambda: 2)
+    assert context.describe().rank == wanted
+
+
+@pytest.mark.parametrize("is_started", [True, False])
+def test_the_name_of_the_device(monkeypatch: pytest.MonkeyPatch, is_started: bool) -> None:
+    """It is asked for where CUDA runs, and a lost context cannot tell it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_started)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
+    assert context.describe().device == ("H200" if is_started else None)
+
+    def fails() -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", fails)
+    assert context.describe().device is None
 
 
 def test_without_a_device() -> None:
