@@ -13,14 +13,17 @@ import torch
 from torch import Tensor
 
 from cudalens.core.call import ApiCall, Call, NodeMark, OpCall
-from cudalens.core.evidence_types import BoundOrigin
+from cudalens.core.evidence_types import BoundOrigin, InPlaceChange
+from cudalens.core.graph_types import CHANGED, ProvenanceStep
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import (
     Bounds,
     Offender,
     Offenders,
     OpName,
+    OtherModule,
     Replay,
+    SeenBefore,
     SourceSpan,
     TensorFact,
     Violation,
@@ -329,6 +332,51 @@ def test_the_holders_of_memory_are_those_of_this_process(
     made = failure(error=error_facts(RuntimeError(message)))
     made.found.worker_line = worker_line
     assert collect._memory(made) == (("x: 2 GiB",) if asked_for else ())
+
+
+def test_the_way_is_that_of_the_values_or_the_write_that_backward_refuses() -> None:
+    made, step = failure(), ProvenanceStep(op="aten::add_")
+    made.way = Provenance(steps=[step])
+    assert collect.provenance_steps(made) == (step,)
+    made.found.modified = InPlaceChange(modified=step)
+    assert collect.provenance_steps(made) == (ProvenanceStep(op="aten::add_", note=CHANGED),)
+
+
+def test_the_names_are_of_the_modules_of_the_history_and_the_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        collect, "module_names", lambda path, others, *_, running: [path, *others, running]
+    )
+    made = failure()
+    made.site = CallSite(module_path="running")
+    made.found.module_path = "own"
+    made.found.history = [SimpleNamespace(module_path="past")]
+    made.found.graph = SimpleNamespace(nodes=[SimpleNamespace(module_path="node")])
+    assert collect._names_of_modules(made) == ["own", "past", "node", "running"]  # type: ignore[comparison-overlap]
+
+
+@pytest.mark.parametrize(("related", "key"), [("weight", "weight"), (None, "self")])
+def test_of_earlier_calls_the_other_modules_are_those_of_another_bound(
+    related: str | None, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def others(seen: Any, stack: Any, tensor: Any, size: int, dim: int, frames: Any) -> Any:
+        assert (seen, size, dim) == (["net"], 4, 1) and tensor is given[key]
+        return modules
+
+    monkeypatch.setattr(collect, "other_modules", others)
+    modules = (OtherModule(module="a", calls=1),)
+    given = {"self": torch.ones(2), "weight": torch.ones(3), "ids": IDS}
+    earlier = {"calls": 3, "min": 0, "max": 3, "modules": ["net"]}
+    found = collect.seen_before(
+        failure(
+            call=Call(op=OpCall(op=None, arguments=given)),
+            arguments=given,
+            violation=violation(0, 4, 2, argument="ids", related=related, size=4, dim=1),
+            recorder=SimpleNamespace(seen_before=lambda key: earlier if key == "ids" else None),
+        )
+    )
+    assert found == SeenBefore(calls=3, min=0, max=3, other_modules=modules)
 
 
 def test_of_a_call_that_no_guard_saw_the_earlier_ones_are_counted() -> None:
