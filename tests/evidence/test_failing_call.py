@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -66,6 +67,8 @@ def failed(text: str, **names: Any) -> Iterator[list[Any]]:
         ("torch.mm(x, **more)", torch.mm, {"mat2": ROW}),
         (f"{OWN}F.relu(x.as_subclass(Own))", operator.matmul, {"self": X, "other": ROW}),
         ("F.cross_entropy(x, row)", F.cross_entropy, {"input": X, "target": ROW}),
+        ("x.split('a')", Tensor.split, {"self": X, "split_size": "a", "dim": 0}),
+        ("torch.meshgrid(x, row, indexing='ij')", torch.meshgrid, {"tensors": X}),
     ],
 )
 def test_function_and_arguments_of_a_refused_call(
@@ -108,6 +111,13 @@ def test_the_module_of_a_library_is_part_of_the_call() -> None:
         call = call_of(entries, line)
     assert [item.func for item in call.enclosing][:1] == [layer]
     assert [item.text for item in call.operands] == ["x", "layer(x)"]
+    # One that runs code of the user's is none of it.
+    own = type("Own", (nn.Module,), {})
+    with failed("net(x)", net=nn.Sequential(own())) as entries:
+        line = line_of(entries)
+        assert line is not None
+        found = call_of(entries, line).enclosing
+    assert not any(isinstance(item.func, nn.Module) for item in found)
 
 
 @pytest.mark.parametrize(
@@ -210,24 +220,65 @@ def reader(text: str) -> Any:
     )
 
 
-@pytest.mark.parametrize(("lasti", "learned"), [(7, ["x", "row"]), (8, [])])
-def test_arguments_are_read_from_a_call_at_the_same_instruction(
-    lasti: int, learned: list[str]
-) -> None:
-    """A line may make another call of torch's before the one that fails."""
+def learned(text: str, args: Any, kwargs: Any, lasti: int = 7) -> tuple[list[str], list[str], int]:
+    """Return what is learned of a line from its API call, the syntax of that call's arguments,
+    and the number of the expressions whose values are known then.
+    """
     pairs: list[tuple[ast.expr, object]] = []
-    code = compile("torch.mm(x, row)", "<cell>", "eval")
+    code = compile(text, "<cell>", "eval")
+    node: Any = ast.parse(text, mode="eval").body
+    function = getattr(node, "func", None)
     call: Any = SimpleNamespace(
         place=SimpleNamespace(code=code, lasti=7),
-        node=ast.parse("torch.mm(x, row)", mode="eval").body,
-        receiver=None,
+        node=node,
+        operands=[*ast.iter_child_nodes(node)][:2],
+        receiver=getattr(function, "value", None),
+        value=lambda it: {"torch": torch}.get(ast.unparse(it), ABSENT),
         learn=pairs.extend,
         spelled=set(),
     )
-    api = ApiCall(func=torch.mm, args=(X, ROW), code=code, lasti=lasti)
+    api = ApiCall(func=torch.mm, args=args, kwargs=kwargs, code=code, lasti=lasti)
     failing_call._learn_from_api(call, api)
-    assert [text_of(node) for node, _ in pairs] == learned
-    assert [text_of(node) for node in api.nodes] == learned
+    return [text_of(it) for it, _ in pairs], [text_of(it) for it in api.nodes], len(call.spelled)
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "kwargs", "wanted"),
+    [
+        ("torch.mm(x, row)", (X, ROW), {}, (["x", "row"], ["x", "row"], 2)),
+        ("x.mm(row)", (X, ROW), {}, (["x", "row"], ["x", "row"], 2)),
+        ("torch.f(row)", (X, ROW), {}, ([], [], 0)),  # a module is no argument
+        ("x.f(row)", (ROW,), {}, (["row"], ["row"], 1)),  # neither is what has a static method
+        ("f(*pair)", (ROW,), {}, ([], [], 0)),
+        ("f(x, k=row, z=1)", (X,), {"k": ROW}, (["row", "x"], ["x"], 2)),
+        ("f([x, row])", ([X, ROW],), {}, (["[x, row]", "x", "row"], ["[x, row]"], 3)),
+        ("f([x, row])", ([X],), {}, (["[x, row]"], ["[x, row]"], 1)),
+        ("f(x)", ((X,),), {}, ([], ["x"], 1)),  # torch has put it into a tuple
+        ("x[0]", (X, 0), {}, (["x", "0"], ["x", "0"], 2)),
+    ],
+)
+def test_what_a_call_that_was_seen_tells_of_its_line(
+    text: str, args: Any, kwargs: Any, wanted: Any
+) -> None:
+    assert learned(text, args, kwargs) == wanted
+    # A line may make another call of torch's before the one that fails.
+    assert learned(text, args, kwargs, lasti=8) == ([], [], 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "below", "is_it"), [("a", [], True), ("b", [], False), ("a", ["f"], False)]
+)
+def test_what_lacks_an_attribute_is_read_from_the_error(
+    name: str, below: list[str], is_it: bool
+) -> None:
+    pairs: list[tuple[ast.expr, object]] = []
+    line: Any = SimpleNamespace(
+        running=SimpleNamespace(node=ast.parse("it.a", mode="eval").body),
+        below=below,
+        call=SimpleNamespace(learn=pairs.extend),
+    )
+    failing_call.learn_from_error(line, AttributeError(name=name, obj=5))
+    assert [(text_of(node), value) for node, value in pairs] == [("it", 5)] * is_it
 
 
 def test_the_call_that_a_recorder_sees_is_read_while_it_runs() -> None:
@@ -247,6 +298,7 @@ def test_the_call_that_a_recorder_sees_is_read_while_it_runs() -> None:
     (call,) = seen
     assert call is not None
     assert (call.func, call.args[1:], call.kwargs) == (torch.add, (2,), {"alpha": 3})
+    assert call.code is sys._getframe().f_code and call.lasti
     assert running_api_call() is None
 
 
@@ -290,6 +342,8 @@ class Recorded:
         ("x[0, 9]", ["x", "0", "9"]),
         ("x[9]", ["x", "9"]),
         ("x @ row", ["x", "row"]),
+        ("x += row", ["x", "row"]),
+        ("(x, row) @ 1", ["(x, row)", "x", "row", "1"]),
         ("row.missing", ["row"]),
     ],
 )
