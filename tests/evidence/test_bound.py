@@ -252,7 +252,7 @@ class Shards(nn.Module):
         super().__init__()
         self.parts = nn.ParameterList()
         for at in range(2):
-            self.parts.append(nn.Parameter(w[at * n:at * n + n].clone()))
+            self.parts.append(nn.Parameter(w[at * n:at * n + n].clone(), False))
     def forward(self, ids):
         return F.embedding(ids, self.parts[0])
 """
@@ -267,6 +267,13 @@ class Shards(nn.Module):
         ("t = nn.Sequential(build(args)).cuda()", "t(y)", None, False),
         (f"{SHARDS}t = Shards(torch.randn(10, 2), 5).cuda()", "t(y)",
          "w[at * n:at * n + n]", True),
+        # A second line adds to the list, and which of them has made it, the source does not tell.
+        (f"{SHARDS[:-1]}\n    def more(self, w):\n        self.parts.append(nn.Parameter(w))\n"
+         "t = Shards(torch.randn(10, 2), 5).cuda()", "t(y)", None, False),
+        ("def grow(x):\n    return torch.ones(5, 2).cuda()\nt = grow(torch.ones(3)[:3])", "t[y]",
+         "grow(torch.ones(3)[:3])", False),
+        ("ws = [torch.zeros(5, 2)]\nt = nn.Parameter(ws[0].cuda())", "t[y]",
+         "nn.Parameter(ws[0].cuda())", False),
     ],
 )  # fmt: skip
 def test_a_line_that_only_reads_the_number_has_not_set_it(

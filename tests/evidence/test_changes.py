@@ -112,6 +112,7 @@ CHANGES = {
     "variables by their names": ("a = x + 1\nglobals()['c'] = 9", True),
     "an attribute by its name": ("a = x + 1\nsetattr(o, 'c', 9)", True),
     "a script": ("a = x + 1\nget_ipython().run_line_magic('run', 's.py')", True),
+    "a variable that is stored": ("a = x + 1\nget_ipython().run_line_magic('store', '-r a')", True),
     "a harmless magic": ("a = x + 1\nget_ipython().run_line_magic('pwd', '')", False),
 }
 
@@ -152,6 +153,9 @@ def test_only_what_another_cell_defines_counts_within_one_cell() -> None:
     assert asked("def f(v):\n    v[0] = 9")
     assert asked("def g(v):\n    v[0] = 9\ndef f(v):\n    g(v)")
     assert not asked("def g(v):\n    v[0] = 9\ndef f(v):\n    return v[0]")
+    assert asked("async def f(v):\n    v[0] = 9")
+    assert asked("class f:\n    def __init__(self, v):\n        v[0] = 9")
+    assert asked("class A:\n    def g(self, v):\n        v[0] = 9\ndef f(v):\n    it.g(v)")
 
 
 @pytest.mark.parametrize(("files", "may"), [(MAX_FILES - 1, False), (MAX_FILES, True)])

@@ -34,6 +34,7 @@ def test_targets_in_one_row() -> None:
     row = torch.tensor([1, 2, 7, 7])
     assert short(row, [2, 3], [2, 2]) is None
     assert short(row, [2, 2], [2, 2]) == ShortInput(1, 2, 2, 1, 1, 2)
+    assert short(row, [1], [2]) == ShortInput(0, 1, 2, 0, 1, 1)  # the rest belongs to none
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,9 @@ def test_targets_in_one_row() -> None:
         (ROWS, [1, 1], [3, 4, 2]),
         (ROWS, [], []),
         (ROWS[:2], [1, 1, 1], [3, 4, 2]),
+        (ROWS, [1, 1], [3, 4]),
+        (ROWS, [1, 1, 1], [3, 4.0, 2]),
+        (torch.tensor([1, 2, 3]), [1, 1], [3, -1]),
         (torch.tensor([1, 2]), [1, 1], [2, 2]),
         (None, [1], [2]),
         (ROWS, None, [1, 1, 1]),

@@ -308,6 +308,8 @@ def test_a_reading_says_what_it_was_judged_on(made: str, says: str, tested: str)
         ([3, 1], ([0, 1], [3, 1])),
         ([[3, 4], [], [1]], ([0, 0, 2], [3, 4, 1])),
         ([torch.tensor([3, 4]), 5], ([0, 0, 1], [3, 4, 5])),
+        ([torch.tensor([[3], [4]])], ([0, 0], [3, 4])),
+        ([torch.tensor([3.0])], None),
         (torch.tensor([[3, 4], [1, 2]]), ([0, 0, 1, 1], [3, 4, 1, 2])),
         (np.array([3, 1], dtype="uint8"), ([0, 1], [3, 1])),
         (np.array([3, 1], dtype="uint64"), None),
@@ -400,6 +402,7 @@ def test_where_a_dataset_keeps_its_columns() -> None:
     assert keys(table) == ["label"]
     assert keys(data_set(y=[1], x=[2], ids=3)) == ["y", "ids"]
     assert keys(TensorDataset(torch.ones(1), torch.ones(1))) == [0, 1]
+    assert keys(type("Mine", (TensorDataset,), {})(torch.ones(1))) == []
     assert keys([(1, 2, 3)]) == [0, 1, 2]
     assert keys([]) == keys(data_set()) == []
 
