@@ -1,7 +1,7 @@
 """The public name of the function that was called to reach an op, from the stack.
 
-A frame of torch's own Python code names itself.  Where the user's or a library's line called
-straight into C++, the running expression names it (``running_call``), if its value is known.
+A Python frame of torch has the function's name.  Where a line of the user or of a library called
+C++ directly, the running expression names the function (``running_call``), if its value is known.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from cudalens.source.files import is_torch_file, torch_path
 from cudalens.source.running_call import RunningCall, class_name, is_tensor_method
 from cudalens.source.stack import Place
 
-# Classes whose method is what the user calls, not the functions inside it.
+# Folders of classes whose methods the user calls, and not the functions inside them.
 _METHOD_HOMES = ("distributions/", "optim/")
 
 
 def api_name(places: Sequence[Place], argument_names: Collection[str] = ()) -> str | None:
-    """Name the function that was called to reach the op, ``None`` when that cannot be proven.
+    """Return the name of the function that was called to reach the op, ``None`` if unproven.
 
     Args:
         places: the stack, outermost first, without frames of this package.
@@ -29,7 +29,7 @@ def api_name(places: Sequence[Place], argument_names: Collection[str] = ()) -> s
     places = [place for place in places if place.code.co_name != "__torch_function__"]
     of_torch = itertools.takewhile(lambda place: is_torch_file(place.filename), reversed(places))
     group = list(of_torch)[::-1]  # at the inner end of the stack, outermost of them first
-    # A function of torch's in Python, by its frame.  Functions of nn.functional call one another
+    # A Python function of torch, by its frame.  Functions of nn.functional call one another
     # (cross_entropy calls nll_loss): the innermost of them runs the op.
     named = [(place, torch_path(place.filename), place.code.co_name) for place in group]
     for _, path, name in reversed(named):

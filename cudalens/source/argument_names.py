@@ -1,6 +1,6 @@
-"""The user's own names for tensors: expressions of the running line that are proven to be them.
+"""The user's own names for tensors: expressions of the running line that evaluate to them.
 
-An expression names a tensor when its value is that tensor, which ``running_call`` reads.
+An expression names a tensor only when its value, as ``running_call`` reads it, is that tensor.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from cudalens.source.stack import Place
 
 Same = Callable[[object, object], bool]
 RowOf = Callable[[object, object], int | None]
-"""Which row of the second value the first one is, ``None`` where it is none."""
+"""Returns which row of the second value is the first one, ``None`` if no row is."""
 
-# What a subscript can follow without brackets around it.
+# Expressions that a subscript can follow without parentheses.
 _PRIMARIES = (ast.Name, ast.Attribute, ast.Subscript)
-# What a subscript would bind to in part.
+# Expressions that need parentheses, else a subscript would apply to their last part alone.
 _LOOSE = (ast.BinOp, ast.BoolOp, ast.IfExp, ast.NamedExpr, ast.Await)
 _MAX_ITEMS = 64
 _MAX_OTHERS = 12
@@ -39,7 +39,7 @@ class Name(NamedTuple):
 
 
 class LineTensor(NamedTuple):
-    """A tensor that an expression of the line is."""
+    """A tensor, and the expression of the line that evaluates to it."""
 
     expression: Expression
     span: Span | None
@@ -47,16 +47,17 @@ class LineTensor(NamedTuple):
 
 
 def tensors_on(call: RunningCall) -> tuple[LineTensor, ...]:
-    """Find the expressions of the running line that are tensors, nearest and shortest first."""
+    """Return the expressions of the running line that are tensors, nearest and shortest first."""
     run = call.run
     tensors: dict[tuple[str, int], tuple[int, LineTensor]] = {}
     for read in _read(call):
         is_stored = isinstance(getattr(read.node, "ctx", None), ast.Store | ast.Del)
-        # The target of ``x += 1`` is read as well, that of a ``for`` has the value of before.
+        # ``x += 1`` reads its target, too.  The target of a ``for`` still has its earlier value.
         is_read = isinstance(run.node, ast.AugAssign) and read.node is run.node.target
         if is_stored and not is_read:
             continue
         for extra, text, node, tensor in _tensors_of(read, run.lines):
+            # An operand of the call itself is preferred to other expressions of the same value.
             rank = read.rank + extra - (id(node) in call.spelled)
             # The same text twice may be two tensors: two calls of one function.
             key = text, id(tensor)
@@ -69,9 +70,9 @@ def tensors_on(call: RunningCall) -> tuple[LineTensor, ...]:
 def name_values(
     tensors: Sequence[LineTensor], values: Mapping[str, object], same: Same, row_of: RowOf | None
 ) -> tuple[Name, ...]:
-    """Name each value by the first expression that is proven to be it, or by a row of one.
+    """Name each value by the first expression that is proven to be it, or to have it as a row.
 
-    A library takes rows of what it is given: the ends of edges, the channels of an image.
+    A library selects rows of its arguments: the ends of edges, the channels of an image.
     """
     names = []
     for key, value in values.items():
@@ -93,7 +94,7 @@ def name_values(
 def other_tensors(
     tensors: Sequence[LineTensor], values: Mapping[str, object], same: Same
 ) -> tuple[LineTensor, ...]:
-    """List the tensors on the line that are none of ``values``, each once, in reading order."""
+    """Return the tensors on the line that are not in ``values``, each once, in reading order."""
     others: list[LineTensor] = []
     for item in tensors:
         named = [*values.values(), *(other.value for other in others)]
@@ -109,7 +110,7 @@ def library_names(
     names: list[tuple[str, str]] = []
     for place in reversed(places):
         if is_torch_file(place.filename):
-            continue  # its parameters are called as in the schema
+            continue  # its parameters have the names of the schema
         variables = [pair for pair in place.variables.items() if is_tensor(pair[1])]
         for key, value in values.items():
             name = next((name for name, variable in variables if same(variable, value)), None)
@@ -125,11 +126,11 @@ class _Read(NamedTuple):
     node: ast.expr
     value: object
     is_whole: bool = True
-    """It is not only the receiver of an attribute or subscript, as ``batch`` in ``batch["y"]``."""
+    """False for the receiver of an attribute or subscript, as ``batch`` in ``batch["y"]``."""
 
 
 def _read(call: RunningCall) -> Iterator[_Read]:
-    """Return the expressions of the line that can be read, the running call's own first."""
+    """Yield the expressions of the line that can be read, the running call's own first."""
     seen: set[int] = set()
     receivers: set[int] = set()
     for rank, root in ((0, call.run.node), (2, call.run.scope)):
@@ -145,9 +146,9 @@ def _read(call: RunningCall) -> Iterator[_Read]:
 def _tensors_of(
     read: _Read, lines: Sequence[str]
 ) -> Iterator[tuple[int, Expression, ast.expr, object]]:
-    """Return the tensor that an expression is, or the tensors in the batch that it is.
+    """Yield the tensor that an expression evaluates to, or the tensors of its batch.
 
-    An item of a tuple or list that the line spells is named by its own expression.
+    An item of a tuple or list that the line writes out is named by its own expression.
     """
     node, value = read.node, read.value
     if is_tensor(value):

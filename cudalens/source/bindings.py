@@ -1,8 +1,7 @@
 """The assignment that gave a name on the running line its value, as far as the source proves it.
 
-Only one scope is read, and nothing is run.  A binding is named when it is passed on every way to
-the running statement and no other one can come between.  Not here: which op made a tensor, which
-the recorder knows.
+Only one scope is read, and nothing is run.  A binding is returned when it is on every path to the
+running statement and no other one can come between.  The op that made a tensor is in the recorder.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def binding_of(run: Running, name: str) -> Binding | None:
     if any(name in item.names for item in declared) or run.statement not in statements:
         return None
     bindings = [item for item in _statements(scope) if _binds(item, name)]
-    # Of those that are passed on every way the last one counts, unless another may come later.
+    # Of the bindings on every path the last one counts, unless another may run after it.
     sure = [item for item in bindings if _is_passed(item, scope, statements)]
     if not sure or not isinstance(sure[-1], _SETTING):
         return None
@@ -46,7 +45,7 @@ def binding_of(run: Running, name: str) -> Binding | None:
     loops = [item for item in statements if isinstance(item, _LOOPS) and item is not statement]
     outer = [loop for loop in loops if not _holds(loop, statement)]
     for other in bindings:
-        # One between the two, or one that a loop around the running statement comes to first.
+        # One between the two, or one that a loop around the running statement may run first.
         is_late = other.lineno > statement.lineno
         if is_late and (
             other.lineno < run.statement.lineno or any(_holds(o, other) for o in outer)
@@ -78,7 +77,7 @@ def _binds(statement: ast.stmt, name: str) -> bool:
     own += [case.pattern for case in getattr(statement, "cases", ())]
     nodes = [node for item in own for node in ast.walk(item)]
     nodes += getattr(statement, "handlers", ())
-    # What the loops of a comprehension bind are variables of its own.
+    # A comprehension has loop variables of its own.
     loops = [node.target for node in nodes if isinstance(node, ast.comprehension)]
     private = {id(node) for target in loops for node in ast.walk(target)}
     return any(name in _names_of(node) for node in nodes if id(node) not in private)
@@ -113,9 +112,9 @@ def _statements(block: ast.AST) -> Iterator[ast.stmt]:
 
 
 def _is_passed(binding: ast.stmt, scope: ast.AST, path: Sequence[ast.stmt]) -> bool:
-    """Return whether a statement has run before the last one of ``path``, on every way to it."""
+    """Return whether a statement always runs before the last one of ``path``."""
     if isinstance(binding, ast.For) and binding in path[:-1]:
-        # Not in the else of the loop, nor in what it runs over.
+        # Neither in the loop's ``else`` nor in its iterable.
         return path[path.index(binding) + 1] in binding.body
     for block, inner in zip((scope, *path), path, strict=False):
         for part in _BLOCKS:
@@ -132,7 +131,7 @@ def _holds(block: ast.AST, wanted: ast.AST) -> bool:
 def _is_read_again(run: Running, statement: ast.stmt, name: str, scope: ast.AST) -> bool:
     """Return whether another line below a binding reads it, and does not cast or move it."""
     first, last = getattr(run.node, "lineno", 0), getattr(run.node, "end_lineno", 0)
-    # Where another line casts or moves it already, its value is not what is wrong.
+    # A line that casts or moves the value itself does not depend on its dtype or device.
     changed = {
         id(item.value)
         for item in ast.walk(scope)
@@ -168,7 +167,7 @@ def _dropped(
 
 
 def _span(run: Running, statement: ast.stmt) -> SourceSpan:
-    """Return the place of a statement; of a loop, that of its first line."""
+    """Return the place of a statement, for a loop that of its header."""
     filename = run.place.filename
     cell, file = place_of_code(filename)
     body = getattr(statement, "body", None)
@@ -183,7 +182,7 @@ def _span(run: Running, statement: ast.stmt) -> SourceSpan:
 
 
 def attribute_binding(code: CodeType, name: str) -> Binding | None:
-    """Return where a method binds the attribute ``name`` of its object, if it does so once."""
+    """Return the binding of the attribute ``name`` in a method, if it has exactly one."""
     tree = parsed_source(code.co_filename)
     owner = code.co_varnames[:1]
     values: list[ast.expr] = []
@@ -208,7 +207,7 @@ def attribute_binding(code: CodeType, name: str) -> Binding | None:
 
 
 def _made(value: ast.expr, filename: str) -> Binding:
-    """Return what an expression makes, at the line in which the expression begins."""
+    """Return the binding of an expression's value, at the line where the expression begins."""
     (cell, file), lines = place_of_code(filename), source_lines(filename)
     at = SourceSpan(
         cell=cell,
@@ -221,7 +220,7 @@ def _made(value: ast.expr, filename: str) -> Binding:
 
 
 def _items(value: ast.expr | None, filename: str) -> tuple[Binding, ...]:
-    """Return what makes each layer of a container of torch's, if the expression writes all out."""
+    """Return the maker of each layer of a torch container, if the expression lists all of them."""
     match value:
         case ast.Call(ast.Attribute(ast.Call() as owner)):
             return _items(owner, filename)  # nn.Sequential(…).to("cuda")
@@ -239,7 +238,7 @@ def _items(value: ast.expr | None, filename: str) -> tuple[Binding, ...]:
 
 
 def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield what an assignment gives to each target of ``a, b = x, y``."""
+    """Yield each target of an assignment such as ``a, b = x, y`` with its value."""
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
         if len(target.elts) == len(value.elts):
             yield from zip(target.elts, value.elts, strict=True)

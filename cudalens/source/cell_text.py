@@ -1,4 +1,4 @@
-"""The text of a cell: the lines that the user typed, and those that the shell made of them."""
+"""The text of a cell: the lines that the user typed, and the Python that the shell makes of it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the lines of ``text``; a line break at its end begins none."""
+    """Return the lines of ``text``; a line break at its end starts no further line."""
     return text.removesuffix("\n").split("\n")
 
 
 def counted_lines(raw: str, magic: str) -> list[str]:
-    """Return the lines of a cell as typed, from the one on that counts as the first.
+    """Return the lines of a cell as typed, beginning with the one that has number 1.
 
     The shell drops blank lines above a cell, unless it begins with ``magic``.
     """
@@ -21,7 +21,7 @@ def counted_lines(raw: str, magic: str) -> list[str]:
 
 
 def is_tail(lines: Sequence[str], of: Sequence[str]) -> bool:
-    """Return whether lines are the last of others, and nothing but magics is above them there."""
+    """Return whether lines are the end of other lines, below nothing but cell magics."""
     count = len(of) - len(lines)
     is_same = [line.rstrip() for line in lines] == [line.rstrip() for line in of[count:]]
     above = [line.strip() for line in of[:count]]
@@ -29,9 +29,9 @@ def is_tail(lines: Sequence[str], of: Sequence[str]) -> bool:
 
 
 def typed_lines(typed: Sequence[str], python: str) -> list[str]:
-    """Return the typed lines behind those of ``python``, what the shell made of them.
+    """Return the typed lines that correspond to ``python``, the shell's version of a cell.
 
-    From the first on, as many as are certain: a cell magic takes all below it into one line.
+    Only lines that correspond for certain: a cell magic turns the whole cell into one line.
     """
     lines = split_lines(python)
     if typed and typed[0].lstrip().startswith("%%") and "get_ipython()" in lines[0]:

@@ -1,4 +1,4 @@
-"""Tell a file that was edited after its import: its lines are not those that ran.
+"""Detect a file that was edited after its import: its lines are not those that ran.
 
 Code that an import hook has rewritten, as pytest does, is not compared.
 """
@@ -12,13 +12,13 @@ from types import CodeType, FunctionType, ModuleType
 
 
 class ImportedFiles:
-    """The modules of files, found once by their file's name."""
+    """A cache of the modules that were imported from files, by file name."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
 
     def module_of(self, filename: str) -> ModuleType | None:
-        """Return the module that was imported from a file as it is."""
+        """Return the module that Python's own loader imported from a file, ``None`` without one."""
         name = self._names.get(filename)
         for key in list(sys.modules) if name is None else [name]:
             module = sys.modules.get(key)
@@ -33,11 +33,11 @@ class ImportedFiles:
 
 
 def is_edited(module: ModuleType, filename: str, lines: Sequence[str]) -> bool:
-    """Return whether a function of the module is none of those that the lines define."""
+    """Return whether the module has a function that the lines do not define."""
     try:
         whole = compile("".join(lines), filename, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
-        return True
+        return True  # such lines cannot have been imported
     written = [*_codes_in(whole)]
     return any(code not in written for code in _codes_of(module, filename))
 

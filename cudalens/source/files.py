@@ -31,10 +31,10 @@ _MARIMO_NAME = re.compile(r"[/\\]marimo_\d+[/\\]__marimo__cell_(.+)_\.py$")
 _IPYKERNEL_NAME = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py")
 # Names in angle brackets are generated code, except where a person typed the lines.
 _CELL_NAME = "<cell line: "
-"""So begins the name of a cell's code before IPython 8."""
+"""Start of the name of a cell's code before IPython 8."""
 _TYPED = ("<stdin>", "<python-input-", "<doctest ")
 _FULL_ENTRY = 4
-"""The length of an entry of linecache that holds lines, and not how to read them."""
+"""The length of a linecache entry with lines; a lazy entry, which can load them, is shorter."""
 _MACHINERY = ("IPython", "ipykernel")
 
 
@@ -43,15 +43,15 @@ class CellRegistry:
 
     def __init__(self) -> None:
         self.numbers: dict[str, int | None] = {}
-        """Those of registered texts; ``None`` for a text that is no cell of its own."""
+        """Numbers of registered texts; ``None`` for a text that is no cell of its own."""
         self.titles: dict[str, str] = {}
         """The name that a report shows in place of the file name."""
         self.typed: dict[str, tuple[str, ...]] = {}
         """The first lines of a cell as the user typed them."""
         self.numbers_of_shell: dict[str, int] = {}
-        """Those of the shell's own cells, where IPython keeps no map of file names."""
+        """Numbers of the shell's own cells, where IPython keeps no map of file names."""
         self.sources: dict[str, Source] = {}
-        """The files that were read last; the newest is last."""
+        """A cache of the files that were read last; the newest is last."""
         self.imported = ImportedFiles()
 
     def register(
@@ -92,7 +92,7 @@ class CellRegistry:
 
     @contextmanager
     def as_typed(self) -> Iterator[None]:
-        """Have Python show the cells as they were typed, to a debugger: it parses none of them."""
+        """Make linecache return cells as they were typed, for a debugger: it parses none."""
         kept = [
             (cache, name, cache[name])
             for cache in _line_caches()
@@ -120,12 +120,12 @@ class CellRegistry:
             self.numbers_of_shell[frame.f_code.co_filename] = shell.execution_count
 
     def names(self) -> list[str]:
-        """Return the file names of the cells that are known, the newest first."""
+        """Return the file names of the known cells, the newest first."""
         numbers = self._all()
         return sorted(numbers, key=lambda name: numbers[name] or 0, reverse=True)
 
     def is_shared(self, number: int) -> bool:
-        """Return whether several cells have a number, as those do that are run without history."""
+        """Return whether several cells have the same number, as cells without history do."""
         return list(self._all().values()).count(number) > 1
 
     def _all(self) -> dict[str, int | None]:
@@ -134,7 +134,7 @@ class CellRegistry:
 
 
 CELLS = CellRegistry()
-"""The cells of this process.  A frame names its cell by a file name alone, as for ``linecache``."""
+"""The cells of this process.  A frame refers to its cell by its file name alone."""
 
 
 def title_of(filename: str) -> str:
@@ -149,7 +149,7 @@ def cell_number(filename: str) -> int | None:
         return CELLS.numbers[filename]
     shell = running_shell()
     names = {} if shell is None else CELLS.of_shell(shell)
-    # A shell that keeps a map knows its cells: what it runs for %run is not the next of them.
+    # A shell with a map knows its cells: code that it runs for %run is not the next of them.
     if not names and (match := _IPYTHON_NAME.fullmatch(filename)):
         return int(match[1])
     return names.get(filename)
@@ -158,8 +158,8 @@ def cell_number(filename: str) -> int | None:
 def place_of_code(filename: str) -> tuple[int | None, str | None]:
     """Return the number of the cell that was compiled as ``filename``, and the name of a file.
 
-    Cells that are run without history have one number in common.  Such a cell has both: the name
-    of its code tells it from the others.
+    Cells that are run without history share one number.  Such a cell has both: the name of its
+    code distinguishes it from the others.
     """
     cell = cell_number(filename)
     if cell is None:
@@ -168,32 +168,33 @@ def place_of_code(filename: str) -> tuple[int | None, str | None]:
 
 
 class Source:
-    """The lines of one version of a file or cell; two are equal when they are the same one."""
+    """The lines of one version of a file or cell; compared by identity, as a key of caches."""
 
     def __init__(self, cached: list[str], spec: object = None, *, is_edited: bool = False) -> None:
         self.cached = cached
-        """Lines as linecache has them: another list is another version."""
+        """The list of lines in linecache: another list is another version."""
         self.spec = spec
-        """That of the module: one that is loaded again has another."""
+        """The spec of the module: a reloaded module has another."""
         self.is_edited = is_edited
-        """True if the lines are not those that ran: then there are none."""
+        """True if the lines are not those that ran; ``lines`` is empty then."""
         self.lines = [] if is_edited else [line.rstrip("\r\n") for line in cached]
 
 
 def source(filename: str) -> Source:
     """Read a file or cell; without lines when there is no source, or not the one that ran.
 
-    It is the same object until the source changes, so what is worked out of it can be kept.
+    It is the same object until the source changes, so results can be cached by it.
     """
     entry = linecache.cache.get(filename)
     linecache.checkcache(filename)
     lines = linecache.getlines(filename)
     if not lines and entry is not None:
-        # The entry described something that is no file: checkcache was wrong to drop it.
+        # checkcache drops an entry whose file does not exist, also where it never was a file.
         linecache.cache[filename] = entry
         lines = linecache.getlines(filename)
     sources = CELLS.sources
     cached = sources.pop(filename, None)
+    # A module is compared each time: it may have been reloaded since.
     if cached is None or cached.cached is not lines or cached.spec is not None:
         cached = _version(filename, lines, cached)
     sources[filename] = cached
@@ -205,7 +206,7 @@ def source(filename: str) -> Source:
 def _version(filename: str, lines: list[str], cached: Source | None) -> Source:
     """Return the current lines of a file or cell; the cached object while they are unchanged."""
     stored: Any = linecache.cache.get(filename, ())
-    # A cell has no time of change, and is what ran.
+    # A cell has no modification time, and its lines are always those that ran.
     is_file = len(stored) == _FULL_ENTRY and stored[1] is not None and is_user_file(filename)
     module = CELLS.imported.module_of(filename) if is_file else None
     spec = None if module is None else vars(module).get("__spec__")
@@ -241,7 +242,7 @@ def is_user_file(filename: str) -> bool:
     if filename.startswith("<"):
         is_typed = filename.startswith(_TYPED) or _IPYTHON_NAME.fullmatch(filename) is not None
         return is_typed or filename in CELLS.numbers
-    written_by_torch = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # set where inductor is at work
+    written_by_torch = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # inductor sets it
     if written_by_torch is not None and _is_below(filename, written_by_torch):
         return False
     if is_own_file(filename) or is_torch_file(filename) or _is_library_path(filename):
@@ -270,7 +271,7 @@ def torch_path(filename: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def is_machinery(filename: str) -> bool:
-    """Return whether the file is what runs cells and scripts: IPython, ipykernel, runpy."""
+    """Return whether the file's code runs cells and scripts: IPython, ipykernel, runpy."""
     if filename == "<frozen runpy>":
         return True
     parts = PurePath(filename).parts
@@ -291,7 +292,7 @@ def running_shell() -> Any:
 
 
 def _line_caches() -> tuple[dict[str, Any], ...]:
-    """Return Python's cache of lines, and that which IPython 7 writes over it."""
+    """Return linecache's cache, and the one that IPython 7 copies over it."""
     shells = getattr(linecache, "_ipython_cache", {})
     return cast("dict[str, Any]", linecache.cache), shells
 
@@ -311,10 +312,10 @@ def _is_library_path(filename: str) -> bool:
 
 
 def _is_installed(path: str) -> bool:
-    """Return whether a folder of the search path holds the file as a part of an installed package.
+    """Return whether the file belongs to a package that is installed in a search path's folder.
 
-    ``pip install --target`` leaves the list of a package's files beside it, in its ``dist-info``:
-    a script of the user's in the same folder is not on it.
+    ``pip install --target`` writes the list of a package's files beside it, into ``dist-info``.  A
+    user's script in the same folder is not on that list.
     """
     for entry in _entries_above(path):
         name = path[len(entry) + 1 :].replace(os.sep, "/")
@@ -333,17 +334,17 @@ def _entries_above(path: str) -> list[str]:
     return [entry for entry in entries if _is_below(path, entry)]
 
 
-# What ``tempfile`` adds to the name that it is given.
+# The random part that ``tempfile`` appends to a prefix.
 _DRAWN_NAME = re.compile(r"[a-z0-9_]{8}")
 
 
 @functools.lru_cache(maxsize=4096)
 def _is_generated(filename: str) -> bool:
-    """Return whether a library wrote the file while it ran, as torch_geometric does.
+    """Return whether a library generated the file at run time, as torch_geometric does.
 
-    The module is given a name inside the library, or ``tempfile`` gave the file its own name.
+    The module then has a name inside the library, or ``tempfile`` chose the name of the file.
     """
-    # With the first report: loading the extension stays cheap.
+    # Imported with the first report, as loading the extension has to be cheap.
     from cudalens.source.safe_eval import instance_dict
 
     modules = (item for item in list(sys.modules.values()) if issubclass(type(item), ModuleType))
@@ -356,9 +357,9 @@ def _is_generated(filename: str) -> bool:
 
 
 def _is_beside_package(name: str, filename: str) -> bool:
-    """Return whether a module is called like one of an installed package and is no file of it."""
+    """Return whether a module has a name inside an installed package, but no file there."""
     package, _, own_name = name.rpartition(".")
-    # With the first report: loading the extension stays cheap.
+    # Imported with the first report, as loading the extension has to be cheap.
     from cudalens.source.safe_eval import instance_dict
 
     parent = instance_dict(sys.modules.get(package)) if own_name else {}
@@ -368,7 +369,7 @@ def _is_beside_package(name: str, filename: str) -> bool:
 
 
 def _is_drawn(name: str, filename: str) -> bool:
-    """Return whether ``tempfile`` named a module's file, after the module or ``tmp``."""
+    """Return whether ``tempfile`` named a module's file, with the module or ``tmp`` as prefix."""
     path, stem = os.path.realpath(filename), PurePath(filename).stem
     return _is_below(path, os.path.realpath(tempfile.gettempdir())) and any(
         stem.startswith(prefix) and _DRAWN_NAME.fullmatch(stem[len(prefix) :]) is not None
@@ -382,8 +383,8 @@ _CHECKOUT = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 def _is_foreign_package(path: str) -> bool:
     """Return whether the file is in a package of the search path that is not the user's project.
 
-    Below the working directory, beside the running script and in a checkout code is the user's:
-    a notebook that says ``sys.path.append("../src")`` means its own project.
+    Code below the working directory, beside the running script or in a checkout is the user's: a
+    notebook that runs ``sys.path.append("../src")`` imports its own project.
     """
     script = getattr(sys.modules.get("__main__"), "__file__", None) or "a script here"
     own = (os.getcwd(), os.path.dirname(os.path.abspath(script)))  # noqa: PTH100, PTH109, PTH120
@@ -401,7 +402,7 @@ def _is_foreign_package(path: str) -> bool:
 def _installed_files(folder: str, changed: int) -> frozenset[str]:
     """Return the Python files of the packages that were installed into a folder.
 
-    ``changed`` is when the folder was changed last: a package may be installed meanwhile.
+    ``changed``, the folder's modification time, keys the cache: a package may be installed later.
     """
     from importlib.metadata import distributions  # loading the extension stays cheap
 
@@ -414,7 +415,7 @@ def _installed_files(folder: str, changed: int) -> frozenset[str]:
     return frozenset(installed)
 
 
-# In Python 3.13 an interrupt of its first call leaves it without its variables for good.
+# Called here, at import: in Python 3.13 an interrupt of the first call breaks it for the process.
 sysconfig.get_config_vars()
 
 

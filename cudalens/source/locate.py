@@ -1,7 +1,7 @@
-"""From a stack or a traceback to the user's line, and to their own words for what is on it.
+"""From a stack or a traceback to the user's line, and to the user's names for its tensors.
 
-Everything is read, nothing is run: no user code, no ``repr``, no property.  What could not be
-read is said in ``limits``; no function here raises because of what it met on the stack.
+Everything is read, nothing is run: no user code, no ``repr``, no property.  A failed read becomes
+a line of ``limits``.  No function here raises because of an object on the stack.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CallSite:
     """Place of a call, and the user's names for its tensors."""
 
     source: SourceSpan | None = None
-    """The deepest line of the user's."""
+    """The innermost line of the user's code."""
     call: CallSyntax | None = None
     """The running call on that line."""
     api: str | None = None
@@ -48,9 +48,9 @@ class CallSite:
     module_type: str | None = None
     frames: tuple[Frame, ...] = ()
     names: tuple[Name, ...] = ()
-    """Each argument of the op that an expression of the line is."""
+    """Each argument of the op that an expression of the line evaluates to."""
     others: tuple[LineTensor, ...] = ()
-    """Each other tensor on the line; they hold the tensors, so a site is not for keeping."""
+    """Each other tensor on the line.  They keep the tensors alive, so a site must not be stored."""
     library_names: tuple[tuple[str, str], ...] = ()
     """An argument and the variable that holds it in a library's function, innermost first."""
     limits: tuple[str, ...] = ()
@@ -66,12 +66,12 @@ def locate(
     """Find the user's line for a call and name the tensors on it.
 
     Args:
-        entries: frames, links of a traceback or recorded entries, outermost first.
+        entries: frames, entries of a traceback or recorded entries, outermost first.
         values: the op's tensor arguments by schema name; keys such as ``indices[1]`` are fine.
         same: whether two values are the same tensor; only such an expression names an argument.
-        call: what the user's deepest entry is calling, where more of it is known than the source
-            and the variables tell.
-        row_of: which row of a tensor another one is.
+        call: the running call of the user's innermost entry, if more is known of it than the
+            source and the variables show.
+        row_of: returns which row of a tensor another one is.
     """
     limits = Limits()
     attempt = limits.attempt
@@ -101,7 +101,7 @@ def locate(
 
 
 def locate_entries(entries: Sequence[Entry]) -> SourceSpan | None:
-    """Find the user's deepest line in recorded entries, outermost first, frames gone or not.
+    """Return the user's innermost line in entries, outermost first; the frames may be gone.
 
     ``None`` when no entry is the user's or its source cannot be read.
     """
@@ -131,7 +131,7 @@ def runs_torch(entry: Entry) -> bool:
 
 
 def _users_run(places: Sequence[Place]) -> tuple[Running | None, Sequence[Place]]:
-    """Return what the user's deepest entry of a stack is running, and the entries below it."""
+    """Return the running syntax of the user's innermost entry, and the entries below it."""
     user = next((at for at in reversed(range(len(places))) if places[at].is_user), None)
     return (None, []) if user is None else (running(places[user]), places[user + 1 :])
 
@@ -149,7 +149,7 @@ def _span_of(run: Running) -> SourceSpan:
             end_column = column_of(lines[end_line - 1], position.end_column)
             end_column += shift * (line == end_line)
     first = line if run.statement is None else min(line, run.statement.lineno)
-    # Of a statement of many lines not all are kept, and the running one always is.
+    # A long statement is cut to fewer lines, but its running line is always kept.
     start = max(1, first - _CONTEXT, line - _MAX_CONTEXT + _CONTEXT)
     stop = min(len(lines), end_line + _CONTEXT)
     cell, file = place_of_code(place.filename)
@@ -169,10 +169,10 @@ def _span_of(run: Running) -> SourceSpan:
 
 
 def _typed_shift(place: Place, lines: Sequence[str], position: Position) -> int | None:
-    """Return how far right of its column a running expression was typed.
+    """Return by how many columns a running expression was typed further right.
 
-    Magics may be before it: ``%time``, of which the lines have nothing.  ``None`` where the line
-    was typed in other words, such as those of a shell command.
+    A magic such as ``%time`` may precede it in the typed line alone.  ``None`` where the typed
+    line has other text, such as a shell command.
     """
     first = lines[position.line - 1]
     typed = typed_line(place.filename, lines, position.line)

@@ -1,7 +1,7 @@
 """Place in the model: the path of the module that was running.
 
-Modules are read as they are stored; nothing of theirs is called, so a module with a broken
-``__getattr__`` or a ``named_modules`` of its own does no harm.
+Modules are read from their dictionaries and none of their methods is called, so a module with a
+broken ``__getattr__`` or a ``named_modules`` of its own does no harm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ModulePath(NamedTuple):
 
 
 def running_modules(places: Sequence[Place]) -> list[object]:
-    """Return the modules whose methods are on the stack, outermost first, each once in a row."""
+    """Return the modules whose methods are on the stack, outermost first, repeats in a row once."""
     modules: list[object] = []
     for place in places:
         if place.code.co_argcount == 0 or place.code.co_varnames[0] != "self":
@@ -36,10 +36,10 @@ def running_modules(places: Sequence[Place]) -> list[object]:
 
 
 def module_path(places: Sequence[Place]) -> ModulePath:
-    """Name the innermost running module by its path below the outermost one.
+    """Return the path of the innermost running module below the outermost one.
 
-    The path is ``None`` when both are the same.  A module that the outermost one does not hold
-    is left to the nearest module around it that has a path.
+    The path is ``None`` when both are the same.  For a module that is not below the outermost
+    one, it is the path of the nearest enclosing module that has one.
     """
     stack = running_modules(places)
     if not stack:
@@ -50,7 +50,7 @@ def module_path(places: Sequence[Place]) -> ModulePath:
 
 
 def paths_below(root: object, wanted: Set[int] | None = None) -> dict[int, str]:
-    """Return by ``id`` the paths of modules below ``root``, in the order of ``named_modules``."""
+    """Return the paths of modules below ``root`` by ``id``, in the order of ``named_modules``."""
     paths: dict[int, str] = {}
     seen: set[int] = set()
     waiting = [("", root)]
@@ -67,5 +67,5 @@ def paths_below(root: object, wanted: Set[int] | None = None) -> dict[int, str]:
             for name, child in registered(module, "_modules").items()
             if child is not None
         ]
-        waiting.extend(reversed(children))
+        waiting.extend(reversed(children))  # the last is popped first
     return paths

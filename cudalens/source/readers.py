@@ -1,7 +1,7 @@
-"""Other reads, by the user's code, of the value that the running call got by a name.
+"""Other lines of the user's code that read a value of the running call.
 
-Only the running scope is read, and nothing is run.  Not here: where a name got its value
-(``bindings.py``).
+Only the running scope is searched, and nothing is run.  Where a name got its value is in
+``bindings.py``.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _NO_VALUE = CONVERSIONS | functions(Trait.FACT)
 def other_readers(run: Running, expression: ast.expr) -> tuple[list[int], list[int]]:
     """Return the lines that read a value of the running call in another place of its scope.
 
-    Of a comprehension's variable that is what it runs over, too.  A line that casts or moves the
-    value, or asks for its shape, reads no number of it.
+    For a variable of a comprehension, the collection that it runs over counts, too.  A line that
+    casts or moves the value, or reads its shape, reads no number of it.
 
     Args:
         run: the running call.
-        expression: a name, attribute or entry, as the call spells it.
+        expression: a name, attribute or entry, as the call writes it.
 
     Returns:
-        All those lines, and those that need the numbers as they are: an index, a number added to
-        them, or a comparison with one.
+        All those lines, and the ones that depend on the numbers: as an index, plus a number, or
+        compared with one.
     """
     scope = next((item for item in reversed(run.parents) if isinstance(item, _SCOPES)), None)
     if scope is None or run.node is None:
@@ -44,10 +44,11 @@ def other_readers(run: Running, expression: ast.expr) -> tuple[list[int], list[i
             for collection in _run_over(item, names):
                 keys.add(ast.dump(collection))
                 within |= {id(part) for part in ast.walk(collection)}
+    # The same expressions as targets of an assignment.
     stored = {key.replace("ctx=Load()", "ctx=Store()") for key in keys}
     for item in ast.walk(scope):
         if isinstance(item, ast.Assign) and any(ast.dump(t) in stored for t in item.targets):
-            within |= {id(part) for part in ast.walk(item.value)}  # bound anew: y = y.flip(0)
+            within |= {id(part) for part in ast.walk(item.value)}  # y = y.flip(0) rebinds y
     last = min((it.end_lineno or 0 for it in _bound_anew(run, stored)), default=None)
     every, counting = set(), set()
     for parent in ast.walk(scope):
@@ -57,7 +58,7 @@ def other_readers(run: Running, expression: ast.expr) -> tuple[list[int], list[i
             if isinstance(parent, ast.Attribute) and parent.attr in _NO_VALUE:
                 continue
             if last is not None and node.lineno > last:
-                continue  # the name stands for another value there
+                continue  # the name has another value there
             every.add(node.lineno)
             if _needs_numbers(parent, node):
                 counting.add(node.lineno)
@@ -65,13 +66,13 @@ def other_readers(run: Running, expression: ast.expr) -> tuple[list[int], list[i
 
 
 def _bound_anew(run: Running, stored: set[str]) -> Iterator[ast.Assign]:
-    """Yield the assignments to a name that run on every way on from the running statement."""
+    """Yield the assignments to a name that run on every path after the running statement."""
     path = {id(item) for item in (*run.parents, run.node)}
     for parent in run.parents:
         for part in ("body", "orelse", "finalbody"):
             block = getattr(parent, part, None)
             items = block if isinstance(block, list) else []
-            # A ``finally`` runs after whatever else of its statement does.
+            # A ``finally`` runs after every other block of its statement.
             after = 0 if part == "finalbody" else len(items)
             at = next((at for at, item in enumerate(items) if id(item) in path), after)
             for item in items[at:]:
@@ -92,7 +93,7 @@ def _needs_numbers(parent: ast.AST, node: ast.expr) -> bool:
 
 
 def _run_over(comprehension: ast.AST, names: set[str]) -> Iterator[ast.expr]:
-    """Yield the collections that give variables of a comprehension their values."""
+    """Yield the collections over which the given variables of a comprehension run."""
     for generator in getattr(comprehension, "generators", ()):
         target, over = generator.target, generator.iter
         pairs = [(target, over)]

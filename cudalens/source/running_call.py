@@ -3,8 +3,8 @@
 One reader for a call, a subscript, an operator: the public name of what runs, the receiver, each
 operand by the name of its parameter, and its value where it can be read without running code.
 
-Not here: what the frames of torch itself are called (``api_name``), and which tensor an
-expression is (``argument_names``).
+The names of torch's own frames are in ``api_name``, and the tensors that expressions evaluate to
+in ``argument_names``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cudalens.source.safe_eval import instance_dict, value_or
 from cudalens.source.stack import Place
 
 ABSENT = object()
-"""In place of a value that cannot be read without running code."""
+"""Stands for a value that cannot be read without running code."""
 _METHODS = {
     "Mult": "mul",
     "MatMult": "matmul",
@@ -44,7 +44,7 @@ _METHODS = {
     "UAdd": "pos",
     "Not": "bool",
 }
-"""Methods of operators whose node is called otherwise: that of ``ast.Add`` is ``__add__``."""
+"""Methods of operators with another name than their node; that of ``ast.Add`` is ``__add__``."""
 # Built-ins whose operators handle tensors themselves.
 _BUILTIN_OWNERS = (str, bytes, bytearray, list, tuple, dict, set, frozenset, range)
 _DISPLAYS = (ast.List, ast.Tuple, ast.Dict, ast.Set, ast.JoinedStr, ast.ListComp)
@@ -66,14 +66,14 @@ class RunningCall:
         self.statement = run.statement
         self.run = run
         self.learned: dict[int, object] = {}
-        """Values of expressions, by the ``id`` of their syntax, as the call was given them."""
+        """Values that the call received, by the ``id`` of their expressions."""
         self.spelled: set[int] = set()
-        """The ``id`` of the operands' syntax, by which a value is named before other ways."""
+        """The ``id`` of the operands, which are preferred as names of their values."""
         self._evaluator = run.evaluator
 
     @classmethod
     def at(cls, place: Place) -> RunningCall:
-        """Find what an entry runs in its file."""
+        """Return the running call of a stack entry."""
         return cls(running(place))
 
     # --- the operands ----------------------------------------------------------------------------
@@ -91,15 +91,15 @@ class RunningCall:
         return self.node.func.value if is_method else None  # type: ignore[union-attr]
 
     def learn(self, pairs: Iterable[tuple[ast.expr, object]]) -> None:
-        """Take in the values of expressions that are not read as tensors."""
+        """Add values for expressions that are not read as tensors."""
         for node, value in pairs:
             if value is not ABSENT and not is_tensor(self.value(node)):
                 self.learned[id(node)] = value
 
     def learn_from_callee(self, callee: Place | None) -> None:
-        """Read the arguments from the function that was called: what its parameters contain.
+        """Read the arguments from the parameters of the function that was called.
 
-        Only where it is proven to be the one that runs, of parameters that it never rebinds.
+        Only if it is proven to be the running one, and only parameters that it never rebinds.
         """
         node = self.node
         if not isinstance(node, ast.Call) or callee is None or callee.frame is None:
@@ -108,7 +108,8 @@ class RunningCall:
         variables: Mapping[str, Any] = callee.variables
         called, skipped = _code_of(function)
         if function is ABSENT and code.co_name in MODULE_CALLS:
-            is_whole = len(variables.get("args", ())) == len(node.args)  # not of a partial
+            # A partial adds arguments that the line does not have.
+            is_whole = len(variables.get("args", ())) == len(node.args)
             called, skipped = code if is_whole else None, 1
         if called is not code or any(isinstance(item, ast.Starred) for item in node.args):
             return
@@ -128,7 +129,7 @@ class RunningCall:
 
     @property
     def operands(self) -> list[ast.expr]:
-        """Operands of a running operator or subscript, with what is assigned to the latter."""
+        """Operands of a running operator or subscript, with the value assigned to the latter."""
         node, statement = self.node, self.statement
         if isinstance(node, ast.BinOp):
             return [node.left, node.right]
@@ -146,29 +147,29 @@ class RunningCall:
     # --- its public name -------------------------------------------------------------------------
 
     def api(self, argument_names: Collection[str] = ()) -> str | None:
-        """Return the public name of what is called, ``None`` where it is not known.
+        """Return the public name of the running function, ``None`` where it is not known.
 
         Args:
             argument_names: the schema's names of the op's arguments, as far as they are known.
         """
         if isinstance(self.node, ast.Call):
             return self._of_call(self.node)
-        # Read from the line alone, indices may be those of a list: the op knows itself as well.
+        # By the line alone a subscript may be that of a list: the op's arguments must fit, too.
         has_indices = any(name.startswith(("indices", "index", "mask")) for name in argument_names)
         method = self._of_operation(self.node, has_indices and "self" in argument_names)
         return None if method is None else f"torch.Tensor.__{method}__"
 
     def uses_torch(self) -> bool:
-        """Return whether it is proven to call, index or combine what is torch's."""
+        """Return whether it provably calls torch, or indexes or combines a tensor."""
         node = self.node
         if not isinstance(node, ast.Call):
             return self._works_on_tensor()
-        # A method that is called on an unknown result may be another's.
+        # A method of an unknown result may belong to another library.
         is_named = (self._of_call(node) or "").startswith("torch.")
         return (is_named and self._rests_on_torch(node)) or self._is_torchs(node.func)
 
     def _rests_on_torch(self, node: ast.expr) -> bool:
-        """Return whether a chain of calls starts at a tensor or at a function of torch's."""
+        """Return whether a chain of calls starts at a tensor or a torch function."""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             is_known = self.value(node.func.value) is not ABSENT
             if not is_known and self._of_dotted(node.func) is None:
@@ -179,9 +180,9 @@ class RunningCall:
         return bool(self._is_tensor(node)) and all(map(self._rests_on_torch, sources))
 
     def _works_on_tensor(self) -> bool:
-        """Return whether it is a tensor that a running subscript or operator works on.
+        """Return whether a running subscript or operator works on a tensor.
 
-        A tensor as the index of a list or as the key of a dict is not worked on.
+        A tensor that is the index of a list or the key of a dict does not count.
         """
         node = self.node
         operands = self.operands
@@ -195,9 +196,9 @@ class RunningCall:
         return any(self._is_tensor(item) and self._rests_on_torch(item) for item in operands)
 
     def _is_pythons(self, node: ast.expr) -> bool:
-        """Return whether a list, a text or the like is what an operator works on.
+        """Return whether an operand is a list, a text or the like.
 
-        It is the one that complains when it cannot take a tensor in.
+        As the left operand it raises the error itself when it does not accept a tensor.
         """
         return isinstance(node, _DISPLAYS) or isinstance(self.value(node), _BUILTIN_OWNERS)
 
@@ -253,15 +254,15 @@ class RunningCall:
         function = node.func
         if isinstance(function, ast.Attribute):
             owner = self.value(function.value)
-            # A receiver that is not known is a result; C++ code runs under this very call, by
-            # the name of a method that tensors have.
+            # An unknown receiver is a result of another call.  This call runs C++ code, and has
+            # the name of a tensor method.
             is_likely = owner is ABSENT and is_tensor_method(function.attr)
             if is_tensor(owner) or (is_likely and not function.attr.startswith("__")):
                 return f"torch.Tensor.{function.attr}"
         return self._of_dotted(function) or of_value(self.value(function))
 
     def _of_dotted(self, node: ast.expr) -> str | None:
-        """Name ``F.embedding`` by the real name of the module that ``F`` is."""
+        """Return the name of ``F.embedding`` with the real name of the module ``F``."""
         names: list[str] = []
         while isinstance(node, ast.Attribute):
             names.insert(0, node.attr)
@@ -270,7 +271,7 @@ class RunningCall:
             if issubclass(type(module), ModuleType):
                 path = str(instance_dict(module).get("__name__"))
                 package = path.partition(".")[0]
-                # What is reached from another package over several names says little.
+                # A path of several names that starts in another package proves little.
                 is_known = package == "torch" or len(names) == 1
                 is_public = is_known and package not in sys.stdlib_module_names
                 return ".".join([path, *names]) if is_public else None
@@ -283,7 +284,7 @@ MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
 
 
 def code_of(function: object) -> object:
-    """Return the code that calling a function, a partial one or an object runs, if it is known."""
+    """Return the code that a call of a function, a partial or an object runs, if it is known."""
     while type(function) is partial:
         function = function.func
     kind: type = type(function)
@@ -293,7 +294,7 @@ def code_of(function: object) -> object:
 
 
 def _code_of(function: object) -> tuple[object, int]:
-    """Return the code that calling ``function`` runs, and how many parameters are bound already."""
+    """Return the code that a call of ``function`` runs, and the number of bound parameters."""
     if type(function) is FunctionType:
         return function.__code__, 0
     if type(function) is MethodType:
@@ -309,7 +310,7 @@ def method_of(operator: ast.AST) -> str | None:
     return _METHODS.get(name, name.lower())
 
 
-# --- the name under which torch offers a function or class to its ---------------------------------
+# --- the public names of torch's functions and classes --------------------------------------------
 
 
 _FUNCTION_HOMES = (
@@ -325,6 +326,7 @@ _FUNCTION_HOMES = (
 def is_tensor_method(name: str) -> bool:
     """Return whether tensors have an attribute of this name."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", object)
+    # Without ``object``, the last of them, whose methods all values have.
     return any(name in vars(base) for base in tensor.__mro__[:-1])
 
 

@@ -1,8 +1,8 @@
 """The syntax that a stack entry is running: its expression, its statement, their text.
 
-Since Python 3.11 each instruction knows the columns that it came from, so the expression is found
-by position.  It is accepted only when its kind fits the running instruction and its names are
-names of the running code: a file that changed since it was imported gives no expression.
+Since Python 3.11 each instruction has the columns of its source, so the expression is found by
+position.  It is accepted only when its kind fits the running instruction and its names are names of
+the running code: a file that changed since it was imported has no running expression.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Running:
 
     @property
     def scope(self) -> ast.AST | None:
-        """The largest piece around ``node`` whose names mean what they mean in this frame."""
+        """The largest syntax around ``node`` whose names are those of this frame."""
         inner = self.node
         for parent in reversed(self.parents):
             if isinstance(parent, _SCOPES):
@@ -68,14 +68,14 @@ class Running:
 
     @functools.cached_property
     def evaluator(self) -> SafeEvaluator | None:
-        """Reader of the names of the running code, ``None`` where the frame is gone."""
+        """Evaluator with the names of the running code, ``None`` where the frame is gone."""
         frame = self.place.frame
         return None if frame is None else evaluator_for(frame, self._ended_names(frame))
 
     def _ended_names(self, frame: FrameType) -> set[str]:
         """Return the variables of comprehensions that the frame has left since.
 
-        From Python 3.12 on they are the function's own, and end when an exception passes.
+        Since Python 3.12 they are variables of the function, and end when an exception passes.
         """
         names: set[str] = set()
         if frame.f_lasti == self.place.lasti or frame.f_code.co_name.endswith("comp>"):
@@ -84,7 +84,7 @@ class Running:
         for parent in path:
             if isinstance(parent, ast.FunctionDef | ast.Lambda | ast.GeneratorExp):
                 names.clear()
-            # What the first loop runs over is evaluated outside.
+            # The iterable of the first loop is evaluated outside.
             elif isinstance(parent, _INLINED) and parent.generators[0].iter not in path:
                 targets = (node for loop in parent.generators for node in ast.walk(loop.target))
                 names |= {node.id for node in targets if isinstance(node, ast.Name)}
@@ -94,7 +94,7 @@ class Running:
     def text(self) -> str | None:
         """The first line of the running statement, stripped."""
         line = self.place.lineno
-        if self.statement is not None:  # above it stand its decorators
+        if self.statement is not None:  # its line is below its decorators
             line = min(line, self.statement.lineno)
         text = line_text(self.lines, line)
         return text and typed_line(self.place.filename, self.lines, line).strip()
@@ -126,7 +126,7 @@ class Running:
 
 
 def running(place: Place) -> Running:
-    """Find what an entry of the stack is running."""
+    """Return the statement and expression that a stack entry is running."""
     text = source(place.filename)
     if not text.lines:
         return Running(place=place)
@@ -150,14 +150,14 @@ def running(place: Place) -> Running:
 _IN_FSTRING = "is_in_fstring"
 """Attribute of the nodes inside f-strings, whose columns are wrong before Python 3.12."""
 _SHORT = 400
-"""A source of so many lines is parsed whole."""
+"""A source of at most this many lines is parsed as a whole."""
 _STARTS = 20
 _TOP = re.compile(r"(?!(?:elif|else|except|finally|case)\b)[@\w]")
 """Start of a line that may begin a statement of the module."""
 
 
 def _trees_around(text: Source, place: Place) -> Iterator[ast.Module]:
-    """Yield what may hold the running code: in a long source top-level statements, then all."""
+    """Yield trees with the running code: of a long source, top-level statements first, then all."""
     if len(text.lines) > _SHORT:
         for first, last in _blocks_around(text.lines, place):
             if (tree := _block(text, first, last)) is not None:
@@ -167,15 +167,16 @@ def _trees_around(text: Source, place: Place) -> Iterator[ast.Module]:
 
 
 def _blocks_around(lines: Sequence[str], place: Place) -> Iterator[tuple[int, int]]:
-    """Yield first and last line of what may be the statement around a place, nearest first.
+    """Yield first and last line of possible statements around a place, nearest first.
 
-    Lines inside strings may look like a statement: those do not parse, or hold no such position.
+    A line inside a string may look like a statement.  Its block does not parse, or does not have
+    the position.
     """
     assert place.position is not None
     inside, end = place.position.line, place.position.end_line
-    if place.code.co_flags & inspect.CO_OPTIMIZED:  # a function's: all of it is in one statement
+    if place.code.co_flags & inspect.CO_OPTIMIZED:  # a function is within one statement
         inside = min(inside, place.code.co_firstlineno)
-    # Behind a decorator stands what it decorates.
+    # A decorator and the next line belong to one statement.
     after = (n for n in range(end, len(lines)) if _TOP.match(lines[n]) and lines[n - 1][:1] != "@")
     last = next(after, len(lines))
     starts = (n for n in range(min(inside, len(lines)), 0, -1) if _TOP.match(lines[n - 1]))
@@ -199,8 +200,8 @@ def _parsed_lines(text: Source, first: int, last: int) -> ast.Module | None:
 _block = functools.lru_cache(maxsize=32)(_parsed_lines)
 
 
-# A report looks at all cells of a notebook, several times: fewer places would be a cache that
-# forgets each cell just before it is asked for again.
+# A report reads all cells of a notebook several times: a smaller cache would evict each cell just
+# before its next use.
 @functools.lru_cache(maxsize=MAX_SOURCES)
 def _whole(text: Source) -> ast.Module | None:
     """Parse a file or cell once."""
@@ -213,7 +214,7 @@ def parsed_source(filename: str) -> ast.Module | None:
 
 
 def has_line(node: ast.stmt | ast.expr, line: int) -> bool:
-    """Return whether a line is one of those that a statement or expression is written on."""
+    """Return whether a statement or expression covers a line."""
     return node.lineno <= line <= (node.end_lineno or 0)
 
 
@@ -232,9 +233,9 @@ def expressions_in(root: ast.AST) -> Iterator[ast.expr]:
 
 
 def mentioned(frame: FrameType) -> dict[str, object]:
-    """Return the variables that the code of a frame mentions; ``None`` stands for a missing one.
+    """Return the variables that the code of a frame mentions, ``None`` for a missing one.
 
-    A shell compiles each statement of a cell by itself: there, those of the whole cell.
+    A shell compiles each statement of a cell separately, so a cell has the names of all of them.
     """
     code, variables = frame.f_code, frame.f_locals
     names = [*code.co_names, *code.co_varnames, *code.co_freevars]
@@ -279,14 +280,14 @@ def line_text(lines: Sequence[str], line: int) -> str | None:
 
 
 def _written(node: ast.AST, lines: Sequence[str]) -> str | None:
-    """Return the text of a node that is written on one line, ``None`` of any other."""
+    """Return the text of a node that is written on one line, ``None`` for any other."""
     if not isinstance(node, ast.expr | ast.stmt) or node.lineno != node.end_lineno:
         return None
     if not 0 < node.lineno <= len(lines) or getattr(node, _IN_FSTRING, False):
         return None
     line = lines[node.lineno - 1].encode()
     text = line[node.col_offset : node.end_col_offset].decode(errors="replace")
-    # Alone it is no expression without them.
+    # An unparenthesized ``:=`` is no expression on its own.
     return f"({text})" if isinstance(node, ast.NamedExpr) else text
 
 
@@ -322,7 +323,7 @@ def _matches(node: ast.AST, position: Position, place: Place) -> bool:
 
 
 def _fits(node: ast.AST, place: Place) -> bool:
-    """Return whether a node can be what the instruction runs, by kind and by names."""
+    """Return whether a node fits the running instruction, by kind and by names."""
     if isinstance(node, ast.stmt):
         return not isinstance(node, ast.Expr)
     if place.operation in _SUBSCRIPTS and not isinstance(node, ast.Subscript):
@@ -338,7 +339,7 @@ def _fits(node: ast.AST, place: Place) -> bool:
 
 
 def _knows(names: set[str], name: str) -> bool:
-    # A private name of a class carries the class's name in the code.
+    # Name mangling: in the code, a private name begins with the name of its class.
     return name in names or (name.startswith("__") and any(k.endswith(name) for k in names))
 
 

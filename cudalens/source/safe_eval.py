@@ -1,4 +1,4 @@
-"""Values of expressions, read without running a line of anybody's code.
+"""Values of expressions, read without running code of the user or of a library.
 
 ``pure_eval`` reads names, plain attributes and items of built-in containers.  Added here are the
 containers that tensors live in: modules, named tuples, subclasses of dict and list, the batches of
@@ -36,7 +36,7 @@ class SafeEvaluator(Evaluator):  # type: ignore[misc]  # pure_eval comes without
     """Evaluates what can be read; anything else is :class:`pure_eval.CannotEval`."""
 
     gone: Collection[str] = ()
-    """Names whose variables have ended: another one of that name is not what is meant."""
+    """Names whose variables have ended; a variable that has such a name now is another one."""
 
     def __getitem__(self, node: ast.expr) -> Any:
         """Return the value of an expression.
@@ -71,7 +71,7 @@ class SafeEvaluator(Evaluator):  # type: ignore[misc]  # pure_eval comes without
 
 
 def evaluator_for(frame: FrameType, gone: Collection[str] = ()) -> SafeEvaluator:
-    """Make an evaluator that sees the names of a frame, apart from those whose variables ended."""
+    """Return an evaluator for the names of a frame, without those whose variables have ended."""
     made = SafeEvaluator.from_frame(frame)
     assert isinstance(made, SafeEvaluator)
     made.gone = gone

@@ -1,7 +1,7 @@
-"""Tracebacks as the user is to see them: without the frames of this package.
+"""Tracebacks without the frames of this package.
 
-Functions of ours that user code runs through have ``__tracebackhide__`` set, which pytest and
-IPython know.  Where a traceback leaves us or is shown by a shell, it goes through this filter.
+Our functions that run user code set ``__tracebackhide__``, which pytest and IPython honour.  A
+traceback that leaves this package, or that a shell shows, goes through the filter here.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ _OWN_LINES = re.compile(
 _AROUND_FAILURE = re.compile(
     r"^(?:[=-]{20,}\n?|Failures:\n  <NO_OTHER_FAILURES>\n|  (?:time|host) +: .*\n)", re.MULTILINE
 )
-"""What torchelastic says around a failure, and of the machine, which is that of the notebook."""
+"""Lines of torchelastic around a failure, and on the machine, which is that of the notebook."""
 _LAUNCHER = ("accelerate", "launchers.py")
 _DISPATCH = ("_ops.py", "overrides.py")
-"""Files of the wrappers through which torch calls an op, and asks a function mode."""
+"""Files of torch's wrappers that call an op or a function mode."""
 
 
 def shown_frames(trace: TracebackType | None) -> list[TracebackType]:
     """Return the entries of a traceback, outermost first, without ours.
 
-    What we called of torch's own account is ours, such as the question whether a stream is busy.
-    What is beside them is ours too: torch's wrapper of an op that we passed on and what asked our
-    function mode, the shell's call of a magic that we ran, and the line with the magic itself where
-    its statement is the next.
+    Torch frames below a call that we made for ourselves, such as a stream query, are left out, too.
+    So are the frames beside ours: torch's wrapper of an op that we redispatched or of our function
+    mode, the shell's call of a magic that we ran, and the line with the magic itself where its
+    statement follows.
     """
     shown: list[TracebackType] = []
     is_own_call = False
     for is_between, run in groupby(entries_from_traceback(trace), _is_between):
         entries = list(run)
-        if is_own_call:  # of torch's functions, by us and not by the user
+        if is_own_call:  # we called these functions of torch, not the user
             entries = list(dropwhile(lambda entry: torch_path(file_of(entry)), entries))
-        # A function of ours without the mark passes no call of the user's on: it asks for itself.
+        # A function of ours without the mark forwards no user call: it calls torch for itself.
         innermost = entries[-1].tb_frame.f_code if is_between else None
         is_own_call = (
             innermost is not None
@@ -60,6 +60,7 @@ def shown_frames(trace: TracebackType | None) -> list[TracebackType]:
         if not (is_between and any(is_own_file(file_of(entry)) for entry in entries)):
             outer = (item for item in reversed(shown) if not is_machinery(file_of(item)))
             call = next(outer, None)
+            # The line with a magic, and then its statement: one of them is enough.
             if call is not None and _is_once_more(call, entries[0]):
                 del shown[shown.index(call) :]
             shown += entries
@@ -67,7 +68,7 @@ def shown_frames(trace: TracebackType | None) -> list[TracebackType]:
 
 
 def shown(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without our frames; one of nothing else as it is: the failure is ours."""
+    """Return a traceback without our frames, or unchanged if it has no others: we have failed."""
     return linked(shown_frames(trace)) or trace
 
 
@@ -82,8 +83,8 @@ def _is_torch(file: str) -> bool:
 
 
 def is_reported(error: BaseException, report: object) -> bool:
-    """Return whether a report is that of an exception, or one that also says what became of it."""
-    # With the first report: loading the extension stays cheap.
+    """Return whether a report is an exception's own, or a later one about the same bad values."""
+    # Imported with the first report, as loading the extension has to be cheap.
     from cudalens.core.reported import report_beside
 
     reports = [getattr(error, "report", None), report_beside(error)]
@@ -96,13 +97,13 @@ def is_reported(error: BaseException, report: object) -> bool:
 
 @contextmanager
 def without_repeats(error: BaseException, report: object, action: str = "") -> Iterator[None]:
-    """Let an exception, and those that led to it, say no more than what a report beside it omits.
+    """Shorten an exception and its causes for the block: the report beside it says the rest.
 
-    Of one that the report is about: the first line, no note of ours, and no frame of torch.  The
-    traceback of ``error`` itself is the caller's to cut.
+    One that the report is about keeps its first line, and loses our notes and torch's frames.  The
+    caller cuts the traceback of ``error`` itself.
 
     Args:
-        action: the one thing to do; ``error`` ends with it, where it survives the report.
+        action: the suggested action, which becomes the last line of ``error``.
     """
     with ExitStack() as stack:
         _cut_repeats(error, report, action, stack)
@@ -133,10 +134,10 @@ def _cut_repeats(error: BaseException, report: object, action: str, stack: ExitS
 
 
 def without_frames(text: str) -> str:
-    """Return what a launcher of processes says of one without the frames of torch and of ours.
+    """Return a launcher's text on a failed process without the frames of torch and of ours.
 
-    And without the lines of ours behind the error's own, which the report beside it has, the marks
-    under the code, and rules.
+    Carets under the code, rules, and our own lines after the error's are removed, too: the report
+    beside it contains them.
     """
 
     def kept(frame: re.Match[str]) -> str:
@@ -147,14 +148,14 @@ def without_frames(text: str) -> str:
 
 
 def hide_own_frames(error: BaseException) -> None:
-    """Take our frames out of the traceback of an exception, and of those that led to it."""
+    """Remove our frames from the tracebacks of an exception and of its causes."""
     for item in with_causes(error, "__cause__", "__context__"):
-        # Not by assignment: a class of the user's may refuse any.
+        # Not by assignment, which a class of the user's may refuse.
         BaseException.with_traceback(item, shown(item.__traceback__))
 
 
 def with_causes(error: BaseException, *links: str) -> list[BaseException]:
-    """Return an exception, those that ``links`` lead to, and those of a group; each once."""
+    """Return an exception, those that ``links`` lead to, and the members of groups, each once."""
     todo, causes = [error], {}
     while todo:
         item = todo.pop()
@@ -168,7 +169,7 @@ def with_causes(error: BaseException, *links: str) -> list[BaseException]:
 
 
 def file_of(entry: TracebackType) -> str:
-    """Return the file of a link of a traceback."""
+    """Return the file of a traceback entry."""
     return entry.tb_frame.f_code.co_filename
 
 

@@ -34,7 +34,7 @@ OUTERMOST = 5
 
 _RUNNER = str(Path(__file__).parents[1] / "notebook" / "statement.py")
 
-# What stands between a call and whoever watches it: dispatch modes, hooks, custom ops.
+# Files of torch between a call and an observer of it: dispatch modes, hooks, custom ops.
 _DISPATCH = (
     "_compile.py",
     "_dynamo/",
@@ -59,12 +59,12 @@ Entry: TypeAlias = FrameType | TracebackType | StackEntry
 
 
 def frame_of(entry: FrameType | TracebackType) -> FrameType:
-    """Return a frame, or that of one link of a traceback."""
+    """Return a frame, or that of a traceback entry."""
     return entry.tb_frame if isinstance(entry, TracebackType) else entry
 
 
 def line_of(code: CodeType, lasti: int) -> int:
-    """Return the line of an instruction, that of the function where the code does not say."""
+    """Return the line of an instruction, that of the function if the code has none."""
     line = _origin_of(code, lasti)[0]
     return code.co_firstlineno if line is None else line
 
@@ -79,7 +79,7 @@ class Position(NamedTuple):
 
 
 class Place(NamedTuple):
-    """One entry of the stack, whatever it was made from; ``frame`` is there while it lives."""
+    """One entry of the stack, made from any kind of entry; ``frame`` is set while it is alive."""
 
     code: CodeType
     lineno: int
@@ -133,44 +133,44 @@ class Place(NamedTuple):
 _Origin: TypeAlias = tuple[int | None, int | None, int | None, int | None]
 _MOST_TABLES = 8
 _tables: dict[int, tuple[CodeType, list[_Origin]]] = {}
-"""By the ``id`` of a code object where each of its instructions comes from."""
+"""Cache of the origins of all instructions, by the ``id`` of their code object."""
 
 
 def _origin_of(code: CodeType, lasti: int) -> _Origin:
-    """Return lines and columns of an instruction, ``None`` where the code does not say.
+    """Return lines and columns of an instruction, ``None`` where the code has none.
 
-    Python reads its own table from the start each time: a report asks for hundreds of places in
-    one long cell.
+    Cached, as Python decodes its table from the start each time, and a report needs hundreds of
+    places in one long cell.
     """
     cached = _tables.get(id(code))
     if cached is None or cached[0] is not code:
         while len(_tables) >= _MOST_TABLES:
             _tables.pop(next(iter(_tables)), None)
         cached = _tables[id(code)] = (code, list(code.co_positions()))
-    table, at = cached[1], lasti // 2
+    table, at = cached[1], lasti // 2  # an instruction has two bytes
     return table[at] if 0 <= at < len(table) else (None, None, None, None)
 
 
-# Python can be told to keep no columns; then nobody can tell.
+# Python can be told to keep no columns (-X no_debug_ranges): generated code is not detected then.
 _HAS_COLUMNS = any(item[2] is not None for item in _origin_of.__code__.co_positions())
 
 
 def place_of(entry: Entry) -> Place:
-    """Make a :class:`Place` of a frame, of one link of a traceback, or of a recorded entry."""
+    """Return the :class:`Place` of a frame, of a traceback entry or of a recorded entry."""
     if isinstance(entry, TracebackType):
         frame = entry.tb_frame
         return Place(frame.f_code, entry.tb_lineno, entry.tb_lasti, frame)
     if isinstance(entry, FrameType):
-        # f_lineno is None between a frame's lines; the line table answers then.
+        # f_lineno may be None, between the lines of a frame: then take the function's.
         line = entry.f_lineno or entry.f_code.co_firstlineno
         return Place(entry.f_code, line, entry.f_lasti, entry)
     return Place(*entry, None)
 
 
 def namespaces(frames: Sequence[FrameType]) -> Iterator[Mapping[str, object]]:
-    """Return the variables of the user's frames, innermost first, then those of their modules.
+    """Yield the variables of the user's frames, innermost first, then those of their modules.
 
-    Those of a module, which are its frame's too, come once: a notebook may have many.
+    Each namespace comes once: a module's is also its frame's, and that of a notebook is large.
     """
     users = [item for item in reversed(frames) if is_user_file(item.f_code.co_filename)]
     scopes = [*(frame.f_locals for frame in users), *(frame.f_globals for frame in users)]
@@ -184,7 +184,7 @@ def stack_of(frame: FrameType | None) -> tuple[FrameType, ...]:
 
 
 def is_loader_worker() -> bool:
-    """Return whether a DataLoader has just forked this process: its code is still on the stack."""
+    """Return whether a DataLoader forked this process: its code is still on the stack."""
     files = (frame.f_code.co_filename for frame in stack_of(sys._getframe()))
     return any(torch_path(file) == "utils/data/dataloader.py" for file in files)
 
@@ -192,7 +192,7 @@ def is_loader_worker() -> bool:
 def running_frame(code: CodeType, entries: Sequence[TracebackType]) -> FrameType | None:
     """Return the newest frame of ``code`` that still runs below or above a traceback.
 
-    For a statement of a cell, the one of the cell: a shell compiles each statement by itself.
+    For a statement of a cell, any frame of that cell: a shell compiles each statement separately.
     """
     if not entries:
         return None
@@ -206,9 +206,9 @@ def running_frame(code: CodeType, entries: Sequence[TracebackType]) -> FrameType
 
 
 def places_of(entries: Sequence[Entry]) -> list[Place]:
-    """Read a stack, outermost first, without the frames of whoever is looking at it."""
+    """Return the places of a stack, outermost first, without the frames of its observer."""
     places = [place for place in map(place_of, entries) if not is_own_file(place.filename)]
-    # In a traceback the innermost frame is where it was raised, whoever's it is.
+    # The innermost frame of a traceback raised the exception, so it stays in any case.
     is_live = bool(entries) and not isinstance(entries[-1], TracebackType)
     while is_live and places and torch_path(places[-1].filename).startswith(_DISPATCH):
         places.pop()
@@ -216,7 +216,7 @@ def places_of(entries: Sequence[Entry]) -> list[Place]:
     for at, place in enumerate(places):
         if not place.is_generated:
             written.append(place)
-        # Compiled code gets the line that the compiler read; without it, it is left out.
+        # Compiled code gets the line that the compiler traced; without one it is left out.
         elif (line := _traced_line(place.code, places[at + 1 :])) is not None:
             written.append(place._replace(lineno=line))
     return written
@@ -226,7 +226,7 @@ _TRACED = re.compile(r'^\s*File "(.+)", line (\d+), in (\S+)$', re.MULTILINE)
 
 
 def _traced_line(code: CodeType, below: Sequence[Place]) -> int | None:
-    """Return the user's line behind the running line of a compiler's graph, by the graph itself."""
+    """Return the user's line of the running line of a compiled graph, from the graph's traces."""
     for place in below:
         graph_module: dict[str, Any] = instance_dict(place.variables.get("self"))
         lines, graph = graph_module.get("_lineno_map"), graph_module.get("_graph")
@@ -241,13 +241,13 @@ def _traced_line(code: CodeType, below: Sequence[Place]) -> int | None:
 
 
 def frames_of(entries: Sequence[Entry]) -> tuple[Frame, ...]:
-    """Describe a stack: without this package, without what runs cells, at most ``MAX_FRAMES``.
+    """Describe at most ``MAX_FRAMES`` of a stack, without this package and the cell's runner.
 
     Frames outside the user's first one belong to the front end and are left out too, unless no
     frame is the user's.
     """
-    # What runs a cell was called from a cell itself: only the code inside it is the user's call.
-    # A cell that awaits is run by this package alone: the shell waits further out.
+    # Start inside the innermost runner of a cell, which another cell may have called.  A cell that
+    # awaits is run by this package alone: the shell's frames are further out.
     files = enumerate(place_of(item).filename for item in entries)
     runner = max((at for at, file in files if file == _RUNNER or is_machinery(file)), default=-1)
     places = places_of(entries[runner + 1 :])

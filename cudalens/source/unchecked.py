@@ -1,7 +1,7 @@
 """Whether unchecked code can write to a tensor unseen before the next checked block begins.
 
-A version tells of most writes, and not of those through ``.data`` or through memory that NumPy
-shares.  So only code counts that cannot do any of this: it defines, imports, prints and reads.
+A tensor's version counter shows most writes, but none through ``.data`` or through memory that
+NumPy shares.  So only code that cannot do either is accepted: it defines, imports, prints, reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _METHODS_THAT_READ = frozenset(
     )
 )
 _VIEWS = functions(Trait.PROPERTY | Trait.VIEW, without=Trait.RENEWS) | {"grad"}
-"""Attributes of a tensor that have its memory, or another tensor's that the recorder knows."""
+"""Attributes of a tensor that share its memory, or that of another recorded tensor."""
 _WRITING = (ast.AugAssign, ast.Await, ast.Yield, ast.YieldFrom)
 _ITERATING = (ast.For, ast.AsyncFor, ast.comprehension)
 """Statements that run the code of an iterator."""
@@ -56,7 +56,7 @@ def _is_check(statement: ast.With) -> bool:
 
 
 def _is_block(statement: ast.stmt) -> bool:
-    """Return whether a statement is ``with cudalens.check(...):``, and its arguments do nothing."""
+    """Return whether a statement is ``with cudalens.check(...):`` with constant arguments."""
     if not isinstance(statement, ast.With) or not _is_check(statement):
         return False
     call: Any = statement.items[0].context_expr
@@ -65,9 +65,9 @@ def _is_block(statement: ast.stmt) -> bool:
 
 
 def _may_be_view(node: ast.AST) -> bool:
-    """Return whether a node may give a view, through which a later block writes.
+    """Return whether a node may return a view, through which a later block could write.
 
-    The recorder cannot tell what such a view is of.
+    The recorder does not know the base of such a view.
     """
     match node:
         case ast.Subscript(slice=ast.Constant(str())):
@@ -91,7 +91,7 @@ def _may_write(node: ast.AST) -> bool:
 
 
 def _executed(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that run where a statement runs, without what calls run later."""
+    """Yield the nodes that run when a statement runs, without bodies of functions."""
     yield node
     if isinstance(node, FUNCTIONS):
         parts: Iterator[ast.AST] = iter((*getattr(node, "decorator_list", ()), node.args))
@@ -104,14 +104,14 @@ def _executed(node: ast.AST) -> Iterator[ast.AST]:
 def statements_after(filename: str, line: int) -> tuple[Sequence[ast.stmt], bool] | None:
     """Return the statements that run after the block of a ``with`` statement of ours.
 
-    Nothing but the block may be in it: another context manager ends later, and may hide an error.
+    It may have no other context manager, which would end later and may hide an error.
 
     Args:
-        line: that the statement begins in.
+        line: the first line of the ``with`` statement.
 
     Returns:
-        them, and whether they are the last of a whole file or cell; ``None`` where the line has no
-        such statement.
+        the statements, and whether they are the last of a whole file or cell; ``None`` where the
+        line has no such ``with``.
     """
     tree = parsed_source(filename)
     for node in ast.walk(tree) if tree is not None else ():
