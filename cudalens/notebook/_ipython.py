@@ -1,7 +1,7 @@
-"""What IPython's public interface does not tell: read from its running frames and its internals.
+"""Facts that IPython's public interface does not offer, read from its frames and internals.
 
 Each function names the releases or the code of IPython that it relies on.  Where another release
-does it differently, it returns what "unknown" means to its caller.
+differs, it returns the value that its caller takes for unknown.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def arrow_lines(parts: Any) -> Any:
     in which a frame is a string of its own.
 
     Args:
-        parts: what ``structured_traceback`` returned: a list of strings, or text of another kind,
-            which is returned as it is.
+        parts: the result of ``structured_traceback``: a list of strings, or text of another kind,
+            which is returned unchanged.
     """
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         return parts
@@ -80,7 +80,7 @@ def text_of_time(compiler: FrameType) -> str:
 def info_of_running_cell() -> Any:
     """Return the ``ExecutionInfo`` of the innermost running cell, ``None`` where it is unknown.
 
-    The shell's events do not tell of a silent cell; ``run_cell_async`` has it in ``info``.
+    The shell has no ``pre_run_cell`` event for a silent cell; ``run_cell_async`` has the ``info``.
     """
     frame = _running("run_cell_async")
     return None if frame is None else frame.f_locals.get("info")

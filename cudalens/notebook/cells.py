@@ -1,9 +1,9 @@
 """Checked cells of a shell: the shell runs them, this module opens and closes their sessions.
 
-The line of ``%%cudacheck`` is taken off before the shell reads the cell.  The session is opened
-where the shell runs the cell's code: the shell swallows what callbacks of its events raise, and
-would run the cell without its check.  Events close the session.  The shell shows its tracebacks
-without our frames.  It is only talked to, never imported.
+The line of ``%%cudacheck`` is removed before the shell parses the cell.  The session is opened by
+the call that runs the cell's code, as the shell swallows exceptions of event callbacks and would
+run the cell without its check.  Events close the session.  The shell shows its tracebacks without
+our frames.  IPython is never imported here.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ NOT_OPENED = (
     f"%%{MAGIC}, or after %{MAGIC} off, it runs unchecked."
 )
 _MAGIC_LINE = re.compile(rf"\s*(?P<sign>%%?){MAGIC}(?:\s(?P<rest>.*))?", re.DOTALL)
-# A blank line at the top, which the shell would drop.  The no-break space tells it from a bare sign
-# of the user's, and counts as blank where the typed line is compared with it.
+# Stands for a blank line at the top, which the shell would drop.  The no-break space distinguishes
+# it from a bare # of the user's, and counts as blank where it is compared with the typed line.
 _BLANK = "#\N{NO-BREAK SPACE}"
 _BLANK_SHOWN = re.compile(rf"(?m)^((?:\x1b\[[\d;]*m|[ \d>-])*){_BLANK}((?:\x1b\[[\d;]*m)*) *$")
 
@@ -66,43 +66,43 @@ class _Cell:
     """A cell that the shell has read and is about to run, or that is running."""
 
     options: Options | None = None
-    """Those of its own check; ``None`` where nothing asks for one."""
+    """The options of its own check, ``None`` without one."""
     is_by_hand: bool = False
-    """True if somebody's code has called the magic: that code gets the exception."""
+    """True if other code has called the magic: the exception is raised there."""
     typed: list[str] = field(default_factory=list)
-    """The lines that its own are counted by, as they were typed."""
+    """The typed lines that set its line numbers."""
     part_of: _Cell | None = None
-    """The running cell whose lower part it is, and whose lines it is counted by."""
+    """The running cell whose lower part it is, and whose line numbers it has."""
     name: str = ""
     """The file name of its code."""
     number: int | None = None
     is_silent: bool = True
-    """True if the shell tells nothing of it."""
+    """True if the shell has no ``pre_run_cell`` event for it."""
     run: Any = None
     """The coroutine that runs its code, once it does."""
     session: CheckSession | None = None
     """Its own session, until that is closed."""
     was_checked: bool = False
-    """True if that was opened."""
+    """True if its session was opened."""
     failure: BaseException | None = None
-    """An exception that was raised where the shell told of its beginning."""
+    """An exception of our callbacks for its start."""
     late: BaseException | None = None
-    """A finding of deferred guards in a cell before, which came to light where this one began."""
+    """A finding of deferred guards in an earlier cell, which surfaced when this one began."""
     ran: int = 0
     """Number of cells it has run."""
     explained: BaseException | None = None
-    """The last exception that a check inside it has shown a report of."""
+    """The last exception whose report a check inside it has shown."""
     shown_by_time: BaseException | None = None
     """The exception that ``%time`` has shown and kept, as it does before IPython 9.4."""
 
     @property
     def is_over(self) -> bool:
-        """True if its code does not run: it has ended, or was never reached."""
+        """True if its code is not running: it has ended, or was never reached."""
         return self.run is None or self.run.cr_frame is None
 
 
 class CellWatch:
-    """The cells of one shell; ``always`` makes each following one a checked cell."""
+    """The cells of one shell; with ``always``, each following cell is checked."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
@@ -112,14 +112,14 @@ class CellWatch:
         self._next = _Cell()
         """Facts on the text that the shell has read last."""
         self._text = ""
-        """Text that it has made of that."""
+        """The Python that the shell has made of that text."""
         self._comments: set[str] = set()
-        """Comments that the lines of magics have become in the running cell."""
+        """Comments that replace the lines of magics in the running cell."""
         self._comments_of: dict[str, set[str]] = {}
-        """The same of each cell, by its name: ``%tb`` shows an earlier one."""
+        """The same of each cell, by its file name: ``%tb`` shows an earlier one."""
         self._is_by_hand = False
         self._timed: dict[str, CellPlace | None] = {}
-        """By the text that ``%time`` has read, the place of that text."""
+        """The place of each text that ``%time`` has read."""
         self._undo: list[Callable[[], None]] = []
 
     def attach(self) -> None:
@@ -128,7 +128,7 @@ class CellWatch:
         SUCCESSION.sees_cells = True
         for event, function in self._events():
             self.shell.events.register(event, function)
-        # First of all: the shell's own drop blank lines, and the indentation of the first line.
+        # Before the shell's own transforms, which drop blank lines and the first indentation.
         self.shell.input_transformers_cleanup.insert(0, self._read)
         self.shell.input_transformers_post.append(self._made)
         self._show, self._print = self.shell.showtraceback, self.shell._showtraceback
@@ -143,7 +143,7 @@ class CellWatch:
         ]
 
     def detach(self) -> None:
-        """Close what is open and leave the shell."""
+        """Close open sessions, and remove everything from the shell."""
         self.always = None
         while self._cells:
             self._end(None)
@@ -168,18 +168,18 @@ class CellWatch:
     # --- the text ---------------------------------------------------------------------------------
 
     def _read(self, lines: list[str]) -> list[str]:
-        """Make the line of the magic a comment, so that the numbers of the lines below it stay.
+        """Replace the line of the magic by a comment, so that the lines below keep their numbers.
 
-        The lower part of a running cell, such as ``%%time`` runs, gets comments for what is above
-        it there.
+        The lower part of a running cell, as ``%%time`` runs it, gets comments for the lines that
+        are above it in that cell.
         """
         try:
             return self._read_cell(lines)
-        except KeyboardInterrupt:  # the shell catches none here, and a kernel would not answer
+        except KeyboardInterrupt:  # the shell does not catch it here: a kernel would not answer
             return ["raise KeyboardInterrupt\n"]
 
     _read.has_side_effects = True  # type: ignore[attr-defined]
-    """Who asks whether a text is complete has to see that it begins with a magic."""
+    """The shell skips it to check whether a text is complete, which depends on the magic."""
 
     def _read_cell(self, lines: list[str]) -> list[str]:
         self._next = cell = _Cell(is_by_hand=self._is_by_hand)
@@ -193,13 +193,13 @@ class CellWatch:
         if _first(lines).lstrip().startswith("%%"):
             return lines  # nothing may be above another magic
         if len(lines) < len(cell.typed):
-            # Below comments the shell would see neither an indentation nor prompts.
+            # Below our comments the shell would not find an indentation or prompts.
             for transform in self.shell.input_transformers_cleanup:
                 if getattr(transform, "__module__", "").startswith("IPython."):
                     lines = transform(lines)
-        # A cell below blank lines is longer than what its lines are counted by.
+        # A cell with blank lines at the top has more lines than those that are numbered.
         above = cell.typed[: max(0, len(cell.typed) - len(lines))]
-        # The shell drops blank lines at the top; below them they stay blank.
+        # The shell drops blank lines at the top alone, so those below a comment stay blank.
         comments = [
             f"# {line.strip()}"
             if line.strip()
@@ -212,11 +212,11 @@ class CellWatch:
         return [*(f"{comment}\n" for comment in comments), *lines]
 
     def _without_magic(self, lines: list[str], cell: _Cell) -> list[str]:
-        """Return the text of a cell without the magic that checks all of it, and note its options.
+        """Return the text of a cell without the magic that checks all of it; store its options.
 
-        That is ``%%cudacheck`` over a cell, and ``%cudacheck`` before a statement alone.  The magic
-        itself answers anything else: help, a misuse, and what is read while a cell runs, of whose
-        beginning the shell may tell nothing.
+        That is ``%%cudacheck`` over a cell, and ``%cudacheck`` before its only statement.  The
+        magic itself handles anything else: help, misuse, and text that is read while a cell runs,
+        for which the shell may have no event.
         """
         first = _first(lines)
         match = _MAGIC_LINE.fullmatch(first)
@@ -231,7 +231,7 @@ class CellWatch:
                 raise OptionsError
             importlib.import_module("torch")
         except (ImportError, OptionsError):
-            return lines if below else [*lines, "\n"]  # no magic has an empty body
+            return lines if below else [*lines, "\n"]  # a cell magic needs a body
         cell.options = options
         if is_line:
             cell.typed = [rest]
@@ -239,7 +239,7 @@ class CellWatch:
         return below
 
     def _made(self, lines: list[str]) -> list[str]:
-        """Take note of the text that the shell has made of what it has read."""
+        """Store the Python that the shell has made of the text that it read."""
         self._text = "".join(lines)
         if self._cells and _ipython.is_read_by_time():
             whole = self._next.part_of
@@ -258,7 +258,7 @@ class CellWatch:
         """Run a text as a checked cell, for code that has called the magic by hand.
 
         Raises:
-            BaseException: what the cell raised.
+            BaseException: the exception of the cell.
         """
         __tracebackhide__ = True
         self._is_by_hand = True
@@ -268,14 +268,14 @@ class CellWatch:
             raise error
 
     def _before_any(self) -> None:
-        # Here and in _before the shell would print what is raised, and run the cell.
+        # Here and in _before, exceptions are stored: the shell would print them and run the cell.
         while self._cells and self._cells[-1].is_over:
-            self._end(None)  # an interrupt has kept the shell from telling of its end
+            self._end(None)  # an interrupt kept the shell from the event of its end
         cell, self._next, self._is_by_hand = self._next, _Cell(), False
         try:
             self._cells.append(cell)
             if len(self._cells) > 1:
-                # Of a silent cell, such as those of a notebook under %run, the shell tells nothing.
+                # A silent cell, such as one of a notebook under %run, has no pre_run_cell event.
                 info = _ipython.info_of_running_cell()
                 if info is not None and info.silent:
                     self._note_name(cell, info, int(self.shell.execution_count))
@@ -286,7 +286,7 @@ class CellWatch:
         cell = self._cells[-1]
         cell.is_silent = False
         try:
-            # Since 9.8 a cell that goes into the history has raised the count for the next one.
+            # Since 9.8 the count is raised for the next cell before a stored cell begins.
             is_raised = info.store_history and _ipython.version() >= (9, 8)
             self._note_name(cell, info, int(self.shell.execution_count) - bool(is_raised))
         except BaseException as error:
@@ -304,7 +304,7 @@ class CellWatch:
             run = self._run_nodes(nodes, name, *args, **options)
             cell = self._begun(result.info)
             self._open(cell, result.info)
-            if cell.session is None and not result.info.silent:  # a front end only looks
+            if cell.session is None and not result.info.silent:  # silent: a front end's query
                 SUCCESSION.before_unchecked(nodes)
             cell.run = run
         except BaseException as error:
@@ -318,7 +318,7 @@ class CellWatch:
     def _begun(self, info: Any) -> _Cell:
         """Return the cell that is about to run.
 
-        An interrupt may have kept the shell from telling of its beginning.
+        An interrupt may have kept the shell from the events of its start.
         """
         if not self._cells or not self._cells[-1].is_over:
             self._before_any()
@@ -327,16 +327,16 @@ class CellWatch:
         return self._cells[-1]
 
     def _open(self, cell: _Cell, info: Any) -> None:
-        """Open the session that a cell is to have.
+        """Open the session of a cell, if it needs one.
 
         Raises:
-            BaseException: what came while it began or was being opened: the cell must not run.
+            BaseException: raised by the start or the opening; the cell must not run.
         """
         failure = cell.failure
         if failure is not None and is_of_user(failure):
             raise failure
         is_inner = any(item.session for item in self._cells)
-        # A cell that only turns checks off must run where they cannot be opened.
+        # A cell that only turns checks off must run even where they cannot be opened.
         typed = [line.strip() for line in cell.typed if line.strip()]
         is_way_out = typed in ([f"%{MAGIC} off"], ["%unload_ext cudalens"])
         if cell.options is None and not (info.silent or is_inner or is_way_out):
@@ -348,7 +348,7 @@ class CellWatch:
             session.is_followed = len(self._cells) == 1 and not cell.is_by_hand
             try:
                 session.open()
-            except DeviceAssertError as error:
+            except DeviceAssertError as error:  # a deferred finding of an earlier cell
                 cell.late = error
                 session.open()
             if failure is not None:
@@ -361,9 +361,7 @@ class CellWatch:
             raise
 
     def _note_name(self, cell: _Cell, info: Any, number: int) -> None:
-        """Keep what the shell does not: numbers of cells, lines of magics as they were typed, and
-        where a cell that another one runs was typed.
-        """
+        """Store what the shell does not: cell numbers, typed lines, and the cell around another."""
         text = getattr(info, "transformed_cell", None) or self._text  # before IPython 9.4
         name = self.shell.compile.get_code_name(info.raw_cell, text, number)
         typed = typed_lines(cell.typed, text)
@@ -387,7 +385,7 @@ class CellWatch:
         CELLS.register(name, cell.number, split_lines(text), typed, title)
 
     def _close(self, cell: _Cell, error: BaseException | None) -> BaseException | None:
-        """Close the session of a cell, and show its report; return a finding that came so late."""
+        """Close the session of a cell, and show its report; return a finding that is found now."""
         session = cell.session
         if session is None:
             return None
@@ -395,13 +393,13 @@ class CellWatch:
             late = session.close(error)
         finally:
             cell.session = None
-            session.remove()  # an interrupt may have come where its end began
+            session.remove()  # an interrupt may have come at the start of close()
         is_shown = error is not None and error is cell.explained
         finish(self.shell, session, cell.options or Options(), is_shown=is_shown)
         return late
 
     def _closed(self, cell: _Cell, error: BaseException | None) -> BaseException | None:
-        """Close the session of a cell; return what comes to light only now, or an interrupt."""
+        """Close the session of a cell; return a finding that is found only now, or an interrupt."""
         name = None if cell.was_checked or cell.options is None else cell.options.report
         if name is not None:
             self.shell.user_ns[name] = None
@@ -418,7 +416,7 @@ class CellWatch:
             self._end(None)
 
     def _after(self, result: Any) -> None:
-        # An empty cell never began, and that which loaded the extension began before.
+        # An empty cell has no start, and the cell that loaded the extension started before us.
         if self._cells and (result is None or result.info.raw_cell.strip()):
             self._end(result)
 
@@ -437,7 +435,7 @@ class CellWatch:
             if result is not None and result.success:
                 result.error_in_exec = error = late
         if error is not None and _ipython.version() < (8, 14):
-            # It shows no notes of an exception.
+            # Such an IPython does not show the notes of an exception.
             is_beside = is_reported(error, Shown.report)
             action = action_line(Shown.report) if is_beside else ""
             is_said = is_beside and getattr(error, "report", None) is not None
@@ -452,7 +450,7 @@ class CellWatch:
     # --- tracebacks -------------------------------------------------------------------------------
 
     def note_explained(self, error: BaseException) -> bool:
-        """Remember the error that a check has dealt with; tell whether one inside it had before."""
+        """Store the error that a check has reported; return whether an inner check had before."""
         if not self._cells:
             return False
         before, self._cells[-1].explained = self._cells[-1].explained, error
@@ -464,14 +462,14 @@ class CellWatch:
         return self._cells[-1].shown_by_time if self._cells else None
 
     def _showtraceback(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
-        """Show an exception without our frames; without torch's where a report tells the rest."""
+        """Show an exception without our frames, and without torch's where a report follows."""
         kind, error, trace = sys.exc_info() if exc_tuple is None else exc_tuple
         if not isinstance(error, BaseException):
             self._show(exc_tuple, *args, **options)
             return
         if options.get("running_compiled_code") and self._cells:
-            # The session has to see an exception before the shell shows it: it adds the note,
-            # and cuts the traceback where a debugger is to land.
+            # The session must see an exception before the shell shows it: it adds the note, and
+            # cuts the traceback to the frame in which a debugger starts.
             cell = self._cells[-1]
             self._close(cell, error)
             if cell.is_by_hand:
@@ -492,7 +490,7 @@ class CellWatch:
         action = action_line(Shown.report) if is_beside else ""
         with without_repeats(error, Shown.report, action), self._arrow_lines(is_beside):
             self._show((kind, error, cut), *args, **options)
-        # A debugger reaches what is not shown.
+        # A debugger must reach the frames that are not shown.
         sys.last_traceback = self.shell.InteractiveTB.tb = trace
 
     def _debug(self, *args: Any, **options: Any) -> None:
@@ -501,9 +499,10 @@ class CellWatch:
 
     @contextmanager
     def _arrow_lines(self, is_beside: bool) -> Iterator[None]:
-        """Let a traceback show the arrow line of each frame alone, where the report has the code.
+        """Reduce a traceback to the arrow line of each frame, where the report shows the code.
 
-        Both are to be seen at once behind Shift-Enter: the lines around take a third of the page.
+        Both should be visible at once after Shift-Enter, and the other lines take a third of the
+        page.
         """
         if not is_beside or getattr(self.shell, "kernel", None) is None:
             yield
@@ -524,6 +523,7 @@ class CellWatch:
         trace = getattr(error, "__traceback__", None)
         names = {frame.f_code.co_filename for frame, _ in walk_tb(trace)}
         comments = self._comments.union(*(self._comments_of.get(name, ()) for name in names))
+        # Show the lines of magics as typed, not as the comments that replaced them.
         for comment in filter(len, (item[2:] for item in comments)):
             lines = [line.replace(f"# {comment}", comment) for line in lines]
         if _BLANK in comments:
@@ -532,7 +532,7 @@ class CellWatch:
 
 
 def _first(lines: list[str]) -> str:
-    for line in lines:  # no generator: Python drops what a signal handler raises where one ends
+    for line in lines:  # no generator: where one ends, Python drops a signal handler's exception
         if line.strip():
             return line
     return ""

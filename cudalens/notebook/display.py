@@ -1,6 +1,6 @@
-"""Shows what a session found in the running shell: the static report, and what lives below it.
+"""Shows a session's report in the running shell: the static report and the interactive row.
 
-The shell is only talked to, never imported.
+IPython is never imported here.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def new_session(options: Options) -> CheckSession:
 
 
 def finish(shell: Any, session: CheckSession, options: Options, *, is_shown: bool = False) -> None:
-    """Show the report of a closed session, if there is one, and bind it as the user asked.
+    """Show the report of a closed session, if it has one, and bind it to the user's variable.
 
-    ``is_shown`` says that a check inside this one has shown what left both.
+    ``is_shown`` is true if a check inside this one has shown the exception that ended both.
     """
     if options.report is not None:
         shell.user_ns[options.report] = session.report
@@ -50,17 +50,17 @@ def finish(shell: Any, session: CheckSession, options: Options, *, is_shown: boo
     if session.report is None or session.is_reminder:
         return  # the exception's own note says what happened earlier
     if is_shown and Shown.report and Shown.report.explanation == session.report.explanation:
-        return  # an outer check that has seen more says so
+        return  # an outer check repeats it only with another explanation
     if session.swallowed and not session.swallowed.was_raised_while_handled:
         said = session.swallowed.sentence("cell").replace("this error", "an error", 1)
         print(f"cudalens: warning: {said}: {session.report.headline}", file=sys.stderr)
     if session.is_shown_early and getattr(shell, "kernel", None) is None:
-        return  # a terminal replaces nothing
+        return  # a terminal cannot replace an output
     try:
         name = session.display_name if session.is_shown_early else None
         publish(shell, session.report, widgets=options.widgets, replaced=name)
     except Exception as error:
-        # The cell's own exception is on its way: ours must not take its place.
+        # The cell's own exception is propagating: ours must not replace it.
         print(f"cudalens: the report could not be shown: {error!r}", file=sys.stderr)
 
 
@@ -72,23 +72,23 @@ def show_early(session: CheckSession) -> None:
     named = {"display_id": session.display_name}
     bundle = dict(session.report._repr_mimebundle_())
     shell.display_pub.publish(data=bundle, metadata={}, transient=named)
-    sys.stdout.flush()  # a kernel sends in a thread of its own, and torch may abort next
+    sys.stdout.flush()  # a kernel sends from another thread, and torch may abort next
 
 
 def say_written(written: Iterable[Path]) -> None:
-    """Say where the report was written to."""
+    """Print the paths of the written reports."""
     for path in written:
         print(f"cudalens: the report is in {path}")
 
 
 def publish(shell: Any, report: Report, *, widgets: bool, replaced: str | None = None) -> None:
-    """Show a report as text and HTML and, where it can live, the interactive row below.
+    """Show a report as text and HTML and, where widgets work, the interactive row below.
 
-    The static report is an output of its own: it is there without a kernel, and its style sheet
-    hides a row that has none.
+    The static report is a separate output: it needs no kernel, and its style sheet hides a row
+    that has none.
 
     Args:
-        replaced: the name of an output to show it in.
+        replaced: the display id of an output to replace.
     """
     more: dict[str, Any] = {}
     if replaced:
@@ -100,7 +100,7 @@ def publish(shell: Any, report: Report, *, widgets: bool, replaced: str | None =
 
 
 def action_line(report: Report | None) -> str:
-    """Return the one action of a report that is shown, as the last line of a traceback."""
+    """Return the suggested action of a report, for the last line of a traceback."""
     if report is None:
         return ""
     from cudalens.render.screen import action_of  # loading the extension stays cheap
@@ -115,7 +115,7 @@ def _view(report: Report) -> dict[str, Any]:
             from cudalens.render.widget import live
         model = live(report).model_id
     except Exception as error:
-        # The static report says everything: the row is a convenience.
+        # The static report has all the facts: the row is a convenience.
         print(f"cudalens: no interactive row here: {error!r}", file=sys.stderr)
         return {}
     return {WIDGET_TYPE: {"version_major": 2, "version_minor": 0, "model_id": model}}
@@ -131,9 +131,9 @@ def _has_widgets(shell: Any) -> bool:
 
 
 def _has_new_widgets() -> bool:
-    """Return whether ipywidgets is the one that the row was seen with; an older one may fail.
+    """Return whether ipywidgets has the release that the row was seen with; older ones may fail.
 
-    Seen so: JupyterLab 4 draws none of its widgets, and an error in place of the whole bundle.
+    Seen with an older one: JupyterLab 4 draws no widget, and an error instead of the whole bundle.
     """
     from importlib.metadata import version  # loading the extension stays cheap
 
@@ -144,10 +144,10 @@ def _has_new_widgets() -> bool:
 
 
 def _is_attended(shell: Any) -> bool:
-    """Return whether a user sits at the front end: those that have one allow asking for input.
+    """Return whether a user sits at the front end, which then allows requests for input.
 
-    nbclient, and with it papermill, nbconvert and nbval, say that it may not: there nobody would
-    ever see a view whose state is in this kernel.
+    nbclient, and with it papermill, nbconvert and nbval, does not allow them.  No user would see a
+    view there, whose state is in this kernel.
     """
     parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
     return bool((parent or {}).get("content", {}).get("allow_stdin", True))

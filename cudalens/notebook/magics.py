@@ -1,6 +1,6 @@
 """The IPython front end: ``%cudacheck`` and ``%%cudacheck``.
 
-It parses; the shell runs the cell (``cells.py``).  Loading it imports no torch.
+It parses the line, and the shell runs the cell (``cells.py``).  Loading it does not import torch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _loaded: weakref.WeakKeyDictionary[Any, FrontEnd] = weakref.WeakKeyDictionary()
 
 
 def load(shell: Any) -> None:
-    """Register the magics with a shell; harmless when they are."""
+    """Register the magics with a shell; does nothing twice."""
     if shell not in _loaded:
         _loaded[shell] = FrontEnd(shell)
         _loaded[shell].attach()
@@ -62,9 +62,9 @@ class FrontEnd:
         self._watch = CellWatch(shell)
         self._printed = PrintedAsserts()
         self._simulation: Any = None
-        """The simulation that ``%cudacheck simulate`` started, not one that was there before."""
+        """The simulation that ``%cudacheck simulate`` started, not an earlier one."""
         self._hidden: dict[str, Any] = {}
-        """Magics of other people that ours replaced."""
+        """Magics of other extensions that ours replaced."""
 
     def attach(self) -> None:
         """Register magics, event callbacks and the input transformations."""
@@ -72,13 +72,13 @@ class FrontEnd:
         self._hidden = {kind: magics[kind].get(MAGIC) for kind in ("line", "cell")}
         for kind in magics:
             magics[kind][MAGIC] = self.cudacheck
-        # Below another line the shell takes it for a line magic of this name.
+        # Below another line the shell reads %%cudacheck as a line magic of this name.
         magics["line"][f"%{MAGIC}"] = self._misplaced
         self._watch.attach()
         self._printed.attach()
 
     def detach(self) -> None:
-        """Take everything back."""
+        """Remove everything that was registered or turned on."""
         self._watch.detach()
         self._printed.detach()
         magics = self.shell.magics_manager.magics
@@ -152,6 +152,7 @@ class FrontEnd:
         try:
             with session:
                 yield
+                # Before IPython 9.4 %time shows an exception itself, and does not raise it.
                 shown = self._watch.shown_by_time
                 if shown is not None and shown is not before:
                     session.shown_error, is_shown = shown, self._watch.note_explained(shown)
@@ -210,7 +211,7 @@ class FrontEnd:
 
     def _do_simulate(self, options: Options) -> None:
         if not {"torch", _ACTIVATION} <= sys.modules.keys():
-            # Loading torch takes seconds in which nothing else would be said.
+            # Importing torch takes seconds, without any other output.
             print("starting the rehearsal device ...", flush=True)
         _require_torch()
         from cudalens.session.process import start_simulation

@@ -1,10 +1,10 @@
 """The assertions that CUDA printed into the notebook, also while nothing was checked.
 
-A kernel's stderr shows what the driver writes: a thread reads file descriptor 2 and gives each text
-to the stream's ``write``.  A hook of the stream sees the texts on their way to the notebook and
-keeps the assertions among them; nothing is held back and nothing else is kept.  An older stream,
-such as Colab's, has no hooks: there the stream's ``write`` is hidden by one that listens.  (Newer
-shells put a ``write`` of their own there for each cell, which would take ours away.)
+The driver writes to file descriptor 2.  In a kernel, a thread reads it and passes each text to the
+``write`` of the stream stderr.  A hook of the stream sees the texts on their way to the notebook
+and stores the assertions among them.  It holds nothing back and stores nothing else.  An older
+stream, such as Colab's, has no hooks: there we replace its ``write``.  (Newer shells replace
+``write`` for each cell, which would remove ours.)
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _MAX_LINE = 1 << 12
 
 
 class PrintedAsserts:
-    """Listens to the stderr of a kernel; in a terminal nobody can, and nothing is known."""
+    """Collects assertions from the stderr of a kernel; in a terminal that is not possible."""
 
     def __init__(self) -> None:
         self._asserts = self._begun = ""
         self._stream: Any = None
         self._write: Any = None
-        # Again from inside: a signal handler may print.
+        # Reentrant: a signal handler may print while the lock is held.
         self._lock = threading.RLock()
 
     def attach(self) -> None:
-        """Begin to listen, where the stream of this shell is a kernel's."""
+        """Start collecting, if the stream of this shell is a kernel's."""
         stream: Any = sys.stderr
         if not hasattr(stream, "pub_thread"):
             return
@@ -43,7 +43,7 @@ class PrintedAsserts:
             stream.write = self._listen
 
     def detach(self) -> None:
-        """Listen no longer; what somebody has put around our method goes on through it."""
+        """Stop collecting; a wrapper that other code has put around our method keeps working."""
         stream, self._stream = self._stream, None
         if stream is None:
             return
@@ -51,12 +51,13 @@ class PrintedAsserts:
             if stream.pub_thread is not None:
                 stream.pub_thread.schedule(partial(stream.unregister_hook, self._hook))
         elif vars(stream).get("write") == self._listen:
+            # The class has ``write``, unless other code had set one on the stream before us.
             del stream.write
             if stream.write != self._write:
                 stream.write = self._write
 
     def text(self) -> str:
-        """Return the assertions printed so far, one line for equal ones; empty without any."""
+        """Return the assertions printed so far, equal ones as one line; empty without any."""
         from cudalens.core.device_asserts import fold  # loading the extension stays cheap
 
         if self._stream is not None:
@@ -73,7 +74,7 @@ class PrintedAsserts:
         return self._write(text)
 
     def _keep(self, text: str) -> None:
-        """Keep the lines that assertions are on; a line may come in several texts."""
+        """Store the lines with assertions; a line may arrive in several texts."""
         with self._lock:
             *lines, begun = (self._begun + text).split("\n")
             self._begun = begun[-_MAX_LINE:]

@@ -1,6 +1,6 @@
 """Code that a line magic runs, compiled at its place in the cell: ``%cudacheck`` and ``%time``.
 
-The shell is only talked to, never imported.
+IPython is never imported here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class CellPlace(NamedTuple):
     before: str = ""
 
     def move(self, tree: ast.AST) -> None:
-        """Give the nodes of a tree the positions that they have in the cell."""
-        columns = len(self.before.encode())
+        """Move the nodes of a tree to their positions in the cell."""
+        columns = len(self.before.encode())  # ast counts UTF-8 bytes
         for node in ast.walk(tree):
             if isinstance(node, ast.expr | ast.stmt):
                 node.lineno += self.lines
@@ -36,7 +36,7 @@ class CellPlace(NamedTuple):
 
 
 def compiled(shell: Any, statement: str) -> list[CodeType]:
-    """Compile a statement, in parts: the last gives its value."""
+    """Compile a statement in parts, the last of which evaluates to its value, if it has one."""
     text = shell.transform_cell(statement).rstrip("\n")
     place = place_in_cell(shell, text) or _place_of_its_own(shell, text)
     tree = shell.compile.ast_parse(text, filename=place.filename)
@@ -72,22 +72,23 @@ def raising(error: BaseException, filename: str, line: int = 1) -> CodeType:
 
 
 def give_line(shell: Any, error: BaseException) -> None:
-    """Let the traceback of a finding that comes after its call end in the line of that call."""
+    """Give a finding that is raised after its call a traceback that ends in the call's line."""
     source = getattr(getattr(error, "report", None), "source", None)
     if source is None or error.__traceback__ is not None:
         return
     names = [name for name, number in CELLS.of_shell(shell).items() if number == source.cell]
     if source.cell is not None and names:
+        # The error is raised only for the traceback entry, whose line is the cell's.
         with suppress(BaseException):
             exec(raising(error, names[-1], source.line), shell.user_ns)
         trace = error.__traceback__
-        error.__traceback__ = None if trace is None else trace.tb_next
+        error.__traceback__ = None if trace is None else trace.tb_next  # without this frame
 
 
 def place_in_cell(shell: Any, text: str) -> CellPlace | None:
-    """Return the place of the running line magic, in whose line the cell then has ``text``.
+    """Return the place of the running line magic, and put ``text`` into its line of the cell.
 
-    ``None`` where no cell calls the magic, or the text has more lines than one.
+    ``None`` where no cell calls the magic, or the text has several lines.
     """
     frame = _ipython.caller_of_line_magic()
     if frame is None or "\n" in text or frame.f_code.co_filename not in CELLS.of_shell(shell):

@@ -14,16 +14,16 @@ from cudalens.notebook.statement import CellPlace
 
 
 def place_timed(compiler: Any, places: Mapping[str, CellPlace | None]) -> Callable[[], None]:
-    """Let a compiler give code of ``%time`` the name and the lines of its cell.
+    """Make a compiler use the file name and the lines of the cell for code of ``%time``.
 
-    Python looks a call up in the class.  That of this one object is replaced, as other shells
-    have compilers of the same class.
+    Python looks ``__call__`` up in the class.  The class of this one object is replaced, as other
+    shells have compilers of the same class.
 
     Args:
-        places: by the text that ``%time`` has read, the place of that text; read at each call.
+        places: the place of each text that ``%time`` has read; looked up at each call.
 
     Returns:
-        a function that undoes it.
+        a function that restores the class.
     """
     kind = type(compiler)
 
