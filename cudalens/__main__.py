@@ -50,7 +50,7 @@ where, which bound it breaks and on which line of yours.  Options after the scri
 to the script."""
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
-"""Exit codes, as Python itself gives them."""
+"""Exit codes, the same as Python's own."""
 
 
 class _UsageError(ValueError):
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _dispatch(words: list[str]) -> int:
     count = take(words, stop=["-m"])
     if count > 1 and words[count - 1] in _COMMANDS:
-        # --json takes a file before a script, and none before guards.
+        # --json takes a file before a script, but no value before the command guards.
         behind = words[count:]
         if not (behind and (behind[0] == "-m" or Path(behind[0]).exists())):
             count -= 1
@@ -107,7 +107,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _no_script(word: str) -> str:
-    """Say that there is no such script, and what was probably meant."""
+    """Return a message that there is no such script, with the names that are close to it."""
     may_be_command = Path(word).name == word and not Path(word).suffix
     scripts = [path.as_posix() for path in Path(word).parent.glob("*.py")]
     close = get_close_matches(word, [*(_COMMANDS if may_be_command else ()), *scripts])
@@ -136,12 +136,16 @@ def _say(text: str) -> int:
 
 
 def _printed(run: Callable[[], int]) -> int:
-    """Run what prints, whose reader may leave early as `head` does; return the exit status."""
+    """Run a function that prints, to a reader that may close the pipe early, as `head` does.
+
+    Returns:
+        the exit status.
+    """
     try:
         status = run()
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes once more at its end: that has to go somewhere.
+        # Python flushes stdout again as it exits, which would fail on the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     return status
@@ -153,8 +157,8 @@ def _as_script(script: Path, arguments: list[str]) -> None:
     if script.is_dir() or zipfile.is_zipfile(script):
         runpy.run_path(str(script), run_name="__main__")
         return
-    # As Python runs a script: `__file__` is absolute, and argv[0] is what was typed.  runpy makes
-    # both the same.  The module has to be in its place for what pickles the script's classes.
+    # As Python runs a script: `__file__` is absolute, and argv[0] is as typed.  runpy makes both
+    # the same.  The module must be in sys.modules, where pickle looks up the script's classes.
     path = str(script.absolute())
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
@@ -168,7 +172,7 @@ def _as_script(script: Path, arguments: list[str]) -> None:
 
 
 def _as_module(name: str, arguments: list[str]) -> None:
-    sys.argv = [name, *arguments]  # runpy puts the file's path in place of the name
+    sys.argv = [name, *arguments]  # runpy replaces the name by the file's path
     _import_from(Path.cwd())
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
@@ -179,7 +183,7 @@ def _import_from(folder: Path) -> None:
 
 
 def _run(options: Options, program: Callable[[], None]) -> int:
-    """Run the user's program checked; what it raised is shown as Python shows it."""
+    """Run the user's program under the check, and show its exception as Python does."""
     try:
         from cudalens.integrations.torchrun import files_of_rank
         from cudalens.session.session import CheckSession
@@ -207,7 +211,7 @@ def _run(options: Options, program: Callable[[], None]) -> int:
 
 
 def _show_exception(session: CheckSession, error: BaseException) -> None:
-    """Print the traceback; of an exception whose report comes next, what the report leaves out."""
+    """Print the traceback, shortened where a report of the exception follows."""
     from cudalens.source.shown_frames import (
         is_reported,
         shown_frames,
@@ -226,7 +230,7 @@ def _show_exception(session: CheckSession, error: BaseException) -> None:
 
 
 def _conclude(session: CheckSession, error: BaseException | None) -> None:
-    """Show the report; a rank of torchrun leaves it for the others, too."""
+    """Show the report; a rank of torchrun writes it for the other ranks, too."""
     rank = _rank()
     if session.is_shown_early:
         print("cudalens: the report is above", file=sys.stderr)
@@ -259,7 +263,7 @@ def _print_report(session: CheckSession) -> None:
     try:
         text = _as_text(report, sys.stderr)
     except Exception as error:
-        # The program's own failure has been shown: its exit status must not change for ours.
+        # The program's own failure has been shown: ours must not change its exit status.
         text = f"cudalens: the report could not be shown: {error!r}"
     print(text, file=sys.stderr)
     print(_about(report), end="", file=sys.stderr)
@@ -339,7 +343,7 @@ def _show(args: Namespace) -> int:
             report = Report.from_dict(json.loads(Path(name).read_text(encoding="utf-8-sig")))
             views = _views(report, args) if len(args.files) == 1 else []
             reports.append((name, report, _as_text(report, sys.stdout)))
-        except Exception as error:  # a file may hold anything; what it does to a view is known late
+        except Exception as error:  # a file may hold anything, and a view may fail on it late
             is_page = Path(name).suffix.lower() in (".html", ".htm")
             why = "it is a page; show takes the .json" if is_page else why_unreadable(error)
             status = _complain(f"{name} is not a report that can be shown: {why}", FAILED)
@@ -387,7 +391,7 @@ Views: TypeAlias = list[tuple[Path, str]]
 
 
 def _views(report: Report, args: Namespace) -> Views:
-    """Return what the files that were asked for are to hold."""
+    """Return the files that were asked for, with their texts."""
     forms = ((args.html, report.to_html), (args.json, report.to_json))
     return [(expanded(name), text()) for name, text in forms if name is not None]
 

@@ -1,1 +1,1 @@
-"""The check inside the engines that people already use; each module needs its host installed."""
+"""The check inside training frameworks, pytest and torchrun; each module needs its host."""

@@ -11,10 +11,10 @@ from cudalens.integrations.training import TrainingCheck
 
 
 class CudaCheckCallback(Callback):  # type: ignore[misc]
-    """Guards while a ``Trainer`` fits, tests or predicts; a report lies beside the checkpoints.
+    """Guards while a ``Trainer`` fits, tests or predicts; a report is beside the checkpoints.
 
     Args:
-        deferred: guards that wait for the device at no call; with ``False`` each looks at once.
+        deferred: use guards that never wait for the device; with ``False`` each checks at once.
     """
 
     def __init__(self, *, deferred: bool = True) -> None:
@@ -25,14 +25,14 @@ class CudaCheckCallback(Callback):  # type: ignore[misc]
         manager = trainer.checkpoint_callback
         folder = getattr(manager, "dirpath", None) or trainer.default_root_dir
 
-        trainer = weakref.proxy(trainer)  # which holds this callback
+        trainer = weakref.proxy(trainer)  # the trainer refers to this callback
         names = ("global_step", "global_rank", "world_size")
         self._check.open(folder, lambda: tuple(getattr(trainer, name) for name in names))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Turn them off behind an exception."""
+        """Turn the guards off after an exception."""
         self._check.close(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Turn them off."""
+        """Turn the guards off."""
         self._check.close()

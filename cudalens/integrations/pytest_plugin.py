@@ -1,8 +1,8 @@
 """pytest: ``--cudacheck`` runs each test under the check, and so does the marker ``cudacheck``.
 
-A test that hands an op a bad value fails with the report attached, and CUDA stays usable for the
-tests that follow.  Where the context was lost all the same, a worker of pytest-xdist ends after its
-report, so that a clean one takes over.
+A test that passes a bad value to an op fails with the report attached, and CUDA stays usable for
+the tests that follow.  If the context is lost all the same, a worker of pytest-xdist exits after
+its report, so that a new one takes over.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> None:
-    """Let ``pytest --cudacheck tests`` run the tests there: a path is no mode of the option."""
+    """Make ``pytest --cudacheck tests`` run the tests there: a path is no value of the option."""
     for at, word in enumerate(args[:-1]):
         if word == "--cudacheck" and args[at + 1] not in MODES:
             args[at] = "--cudacheck=on"
+    # Pytest has parsed the words already, and looks for conftest files below these paths.
     options = early_config.known_args_namespace
     options.file_or_dir = parser.parse_known_args(args).file_or_dir
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Describe the marker."""
+    """Register the marker, and reject an unknown mode."""
     mode = config.getoption("cudacheck")
     if mode is not None and mode not in MODES:
         msg = f"--cudacheck: invalid choice: {mode!r} (choose from {', '.join(MODES)})"
@@ -63,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _options(item: pytest.Item) -> dict[str, Any] | None:
-    """Return what a test is checked with, ``None`` for one that is not checked."""
+    """Return the options of a test's check, ``None`` for an unchecked test."""
     mode = item.config.getoption("cudacheck")
     marker = item.get_closest_marker("cudacheck")
     if marker is None:
@@ -77,7 +78,7 @@ def _checked(item: pytest.Item, options: dict[str, Any] | None) -> Generator[Non
     from cudalens.session.session import check
 
     session = check(**options)
-    # capfd reads the descriptor that the check would lead through a process of its own.
+    # capfd reads the file descriptor that the check would redirect through a process of its own.
     session.reads_stderr = {"capfd", "capfdbinary"}.isdisjoint(getattr(item, "fixturenames", ()))
     try:
         with session:
@@ -89,7 +90,7 @@ def _checked(item: pytest.Item, options: dict[str, Any] | None) -> Generator[Non
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Guard what the fixtures do."""
+    """Run the fixtures under the guards."""
     return (yield from _checked(item, None if _options(item) is None else {"fast": True}))
 
 
@@ -118,7 +119,7 @@ def pytest_runtest_makereport(
         ("cudalens_op", finding.op.name),
         (_HEADLINE, finding.headline),
     ]
-    from cudalens.source.shown_frames import without_repeats  # pytest is loaded without it, too
+    from cudalens.source.shown_frames import without_repeats  # pytest loads this plugin unasked
 
     with (
         without_repeats(call.excinfo.value, finding) if call.excinfo is not None else nullcontext()

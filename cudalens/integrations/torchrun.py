@@ -1,7 +1,7 @@
-"""torchrun: what a rank under ``python -m cudalens`` leaves where torchelastic and people look.
+"""torchrun: the files that a rank under ``python -m cudalens`` writes for torchelastic and users.
 
 Its failure goes into torchelastic's error file, by torch's own handler, so that the summary shows
-it; the reports of all ranks go into one folder beside it, with an index.
+it.  The reports of all ranks go into one folder beside it, with an index.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 def files_of_rank(options: Options) -> Options:
-    """Return the options with a file of its own for each rank: ``report.rank3.html``."""
+    """Return the options with separate files for each rank: ``report.rank3.html``."""
     rank = os.environ.get("RANK", "")
     if not rank.isdigit() or os.environ.get("WORLD_SIZE", "1") == "1":
         return options
@@ -83,11 +83,11 @@ class Rank:
     def conclude(
         self, error: BaseException | None, report: Report | None, show: Callable[[], None]
     ) -> None:
-        """Leave everything that this rank knows; call it while ``error`` is being handled.
+        """Write and show the results of this rank; call it while ``error`` is being handled.
 
         Args:
-            error: what ended the script, ``None`` when it ended well.
-            report: what the check made of it.
+            error: the exception that ended the script, ``None`` without one.
+            report: the report of the check, if it made one.
             show: prints the report.
         """
         cut_off = report is not None and is_cut_off(report)
@@ -95,7 +95,7 @@ class Rank:
             report = replace(report, environment=replace(report.environment, rank=self.number))
             _attempt(f"the report was not written to {self.folder}", self._keep, report)
         if cut_off:
-            # It would have the time of the finding, and torchrun shows the first by time.
+            # Torchrun shows the earliest error file.  This one would be as old as the finding's.
             _attempt("the error file stayed", self.error_file.unlink, missing_ok=True)
         else:
             self.record(error, report)
@@ -104,9 +104,10 @@ class Rank:
             _attempt("the ranks' pages were not written", self._write_pages, report)
             if not cut_off:
                 print(f"cudalens: the reports of all ranks: {self.index}", file=sys.stderr)
+            # Wait for the other ranks, and write the index with their reports.
             give_way(report)
             _attempt("the ranks' pages were not written", self._write_pages, report)
-        # Has another rank a finding, by which this one was cut off?
+        # If another rank has a finding, that is the failure to show, not this lost connection.
         if cut_off and not all(map(is_cut_off, load_reports(self.folder).values())):
             line = f"rank {self.number} lost its connection to a rank with a report"
             print(f"cudalens: {line}: {self.index}", file=sys.stderr)
@@ -115,12 +116,12 @@ class Rank:
             show()
 
     def record(self, error: BaseException | None, report: Report | None = None) -> None:
-        """Put an exception into the error file, unless torch's own ``@record`` has done so."""
+        """Write an exception to the error file, unless torch's own ``@record`` has done so."""
         is_end = isinstance(error, SystemExit) and error.code in (None, 0)
         if error is None or is_end or not isinstance(error, (Exception, SystemExit)):
             return
         if isinstance(error, SystemExit) and report is None:
-            return  # the script's own way to end
+            return  # the script ended itself
         if self.error_file.is_file() and self.error_file.stat().st_size:
             return
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
@@ -150,7 +151,7 @@ class Rank:
 
 
 def _attempt(line: str, act: Callable[..., object], *arguments: object, **named: object) -> None:
-    """Do what may fail: the script's own failure is told whatever becomes of it."""
+    """Run a step that may fail: the script's own failure must be shown in any case."""
     try:
         act(*arguments, **named)
     except Exception as failure:

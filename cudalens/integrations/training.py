@@ -1,6 +1,6 @@
 """A training loop of a framework under the guards, with its report beside the checkpoints.
 
-Used by the callbacks, each of which says when training begins and ends.
+The callbacks open the check when training begins, and close it when training ends.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from cudalens.session.session import CheckSession
 
 
 class _Session(CheckSession):
-    """Saves each finding at once: callbacks are not told about exceptions."""
+    """Saves each finding at once: frameworks do not call callbacks after an exception."""
 
     def __init__(self, write: Callable[[Report], None], **options: Any) -> None:
         super().__init__(**options)
         self._write = write
 
     def add_finding(self, report: Report) -> None:
-        """Take note of a finding, and write it to its file."""
+        """Store a finding, and write it to its file."""
         super().add_finding(report)
         self._write(report)
 
 
 class TrainingCheck:
-    """The guards around one training, and where its report goes.
+    """The guards around one training, and the folder of its report.
 
     Args:
-        deferred: checks that do not wait for the device at a call.
+        deferred: use guards that never wait for the device at a call.
     """
 
-    # Frameworks tell no callback of an exception: the next training ends what that has left open.
+    # Frameworks call no callback after an exception: the next training closes what is still open.
     _open: ClassVar[weakref.WeakSet[TrainingCheck]] = weakref.WeakSet()
 
     def __init__(self, *, deferred: bool = True) -> None:
@@ -48,10 +48,10 @@ class TrainingCheck:
         """The files of the last training."""
 
     def open(self, folder: str | Path, place: Callable[[], tuple[int, int, int]]) -> None:
-        """Begin: a training that an exception ended in this thread is over by now.
+        """Turn the guards on, and close a training that an exception ended in this thread.
 
         Args:
-            folder: of the checkpoints.
+            folder: the folder of the checkpoints.
             place: returns the step, the rank and the number of ranks, which name a report.
         """
         for other in list(TrainingCheck._open):
@@ -59,20 +59,20 @@ class TrainingCheck:
                 other.close()
         self.written = []
         self._thread = threading.get_ident()
-        # Nothing of it may hold this object, with which the guards go at the latest.
+        # No reference to this object: the guards must go when it is deleted, at the latest.
         write = partial(_write, self.written, Path(folder), place)
         session = _Session(write, **self._options)
         session.open()
         self._session = session
         TrainingCheck._open.add(self)
-        # Frameworks that tell nobody of an exception drop the callback with the trainer.
+        # After an exception, a framework may do no more than delete the callback and the trainer.
         weakref.finalize(self, session.close)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Take the guards out; harmless when they are.
+        """Turn the guards off; does nothing if they are off.
 
         Raises:
-            DeviceAssertError: a deferred finding that nobody has been told of.
+            DeviceAssertError: a deferred finding that was not raised yet.
         """
         session, self._session = self._session, None
         TrainingCheck._open.discard(self)
@@ -92,7 +92,7 @@ def _write(
         try:
             folder.mkdir(parents=True, exist_ok=True)
             written.append(report.save(path))
-        except Exception as failure:  # the finding itself is on its way
+        except Exception as failure:  # the finding itself is being raised
             print(f"cudalens: the report was not written to {path}: {failure}", file=sys.stderr)
             return
     print(f"cudalens: the report is in {folder / name}.html", file=sys.stderr)

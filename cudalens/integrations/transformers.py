@@ -10,10 +10,10 @@ from cudalens.integrations.training import TrainingCheck
 
 
 class CudaCheckCallback(TrainerCallback):  # type: ignore[misc]
-    """Guards while a ``Trainer`` trains; a finding's report lies beside the checkpoints.
+    """Guards while a ``Trainer`` trains; a finding's report is beside the checkpoints.
 
     Args:
-        deferred: guards that wait for the device at no call; with ``False`` each looks at once.
+        deferred: use guards that never wait for the device; with ``False`` each checks at once.
     """
 
     def __init__(self, *, deferred: bool = True) -> None:
@@ -25,9 +25,9 @@ class CudaCheckCallback(TrainerCallback):  # type: ignore[misc]
         self._check.open(args.output_dir, lambda: (state.global_step, *place))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Turn them off."""
+        """Turn the guards off."""
         self._check.close()
 
     def close(self) -> None:
-        """Turn them off behind an exception, of which a ``Trainer`` tells no callback."""
+        """Turn the guards off after an exception, for which a ``Trainer`` calls no callback."""
         self._check.close()
