@@ -69,18 +69,19 @@ def _set_empty(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) 
 def _add(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) -> Any:
     """Add a sparse tensor as CUDA does: the CPU does not look at the positions."""
     one, other = values[0], values[1]
+    target = values[facts.outs[0]] if facts.outs else one
     if (
         getattr(other, "layout", None) is not torch.sparse_coo
         or one.is_nested
         or one.shape != other.shape
         or has_mixed_devices(facts, values)
+        or (facts.written and not torch.can_cast(torch.result_type(one, other), target.dtype))
     ):
         return run(runtime, facts, values, keys)
     runtime.state.launch()
     total = (_dense_sum if is_plain(one) else _sparse_sum)(*values[:3])
     if not facts.written:
         return total
-    target = values[facts.outs[0]] if facts.outs else one
     return target.resize_as_(total).copy_(total)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,6 +39,31 @@ def test_a_copy_to_the_other_device_waits_unless_it_need_not(sim: Simulation) ->
     assert not pending_after(lambda x: x.copy_(host))
     assert not pending_after(lambda x: host.copy_(x))
     assert not pending_after(lambda x: x.cpu())
+    assert not pending_after(lambda x: x[0].item())
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        lambda x: x.copy_(x),
+        lambda x: x[0, 0].item(),
+        lambda x: x.softmax(1),
+        lambda x: aten._softmax_backward_data(x, x, 1, torch.float16),
+        lambda x: aten.mm.dtype(x, x.t(), torch.float32),
+        lambda x: torch.native_dropout(x, 0.5, True),
+        lambda x: aten._efficientzerotensor([2], dtype=torch.half, device=CUDA),
+        lambda x: aten._thnn_fused_gru_cell_backward(x[:, :4], x, True),
+    ],
+)
+def test_nothing_is_launched_on_a_device_that_was_lost(
+    launch: Callable[[Tensor], object], sim: Simulation
+) -> None:
+    x = on_cuda(4, 20).half()
+    launch(x)
+    sim.device_assert("aten::mine", "mine.cu:1: Assertion `x` failed.")
+    for call in (torch.cuda.synchronize, lambda: launch(x)):
+        with pytest.raises(torch.AcceleratorError, match="device-side assert"):
+            call()
 
 
 def test_resized_elements_stay_where_they_are() -> None:
@@ -89,7 +115,10 @@ def test_softmax_into_a_result_that_is_given(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("op", [aten._softmax_backward_data, aten._log_softmax_backward_data])
 def test_gradients_of_softmax_are_of_one_device(op: Any) -> None:
     x, grad = torch.randn(3, 4).softmax(1), torch.randn(3, 4)
-    assert same(op(grad.to(CUDA), x.to(CUDA), 1, torch.float32), op(grad, x, 1, torch.float32))
+    expected = op(grad, x, 1, torch.float32)
+    for dtype in (torch.float32, torch.float16):  # of what was widened
+        made = op(grad.to(CUDA), x.to(CUDA), 1, dtype)
+        assert made.dtype == dtype and same(made.float(), expected, tolerance=1e-2)
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         op(grad.to(CUDA), x, 1, torch.float32)
 
@@ -127,13 +156,22 @@ def test_dropout_keeps_and_scales() -> None:
     x = torch.ones(1000, device=CUDA)
     made, mask = torch.native_dropout(x, 0.75, True)
     assert mask.dtype == torch.bool and mask.is_cuda
-    kept = int(mask.sum())
-    assert 0 < kept < 1000
+    assert 150 < int(mask.sum()) < 350
     assert {*made.tolist()} == {0.0, 4.0}
     assert torch.equal(made != 0, mask)
     assert torch.native_dropout(x, 1.0, True)[0].sum().item() == 0
     made, mask = torch.native_dropout(x, 0.75, False)
-    assert torch.equal(made, x) and bool(mask.all()) and made is not x
+    assert torch.equal(made, x) and bool(mask.all()) and made.data_ptr() != x.data_ptr()
+
+
+def test_dropout_draws_from_the_device_s_stream_alone() -> None:
+    x, state = torch.ones(64, device=CUDA), torch.get_rng_state()
+    drawn = []
+    for train in (True, None):
+        torch.cuda.manual_seed(7)
+        drawn.append(torch.native_dropout(x, 0.5, train)[0])
+    assert torch.equal(*drawn) and 0 in drawn[0]
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 # --- sparse sums ---------------------------------------------------------------------------------
@@ -168,8 +206,28 @@ def test_rows_of_a_hybrid_tensor_are_added_whole() -> None:
 def test_two_sparse_tensors_keep_their_elements_until_they_are_too_many() -> None:
     few = sparse([1.0], 0) + sparse([2.0], 0)
     assert (few._nnz(), few.to_dense().tolist()) == (2, [3.0, 0.0, 0.0])
+    full = sparse([1.0, 1.0], 0, 1) + sparse([2.0], 1)
+    assert (full._nnz(), full.to_dense().tolist()) == (3, [1.0, 3.0, 0.0])
     many = sparse([1.0, 1.0], 0, 1) + sparse([2.0, 2.0], 0, 1)
     assert (many._nnz(), many.to_dense().tolist()) == (2, [3.0, 3.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda x, s: x.view(1, 3) + s, "expected 'self' and 'other' to have same size"),
+        (lambda x, s: s + sparse([1.0], 0, size=4), "expected sizes of 'self' and 'other' to"),
+        (lambda x, s: x.cpu() + s, "found at least two devices"),
+        (lambda x, s: x.int().add_(s), "Can't convert result type Float to output Int"),
+        (lambda x, s: s.int().add_(s), "Can't convert result type Float to output Int"),
+        (lambda x, s: torch.add(x, s, out=x.int()), "Can't convert result type Float to output"),
+    ],
+)
+def test_a_sum_that_is_refused(call: Callable[[Tensor, Tensor], object], why: str) -> None:
+    x = torch.ones(3, device=CUDA)
+    assert x.add_(sparse([1.0], 0).double()).tolist() == [2.0, 1.0, 1.0]
+    with pytest.raises(RuntimeError, match=why):
+        call(x, sparse([1.0], 0))
 
 
 # --- fused cells ---------------------------------------------------------------------------------
@@ -204,6 +262,11 @@ def test_a_backward_without_biases_has_no_gradients_of_them() -> None:
     for has_bias in (True, False):
         made = aten._thnn_fused_gru_cell_backward(grad, workspace, has_bias)
         assert [item is not None for item in made] == [True] * 3 + [has_bias] * 2
+        for given, is_made in ((grad, True), (None, False)):
+            made = aten._thnn_fused_lstm_cell_backward_impl(
+                given, given, grad, grad, workspace[:, :16], has_bias
+            )
+            assert [item is not None for item in made] == [is_made] * 2 + [is_made and has_bias]
 
 
 def test_a_fused_cell_is_of_one_device() -> None:
