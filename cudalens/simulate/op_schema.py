@@ -187,7 +187,7 @@ def has_mixed_devices(facts: OpSchema, values: Sequence[Any]) -> bool:
 
 def check_devices(facts: OpSchema, values: Sequence[Any]) -> None:
     """Raise CUDA's own error when the tensors of this call live on different devices."""
-    if facts.check is DeviceCheck.NONE and facts.name not in _INDEX_OPS:
+    if facts.check is DeviceCheck.NONE:
         return
     tensors = list(_tensors(facts, values))
     if all(tensor.is_cuda for _, _, tensor in tensors):
