@@ -282,6 +282,7 @@ OTHERS: Final[dict[str, str]] = {
     ),
     "simulate/kernels.py": "simulate/test_tensors.py simulate/test_layouts.py",
     "simulate/op_schema.py": "simulate/test_kernels.py simulate/test_tensors.py",
+    "simulate/relabel.py": "simulate/test_memory.py",
     "simulate/special.py": "simulate/test_layouts.py simulate/test_memory.py",
     "simulate/streams.py": "simulate/test_surface.py",
     "source/__init__.py": "test_architecture.py",

@@ -76,6 +76,8 @@ def test_weights_of_another_dtype_are_refused_in_the_words_of_cuda() -> None:
     assert bag(words, per_sample_weights=weights).shape == (1, 2)
     with pytest.raises(RuntimeError, match="expected scalar type Float but found Double"):
         bag(words, per_sample_weights=weights.double())
+    with pytest.raises(RuntimeError, match="expected scalar type Half but found BFloat16"):
+        bag.half()(words, per_sample_weights=weights.bfloat16())
 
 
 def test_a_sparse_tensor_travels_and_prints() -> None:

@@ -180,6 +180,7 @@ def test_what_is_free_is_what_no_tensor_has_now() -> None:
 def test_the_meter_counts_blocks_of_512_bytes_until_a_storage_dies() -> None:
     meter = memory.MemoryMeter()
     assert (meter.allocated_bytes, meter.peak_bytes, meter.storages()) == (0, 0, [])
+    assert meter.fraction == 1.0
     empty, one, more = (torch.UntypedStorage(size) for size in (0, 1, 513))
     for storage in (empty, one, more, one):
         meter.track(storage)
@@ -195,8 +196,9 @@ def test_the_meter_counts_blocks_of_512_bytes_until_a_storage_dies() -> None:
 
 
 def test_the_figures_of_the_allocator_agree() -> None:
-    x = torch.ones(2**18, device=CUDA)
+    x = torch.ones(2**18, device=CUDA) + 1
     now, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+    assert peak > now
     assert now == torch.cuda.memory_reserved() >= x.nbytes
     assert peak == torch.cuda.max_memory_reserved() >= now
     flat, nested = torch.cuda.memory_stats(), torch.cuda.memory_stats_as_nested_dict()
@@ -207,7 +209,7 @@ def test_the_figures_of_the_allocator_agree() -> None:
             assert flat[f"{kind}_bytes.{pool}.peak"] == peak
     assert torch.cuda.memory_summary() == f"{now} bytes in live tensors, peak {peak}"
     assert torch.cuda.memory_snapshot() == []
-    assert torch.cuda.get_allocator_backend() == "native"
+    assert torch.cuda.get_allocator_backend() == memory.constant("native")(0, of=1) == "native"
 
 
 @pytest.mark.parametrize(("fraction", "is_refused"), [(0.0, False), (0.5, False), (1.0, False),

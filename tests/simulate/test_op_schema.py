@@ -88,6 +88,7 @@ def test_what_the_yaml_file_says() -> None:
     [
         (aten.mm.default, "wrapper_CUDA_mm"),
         (aten.mm.out, "wrapper_CUDA_mm_out_out"),
+        (aten.addmm_.default, "wrapper_CUDA_addmm_"),
         (aten.addmm.default, "wrapper_CUDA_addmm"),
         (aten.index_select.default, "wrapper_CUDA__index_select"),
         (aten.nll_loss_forward.default, "wrapper_CUDA_nll_loss_forward"),

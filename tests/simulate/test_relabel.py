@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import pickle
+import sys
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from cudalens.simulate.relabel import (
     is_device_generator,
     new_device_generator,
     resize_storage,
+    set_memory,
     to_device,
     to_host,
     to_host_sharing,
@@ -81,6 +84,53 @@ def test_what_is_neither_dense_nor_a_list_of_elements_is_not_rehearsed() -> None
         to_device(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8))
 
 
+def test_what_a_capsule_of_an_older_torch_lacks_is_made_up_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has neither small floats nor the strides of a dimension with one element."""
+    to_capsule, from_capsule = relabel._to_capsule, relabel._from_capsule
+
+    def refuse(tensor: torch.Tensor) -> Any:
+        if tensor.dtype == torch.float8_e5m2:
+            raise BufferError("no such type")
+        return to_capsule(tensor)
+
+    def lose(capsule: Any) -> torch.Tensor:
+        made = from_capsule(capsule)
+        return set_memory(made, made.untyped_storage(), 0, torch.empty(made.shape))
+
+    monkeypatch.setattr(relabel, "_to_capsule", refuse)
+    monkeypatch.setattr(relabel, "_from_capsule", lose)
+    monkeypatch.setattr(relabel, "_loses_strides", True)
+    odd = torch.empty_strided((1, 3), (7, 2)).fill_(4.0)
+    for tensor in (torch.ones(2).to(torch.float8_e5m2), odd):
+        made = to_device(tensor)
+        assert (made.device.type, made.dtype, made.stride()) == (
+            "cuda",
+            tensor.dtype,
+            tensor.stride(),
+        )
+        assert made.data_ptr() == tensor.data_ptr()
+        assert to_host(made).float().tolist() == tensor.float().tolist()
+
+
+def test_an_error_on_the_way_is_the_user_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a signal handler, or of too deep a recursion, which C tells as that of an argument."""
+
+    def handler(number: int, frame: object) -> None:
+        raise RuntimeError("mine")
+
+    def fail(capsule: object, name: bytes) -> None:
+        raise ctypes.ArgumentError("maximum recursion depth exceeded")
+
+    monkeypatch.setattr(relabel, "_pointer_of", fail)
+    with pytest.raises(RecursionError, match="maximum recursion depth exceeded"):
+        to_device(torch.ones(1))
+    monkeypatch.setattr(relabel, "_to_capsule", lambda tensor: handler(14, sys._getframe()))
+    with pytest.raises(RuntimeError, match=r"^mine$"):
+        to_device(torch.ones(1))
+
+
 def test_both_labels_show_one_memory() -> None:
     host = torch.zeros(3)
     device = to_device(host)
@@ -94,18 +144,24 @@ def test_what_overlaps_shares_one_storage_of_the_host() -> None:
     one, two = to_host_sharing([whole[:3], whole[1:]])
     assert one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
     assert (one.tolist(), two.tolist()) == ([0, 1, 2], [1, 2, 3])
+    _, turned = to_host_sharing([whole, whole.view(2, 2).t()])
+    assert turned.tolist() == [[0, 2], [1, 3]]
 
 
 def test_conjugated_views_of_one_storage_stay_conjugated() -> None:
     whole = torch.tensor([1 + 2j, 3 - 4j], device="cuda")
-    one, two, three = to_host_sharing([whole[1:], whole[:1].conj(), whole[1:].conj().imag])
-    assert (one.tolist(), two.tolist(), three.tolist()) == ([3 - 4j], [1 - 2j], [4])
+    views = whole[1:], whole[:1].conj(), whole[1:].conj().imag, torch._neg_view(whole[1:].conj())
+    values = [3 - 4j], [1 - 2j], [4], [-3 - 4j]
+    shared = to_host_sharing(views)
+    assert (*(item.tolist() for item in shared),) == values
+    assert (*(to_host(item).tolist() for item in views),) == values
+    one, _, three, _ = shared
     assert one.untyped_storage().data_ptr() == three.untyped_storage().data_ptr()
 
 
-@pytest.mark.parametrize(("count", "kept"), [(32, 2), (8, 1), (0, 0)])
+@pytest.mark.parametrize(("count", "kept"), [(8, 2), (1, 1), (0, 0)])
 def test_a_storage_of_another_size_keeps_what_fits(count: int, kept: int) -> None:
-    tensor = torch.tensor([5, 6], device="cuda")
+    tensor = torch.tensor([5, 6], dtype=torch.uint8, device="cuda")
     resize_storage(tensor.untyped_storage(), count)
     assert tensor.untyped_storage().nbytes() == count
     assert tensor[:kept].tolist() == [5, 6][:kept]
