@@ -173,8 +173,6 @@ def _is_row_write(self: Tensor, dim: int, index: Tensor, source: Tensor) -> bool
     rows = dim_size(source, dim)
     if rows is None or rows[1] != index.numel():
         return False
-    if not (self.dim() and source.dim()):
-        return True
     at = place[0]
     return (*self.shape[:at], *self.shape[at + 1 :]) == (
         *source.shape[:at],

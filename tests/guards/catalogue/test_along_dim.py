@@ -32,7 +32,9 @@ REFUSED_OR_IDLE: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
     ("gather", (zeros(2, 5), 1, tensor([[9]] * 2)), (zeros(2, 5), 1, tensor([[9]] * 3))),
     ("gather", (zeros(2, 5), 1, tensor([[9]])), (zeros(2, 5), 2, tensor([[9]]))),
     ("gather", (zeros(2, 5), 1, tensor([[9]])), (zeros(2, 5), 1, tensor([9]))),
+    ("gather", (zeros(2, 5), -1, tensor([[9] * 6])), (zeros(2, 5), -2, tensor([[9] * 6]))),
     ("scatter.src", (zeros(5), 0, NINE, ones(1)), (zeros(5), 0, NINE, ones(1).double())),
+    ("scatter.value", (zeros(2, 5), -1, tensor([[9] * 6]), 1), (zeros(5), 0, tensor([[9] * 6]), 1)),
     ("scatter.src", (zeros(5), 0, NINE, ones(1)), (zeros(5), 1, NINE, ones(1))),
     ("scatter.src", (zeros(5), 0, tensor([0, 9]), ones(2)), (zeros(5), 0, tensor([0, 9]), ones(1))),
     (
@@ -57,7 +59,9 @@ REFUSED_OR_IDLE: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
     ("index_add", (zeros(3, 2), 0, NINE, ones(1, 2)), (zeros(3, 2), 2, NINE, ones(1, 2))),
     ("index_add", (zeros(3), 0, NINE, ones(1)), (zeros(3), 0, NINE, ones(1).double())),
     ("index_add", (zeros(3), 0, NINE, ones(1)), (zeros(3), 0, tensor([[9]]), ones(1))),
+    ("index_add", (zeros(3), 0, NINE, ones(1)), (zeros(3), 0, NINE, ones(2))),
     ("index_add", (zeros(3, 2), 0, NINE, ones(1, 2)), (zeros(3, 0), 0, NINE, ones(1, 0))),
+    ("index_copy", (zeros(3), 0, NINE, ones(())), (zeros(3, 2), 0, NINE, ones(()))),
     ("index_copy", (zeros(3, 2), 0, NINE, ones(1, 2)), (zeros(3, 2), 0, NINE, ones(1, 3))),
     ("index_copy", (zeros(3), 0, NINE, ones(1)), (zeros(3), 0, NINE.int(), ones(1))),
     ("index_copy", (zeros(3), 0, NINE, ones(1)), (zeros(0), 0, NINE, ones(1))),
@@ -199,7 +203,7 @@ def test_rows_are_filled_first_where_they_are_not_reduced_with_themselves(
     index: int, line: str
 ) -> None:
     """The fill lets negative values wrap, so that they fail in the kernel behind it."""
-    call = (zeros(3, 2), 0, tensor([index]), ones(1, 2), "amax")
+    call = (zeros(2, 3), 1, tensor([index]), ones(2, 1), "amax")
     assert_said(found("index_reduce", *call, include_self=True), {"line": "Indexing.cu:1034"})
     assert_said(found("index_reduce", *call, include_self=False), {"line": line})
 
