@@ -170,7 +170,8 @@ OTHERS: Final[dict[str, str]] = {
         "guards/test_other.py guards/test_catalogue.py guards/test_ranges.py"
     ),
     "guards/catalogue/embedding.py": (
-        "guards/test_catalogue.py guards/test_ranges.py guards/test_device_text.py"
+        "guards/catalogue/test_indexing.py guards/test_catalogue.py guards/test_ranges.py "
+        "guards/test_device_text.py"
     ),
     "guards/catalogue/indexing.py": (
         "guards/test_ranges.py guards/test_device_text.py guards/test_catalogue.py"

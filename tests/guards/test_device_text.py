@@ -25,7 +25,16 @@ LINES: list[tuple[str | None, bool, Given]] = [
     # Up to 16 indices, more of them, and whole aligned rows are three kernels.
     ("indexSelectSmallIndex", False, one("embedding", zeros(3, 4), ints(*[3] * 16))),
     ("ScatterGatherKernel.cu:257", False, one("embedding", zeros(3, 3), many(3, 3))),
+    ("IndexKernelUtils.cu:22", False, one("embedding", zeros(3, 4), many(3, 3))),
     ("Indexing.cu:1034", False, one("index_add_", zeros(3), 0, ints(*[3] * 16), ones(16))),
+    *(
+        (line, False, one("index.Tensor", zeros(3, 4), indices))
+        for line, indices in (
+            ("IndexKernelUtils.cu:22", [ints(9)]),
+            ("IndexKernel.cu:111", [None, ints(9)]),
+            ("IndexKernel.cu:111", [ints(0), ints(9)]),
+        )
+    ),
     # Without include_self rows and places are filled first; that fill knows negatives.
     ("Indexing.cu:1034", False, one(*ROWS, ints(3), ones(1), "amax")),
     ("IndexKernel.cu:154", False, one(*ROWS, ints(3), ones(1), "amax", include_self=False)),

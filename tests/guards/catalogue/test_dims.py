@@ -70,6 +70,7 @@ def test_a_shape_fits_into_another(inner: Any, outer: Any, but: int, expected: b
         ([(2, 1), (3,)], (2, 3)),
         ([(3,), (2, 1)], (2, 3)),
         ([(2, 3), (2,)], None),
+        ([(3,), (0,)], None),
         ([(1,), (4,), (1,)], (4,)),
         ([(0,), (1,)], (0,)),
         ([(5, 1, 3), (4, 1)], (5, 4, 3)),
@@ -128,6 +129,7 @@ def test_more_than_16_indices_take_another_kernel(count: int) -> None:
     rows, columns = zeros(3, 4), zeros(3, 3)
     small = "index_select_small"
     assert lookup_key(rows, 0, index) == (small if is_small else "gather_rows_fast")
+    assert lookup_key(rows, 1, index) == (small if is_small else "gather_scatter")
     assert lookup_key(columns, 0, index) == (small if is_small else "gather_scatter")
 
 
@@ -145,6 +147,7 @@ def test_a_source_beyond_32_bits_is_compared_whole() -> None:
         (zeros(3, 2, dtype=torch.float64), 0, True),
         (zeros(4, 4).t(), 0, False),
         (zeros(16), 0, False),
+        (zeros(16, dtype=torch.complex128), 0, False),
         (zeros(20)[4:16].view(3, 4), 0, True),
         (zeros(20)[1:13].view(3, 4), 0, False),
     ],

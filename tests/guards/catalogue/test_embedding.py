@@ -61,7 +61,7 @@ def test_an_offset_lies_between_the_one_before_it_and_the_number_of_indices(
 ) -> None:
     found: Any = BAGS.check(torch.zeros(3, 2), tensor([0, 1, 2, 0]), tensor(offsets), 0, has_end)
     assert (None if found is None else found.offenders.first[0].position) == at
-    assert found is None or f"is outside {words}: " in found.headline
+    assert found is None or (found.size == 4 and f"is outside {words}: " in found.headline)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ REFUSED_OR_IDLE: list[tuple[Any, tuple[Any, ...], list[tuple[Any, ...]]]] = [
     (
         aten.embedding_renorm_.default,
         (ones(3, 2), NINE, 1.0, 2.0),
-        [(ones(3), NINE, 1.0, 2.0), (ones(3, 2), NINE.short(), 1.0, 2.0)],
+        [(ones(3, 2, 2), NINE, 1.0, 2.0), (ones(3, 2), NINE.short(), 1.0, 2.0)],
     ),
     (
         aten._embedding_bag.default,

@@ -14,7 +14,7 @@ import cudalens
 from cudalens.core.report_types import Offender, Violation
 from cudalens.guards import GUARDS, full_name
 from cudalens.guards._ranges import FEW
-from tests.cpu_guards import Collector, assert_said, guarded, said_id
+from tests.cpu_guards import Collector, assert_said, deterministic, guarded, said_id
 from tests.guards.test_catalogue import Ops
 from tests.releases import takes_modulo
 from tests.verdicts import ask
@@ -331,6 +331,7 @@ REFUSED: list[tuple[Any, tuple[Any, ...], list[tuple[Any, ...]]]] = [
             (TABLE, [tensor([True] * 3), tensor([0, 9])]),
         ],
     ),
+    (INDEX, (TABLE, [tensor(False), NINE]), []),
     (
         INDEX_PUT,
         (TABLE, [NINE], ones(1)),
@@ -362,6 +363,15 @@ def test_what_torch_refuses_or_does_not_launch_is_not_judged(
 ) -> None:
     assert findings(op, *launched)
     assert [findings(op, *other) for other in others] == [[] for _ in others]
+
+
+@pytest.mark.parametrize(("count", "is_silent"), [(1, False), (2, True)])
+def test_several_values_are_sorted_where_the_order_must_not_matter(
+    count: int, is_silent: bool
+) -> None:
+    with deterministic():
+        found = only(IMPL, zeros(3), [tensor([3] * count)], ones(count), False, True)
+    assert found.is_silent is is_silent
 
 
 def test_expanded_index_is_reduced_once() -> None:

@@ -71,9 +71,11 @@ SAID: list[tuple[Callable[[], Any], dict[str, Any] | None]] = [
         {"headline": "{argument} = 1 is outside the 1 class of {related}", "dim": 0},
     ),
     (lambda: F.nll_loss(zeros(3), tensor(2)), None),
+    (lambda: F.nll_loss(zeros(3), tensor(3), reduction="none"), {"line": "Loss.cu:200"}),
     # A void label in a mask is found at its pixel; ignoring it is silent.
     (of_pixels, {"at": [(1, 2, 3), (1, 3, 0)], "offenders.total": 40}),
     (lambda: of_pixels(ignore_index=255), None),
+    (lambda: F.cross_entropy(zeros(1, 9, 1, 2), full((1, 1, 2), 8)), None),
     # Class weights and label smoothing neither cause a finding nor hide one.
     *(
         (lambda y=y, o=o: F.cross_entropy(SCORES, tensor([0, y]), WEIGHT, **o), said)
@@ -163,7 +165,9 @@ def test_ctc_loss_of_the_library_is_reached(guards: Collector) -> None:
     loss = call()
     targets.data[0, 1] = 4
     found = guards.look(call)
-    assert found is not None and guards.found[0][0] == "aten::_ctc_loss"
+    words = "{argument}[0, 1] = 4 is outside the alphabet of 4 in {related}"
+    assert_said(found, {"headline": words, "is_replay_safe": False})
+    assert guards.found[0][0] == "aten::_ctc_loss"
     found = guards.look(loss.backward)
     assert found is not None and guards.found[0][0].startswith("aten::_ctc_loss_backward")
 
@@ -285,7 +289,7 @@ REFUSED: list[tuple[Any, tuple[Any, ...], list[tuple[Any, ...]]]] = [
         CTC,
         (STEPS, tensor([[9]]).int(), [3], [1]),
         [
-            (STEPS[0], tensor([[9]]), [3], [1]),
+            (zeros(3, 1), tensor([[9]]), [3], [1]),
             (zeros(3, 1, 0), tensor([[9]]), [3], [1]),
             (STEPS, tensor([[9]]).short(), [3], [1]),
             (STEPS, tensor([[9]])[:0], [3], [1]),

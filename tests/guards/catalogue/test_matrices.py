@@ -191,6 +191,7 @@ def test_scales_and_layouts_of_the_kernel_that_asserts(
                 "headline": "{argument}[2] = 33 is outside dimension 0 (size 32) of {related}",
                 "bounds.text": "0 … 32",
                 "is_index": True,
+                "why": "the kernel stops at one beyond the tensor",
             },
         ),
     ],

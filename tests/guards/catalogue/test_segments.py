@@ -27,6 +27,7 @@ def repeated(repeats: Tensor, size: int | None) -> dict[str, Violation]:
         (tensor([1]), -1, False),
         (tensor([], dtype=torch.int64), 1, False),
         (tensor([[1]]), 0, False),
+        (tensor(1), 0, False),
         (tensor([1]).short(), 0, False),
         (tensor([1]).int(), 0, True),
     ],
@@ -46,6 +47,7 @@ def test_a_sum_is_told_by_its_bounds() -> None:
 
 NEGATIVE, INSIDE = "segment_lengths_not_negative", "segments_lie_in_data"
 LINE, MATRIX = zeros(4), zeros(2, 4)
+ROWS = "SegmentReduce.cu:146"
 NOT_FALLING = "no smaller than the offset before it"
 
 
@@ -107,7 +109,8 @@ def reduced(data: Tensor, reduce: str = "sum", **options: Any) -> dict[str, Viol
         ),
         (LINE, {"reduce": "mean", "lengths": tensor([2, -1])}, INSIDE, None),
         (MATRIX, {"lengths": tensor([2, 0])}, NEGATIVE, None),
-        (MATRIX, {"lengths": tensor([2, -1])}, NEGATIVE, {"line": "SegmentReduce.cu:146"}),
+        (MATRIX, {"lengths": tensor([2, -1])}, NEGATIVE, {"line": ROWS}),
+        (MATRIX, {"reduce": "mean", "lengths": tensor([2, -1])}, NEGATIVE, {"line": ROWS}),
         (MATRIX, {"lengths": tensor([2, -1])}, INSIDE, None),
         # The segments of rows lie in the second dimension, each row by itself.
         (MATRIX, {"axis": 1, "lengths": tensor([[4], [4]])}, INSIDE, None),

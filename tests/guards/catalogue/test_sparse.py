@@ -107,7 +107,7 @@ def test_the_first_invariant_that_is_broken_is_told() -> None:
         (tensor([1, 1]).short(), tensor([0]).short(), False),
         (tensor([1, 1]), tensor([[0]]), False),
         (tensor([[1, 1]]), tensor([[0]]), True),
-        (tensor([], dtype=torch.int64), tensor([0]), False),
+        (tensor([], dtype=torch.int64), tensor([9]), False),
         (tensor(1), tensor([0]), False),
         (tensor([1, 1]), tensor(0), False),
     ],
