@@ -179,8 +179,6 @@ def exact_offenders(tensor: Tensor, bad: Tensor) -> Offenders:
     Each is the shortest decimal number that is the element again in the tensor's dtype.
     """
     offenders = find_offenders(tensor, bad)
-    if not tensor.is_floating_point():
-        return offenders
     first = tuple(
         replace(item, value=_shortest(item, tensor)) if isinstance(item.value, float) else item
         for item in offenders.first

@@ -139,8 +139,6 @@ def checker(
         kind = type(need)
         if kind is Within:
             tensor = values[places[need.argument]]
-            if need.item is not None:
-                tensor = tensor[need.item]
             return None if fulfils(need, tensor) else _outside(need, tensor, values, is_silent)
         if kind is list:
             return _first_outside(need, values[places[need[0].argument]], values, is_silent)
