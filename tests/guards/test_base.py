@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch import tensor
 
 from cudalens.core.report_types import Violation
 from cudalens.guards import _base
@@ -17,6 +19,7 @@ from cudalens.guards._base import (
     resolve,
     schema_parameters,
 )
+from cudalens.guards.engine import Within
 
 aten = torch.ops.aten
 
@@ -42,15 +45,27 @@ def test_an_entry_is_made_of_a_signature_and_a_docstring() -> None:
     assert make_guard(lambda self: None, []).precondition == ""
 
 
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_what_a_silent_guard_finds_is_silent_too(is_silent: bool) -> None:
+    need = Within("index", 0, 2, of="self", dim=0, why="")
+    entry = make_guard(lambda index: need, [], is_silent=is_silent)
+    assert (entry.is_silent, entry.check(tensor([5])).is_silent) == (is_silent, is_silent)
+
+
+def test_what_has_no_name_is_shown() -> None:
+    nameless = partial(fits, dim=1)
+    assert make_guard(nameless, []).name == repr(nameless)
+
+
 GATHERS = {aten.gather.default, aten.gather.out}
 SLOT = ArgumentSlot(name="index", position=1, default=7)
 
 
 @pytest.mark.parametrize(
     ("args", "kwargs", "value"),
-    [((0, 5), {}, 5), ((0,), {"index": 6}, 6), ((0,), {}, 7), ((0, 5), {"index": 6}, 5)],
+    [((0, 5), {}, 5), ((0,), {"index": 6}, 6), ((0,), {}, 7), ((0, None), {}, None)],
 )
-def test_the_value_of_an_argument_in_a_call(args: Any, kwargs: Any, value: int) -> None:
+def test_the_value_of_an_argument_in_a_call(args: Any, kwargs: Any, value: Any) -> None:
     assert SLOT.of(args, kwargs) == value
 
 
@@ -99,7 +114,8 @@ def test_arguments_of_an_overload_in_the_order_of_its_schema() -> None:
 def test_overloads_that_a_guard_acts_on(
     ops: list[str], parameters: Any, composite: bool, found: set[Any]
 ) -> None:
-    assert set(resolve(make_guard(parameters, ops, is_composite=composite))) == found
+    acts_on = resolve(make_guard(parameters, ops, is_composite=composite))
+    assert (set(acts_on), len(acts_on)) == (found, len(found))
 
 
 def test_a_guard_takes_what_the_overload_has() -> None:
@@ -115,11 +131,12 @@ def test_a_guard_takes_what_the_overload_has() -> None:
 VIOLATION = Violation(headline="bad")
 
 
-@pytest.mark.parametrize("answer", [None, VIOLATION, "a sentence", 3])
+@pytest.mark.parametrize("answer", [None, VIOLATION, "a sentence", 3, False])
 def test_a_check_of_the_users_may_answer_with_a_sentence(answer: Any) -> None:
     check = _base._with_sentence(lambda value: answer, "mine")
-    if answer == 3:
-        with pytest.raises(TypeError, match="guard mine returned int, not None, a sentence"):
+    if isinstance(answer, int):
+        kind = type(answer).__name__
+        with pytest.raises(TypeError, match=f"guard mine returned {kind}, not None, a sentence"):
             check(1)
         return
     found = check(1)

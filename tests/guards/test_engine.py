@@ -32,7 +32,7 @@ def within(low: int = 0, high: int = 4, **parts: Any) -> Within:
 
 
 def between(**parts: Any) -> Between:
-    given = {"bounds": Bounds(min=0, max=1, text="0 … 1"), "why": "", "asserts": "n_classes"}
+    given = {"bounds": Bounds(min=0, max=1, text="0 … 1"), "why": "", "asserts": "bernoulli_p1"}
     return Between("p", 0.0, 1.0, **{**given, **parts})
 
 
@@ -97,7 +97,7 @@ def test_only_what_the_kernel_reads_counts(count: int, is_first: bool) -> None:
 
 def test_an_item_of_a_list_is_told_by_its_place() -> None:
     good, bad = torch.tensor([1]), torch.tensor([1, 5])
-    one = checker(lambda _: within(item=1), ["index"], False)
+    one = checker(lambda _: [within(item=1)], ["index"], False)
     assert one([bad, good]) is None
     assert one([good, bad]).headline.startswith("{argument}[1][1] = 5 is outside dimension 0")
 
@@ -108,10 +108,11 @@ def test_the_first_item_that_is_outside_is_told(count: int, dtype: torch.dtype) 
     """Those of different types share no buffer."""
     needs = [within(item=0), within(0, 2, item=2)]
     good, bad = torch.full((count,), 3), torch.full((count,), 5)
-    every = checker(lambda _: needs, ["index"], False)
+    every = checker(lambda _: needs, ["index"], True)
     assert every([good, bad, torch.full((count,), 2, dtype=dtype)]) is None
     assert every([good, None, good]).list_position == 2
-    assert every([bad, None, good]).list_position == 0
+    found = every([bad, None, good])
+    assert (found.list_position, found.is_silent) == (0, True)
 
 
 def test_other_results_of_a_guards_function() -> None:
@@ -187,13 +188,16 @@ def test_numbers_are_compared_as_the_kernel_converts_them(
 ) -> None:
     values = torch.tensor([1 + 1e-12], dtype=torch.float64)
     assert fulfils(between(dtype=dtype), values) is is_good
+    both = torch.cat([values, values + 1])
+    found = violation(between(dtype=dtype), both, is_silent=False)
+    assert found.offenders.count == 2 - is_good
 
 
 @pytest.mark.parametrize(
     ("need", "values", "kept"),
     [
         (within(), [1, 4], [("index", 1, 4)]),
-        (within(item=2), [1, 4], [("index[2]", 1, 4)]),
+        (within(item=0), [1, 4], [("index[0]", 1, 4)]),
         (within(), [1, 5], []),
         (between(), [0.25, 0.5], [("p", 0.25, 0.5)]),
         (between(), [0.25, 1.5], []),

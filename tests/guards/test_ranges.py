@@ -63,7 +63,9 @@ def test_so_many_elements_are_reduced_on_the_host(count: int, more: int) -> None
 
 
 @pytest.mark.parametrize("shape", [(), (6,), (2, 3), (1, 3, 2)])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.uint16, torch.float32])
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.uint8, torch.uint16, torch.uint64, torch.float32]
+)
 def test_extremes_of_any_shape(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """All dimensions are seen, repeated ones and transposed ones alike."""
     values = (torch.arange(6)[:1] if not shape else torch.arange(6)).to(dtype)
@@ -72,7 +74,7 @@ def test_extremes_of_any_shape(shape: tuple[int, ...], dtype: torch.dtype) -> No
     assert extremes(values[:1].expand(2, FEW)) == (0, 0)
 
 
-@pytest.mark.parametrize("count", [FEW, FEW + 1])
+@pytest.mark.parametrize("count", [3, FEW, FEW + 1])
 def test_a_number_that_is_nan_wins(count: int) -> None:
     """NaN does not win or lose by its place."""
     low, high = extremes(torch.zeros(count).index_fill(0, tensor([1]), torch.nan))
@@ -140,7 +142,8 @@ def test_numbers_are_told_in_words(
 
 
 @pytest.mark.parametrize(
-    ("values", "is_it"), [([0, 4], True), ([0, 5], False), ([-1, 4], False), ([], True)]
+    ("values", "is_it"),
+    [([0, 4], True), ([0, 5], False), ([-1, 4], False), ([], True), ([-1], False)],
 )
 def test_integers_lie_within_closed_bounds(values: list[int], *, is_it: bool) -> None:
     assert lies_within(torch.tensor(values, dtype=torch.int64), 0, 4) is is_it
@@ -165,6 +168,7 @@ def test_an_interval_for_reading(ends: Any, also: Any, text: str) -> None:
     [
         ((17,), None, "{argument}[17] = 10"),
         ((1, 2), 0, "{argument}[0][1, 2] = 10"),
+        ((0,), None, "{argument}[0] = 10"),
         ((), None, "{argument} = 10"),
     ],
 )
@@ -192,6 +196,9 @@ def test_memory_is_seen_once() -> None:
     whole = torch.arange(6).view(2, 3)
     assert unexpanded(whole) is whole
     assert unexpanded(whole[:, :1].expand(2, 9)).tolist() == [[0], [3]]
+    with Ops() as ops:
+        assert extremes(whole[:, :1].expand(2, FEW)) == (0, 3)
+    assert ops.reduced == [2]
 
 
 @pytest.mark.parametrize(
@@ -202,14 +209,16 @@ def test_memory_is_seen_once() -> None:
         (torch.float32, 0.1, 0.1),
         (torch.float32, 1.0000001, 1.0000001),
         (torch.float16, 1.001, 1.001),
+        (torch.float32, 1e-30, 1e-30),
         (torch.int64, 3, 3),
     ],
 )
 def test_a_value_is_told_in_as_many_digits_as_it_needs(
     dtype: torch.dtype, value: float, told: float
 ) -> None:
-    given = tensor([value], dtype=dtype)
-    assert exact_offenders(given, tensor([True])).first[0].value == told
+    given = tensor([value, value], dtype=dtype)
+    found = exact_offenders(given, tensor([True, True]))
+    assert [item.value for item in found.first] == [told, told]
 
 
 @pytest.mark.parametrize(
@@ -223,9 +232,12 @@ def test_a_value_outside_is_told_with_all_that_is_allowed(
     also: Any, allowed: tuple[int, ...], text: str, count: int
 ) -> None:
     values = tensor([10, 3, -100])
-    found = out_of_range(values, argument="target", low=0, high=9, place="the classes", also=also)
+    given = {"argument": "target", "place": "it", "list_position": 1}
+    found = out_of_range(values, low=0, high=9, also=also, **given)
+    assert found.headline == "{argument}[1][0] = 10 is outside it"
+    assert found.element == "{argument}[1][0] = 10"
     assert found.bounds == Bounds(min=0, max=9, also_allowed=allowed, text=text)
-    assert found.offenders is not None and found.offenders.count == count
+    assert (found.offenders.count, found.offenders.allowed) == (count, len(also))
 
 
 def broken(value: Any, **bounds: Any) -> Violation:
@@ -233,6 +245,10 @@ def broken(value: Any, **bounds: Any) -> Violation:
     return Violation(
         headline="", bounds=Bounds(**bounds), offenders=Offenders(count=1, total=1, first=first)
     )
+
+
+AFTERWARDS = Violation(headline="", bounds=Bounds(min=0, max=4), offenders=Offenders(max=5))
+"""Of a deferred finding no place is known."""
 
 
 @pytest.mark.parametrize(
@@ -246,6 +262,8 @@ def broken(value: Any, **bounds: Any) -> Violation:
         (broken(5, min=0, max=4), [], False),
         (broken(5, min=0), [-1], False),
         (broken(5, max=4), [5], False),
+        (AFTERWARDS, [0, 4], False),
+        (AFTERWARDS, [0, 5], True),
         (broken("nan", min=0, max=4), [9.0], False),
         (broken("nan", min=0, max=4), [1.0, math.nan], True),
         (broken("nan", min=0, max=4), [9], False),
