@@ -213,7 +213,7 @@ class DeviceFault:
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronization:
-    """Whether the check waited for the device, so that an error belongs to the op it met."""
+    """True if the check waited for the device, so that an error belongs to the op it met."""
 
     waits: bool | None = None
     """True if the check waited after each op; ``None`` where nothing was checked."""
