@@ -40,6 +40,7 @@ T: Any = Tensor
         (T.__invert__, {"is_in_place": False}),
         (T.__setitem__, {"is_in_place": True, "may_write": True}),
         (T.view, {"is_view": True, "makes_values": False, "is_in_place": False}),
+        (T.float, {"is_view": True, "makes_values": True}),
         (torch.empty, {"makes_values": False}),
         (torch.zeros, {"makes_values": True}),
         (T.backward, {"is_backward": True, "makes_values": False, "may_write": False}),
@@ -54,6 +55,7 @@ T: Any = Tensor
         (T.requires_grad.__get__, {"freezes": False}),
         (torch.ops.profiler._record_function_exit, {"is_foreign": False, "is_quiet": True}),
         (torch.ops.aten.add.Tensor, {"stem": "add", "is_foreign": False}),
+        (torch.ops.prims.add.default, {"is_foreign": False, "is_quiet": False}),
         (F.relu, {"stem": "relu", "is_foreign": False}),
     ],
 )
@@ -70,6 +72,18 @@ def test_ops_of_other_libraries_are_foreign() -> None:
         library.define("twice(Tensor x) -> Tensor")
         assert Api(torch.ops.cudalens_foreign.twice).is_foreign
         assert Api(torch.ops.cudalens_foreign.twice.default).stem == "twice"
+        assert not Api(torch.ops.cudalens_foreign.twice).is_quiet
+        library.define("batch_norm(Tensor x) -> Tensor")
+        assert not Api(torch.ops.cudalens_foreign.batch_norm).has_statistics
+    finally:
+        library._destroy()
+
+
+def test_ops_that_guards_put_into_compiled_code_are_nobodys() -> None:
+    library = torch.library.Library("cudalens", "FRAGMENT")
+    try:
+        library.define("test_twice(Tensor x) -> Tensor")
+        assert Api(torch.ops.cudalens.test_twice).is_quiet
     finally:
         library._destroy()
 

@@ -24,6 +24,7 @@ from cudalens.recorder._torch import (
     physical,
     removable_modes,
     remove_hooks,
+    remove_stance,
     wait_if_busy,
 )
 
@@ -322,7 +323,23 @@ def test_a_name_that_has_imported_ours_gets_the_original_back() -> None:
 
     functions, one = Replaced({(home, "said"): make}), object()
     functions.install(one)
-    elsewhere = {"said": home.said}
+    elsewhere = {"said": home.said, "again": home.said}
     assert elsewhere["said"]() == "ours"
     functions.remove(one)
-    assert elsewhere["said"] is home.said is before
+    assert elsewhere["said"] is elsewhere["again"] is home.said is before
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_stance_of_ours_goes_and_another_stays(
+    monkeypatch: pytest.MonkeyPatch, is_ours: bool
+) -> None:
+    left: list[Any] = []
+    ours: Any = SimpleNamespace(
+        stance=SimpleNamespace(name="force_eager"), prev=SimpleNamespace(name="default")
+    )
+    ours.__exit__ = lambda *args: left.append(args)
+    frames = SimpleNamespace(_stance=ours.stance if is_ours else "another")
+    monkeypatch.setattr(torch, "_dynamo", SimpleNamespace(eval_frame=frames), raising=False)
+    remove_stance(ours)
+    assert len(left) == is_ours
+    assert ours.stance.name == "default"  # where the program returns to it

@@ -41,7 +41,12 @@ def test_lines_behind_magics_alone(lines: list[str], of: list[str], is_it: bool)
         (["a", "b"], "a\nc", []),
         (["a"], "a\nb", []),
         (["%%time", "a"], f"{RUN}", ["%%time"]),
+        ([" %%time", "a"], f"{RUN}", [" %%time"]),
+        (["%time a", "b"], f"{RUN}", []),
+        (["%%time", "b"], "a\nb", []),
         (["a?"], "# a?", ["a?"]),
+        ([" a? "], " # a?", [" a? "]),
+        (["a ", "b"], "a\nb ", ["a ", "b"]),
     ],
 )
 def test_typed_lines_as_many_as_are_certain(

@@ -60,8 +60,19 @@ def write(module: ModuleType, text: str) -> str:
         (lambda text: text.replace("y + 2", "y + 3"), True),
         (lambda text: text.replace("in x]", "in x if item]"), True),
         (lambda text: text.replace("return F", "retrun F"), True),
+        (lambda text: text + "\0", True),
     ],
-    ids=["same", "added below", "parameters", "comment", "shifted", "number", "inner", "broken"],
+    ids=[
+        "same",
+        "added below",
+        "parameters",
+        "comment",
+        "shifted",
+        "number",
+        "inner",
+        "broken",
+        "null",
+    ],
 )
 def test_lines_that_did_not_run_are_none(
     imported: ModuleType, change: Callable[[str], str], is_other: bool
