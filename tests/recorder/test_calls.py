@@ -41,6 +41,7 @@ T: Any = Tensor
         (T.__setitem__, {"is_in_place": True, "may_write": True}),
         (T.view, {"is_view": True, "makes_values": False, "is_in_place": False}),
         (T.float, {"is_view": True, "makes_values": True}),
+        (T.dim_order, {"forgets": True, "is_special": True}),
         (torch.empty, {"makes_values": False}),
         (torch.zeros, {"makes_values": True}),
         (T.backward, {"is_backward": True, "makes_values": False, "may_write": False}),
