@@ -58,6 +58,16 @@ def test_what_a_kept_view_shows_is_kept_with_its_writes() -> None:
     assert stems(earlier) == ["zeros", "add_", "__getitem__"]
 
 
+def test_a_write_that_gives_nothing_back_is_kept() -> None:
+    def cell() -> Tensor:
+        x = torch.zeros(3)
+        x[0] = 1
+        return x
+
+    earlier, _x = handed(cell)
+    assert stems(earlier) == ["zeros", "__setitem__"]
+
+
 def test_versions_are_those_at_the_end() -> None:
     def cell() -> list[Tensor]:
         x = torch.zeros(3)
@@ -96,6 +106,23 @@ def test_memory_that_numpy_shows_may_change_unseen() -> None:
 
 def test_memory_of_tensors_that_are_gone_is_shared_with_nobody() -> None:
     earlier, _ = handed(lambda: [torch.zeros(3).numpy()].clear())
+    assert earlier.shared == {}
+    first, kept = handed(lambda: [x := torch.zeros(3), x.numpy()])
+    assert len(first.shared) == 1
+    kept.clear()
+    later, _ = handed(lambda: torch.ones(1), first)
+    assert later.shared == {}
+
+
+def test_a_change_of_a_living_tensor_is_kept_that_no_call_made() -> None:
+    x = torch.zeros(3)
+    earlier, _ = handed(x.numpy)
+    assert (stems(earlier), earlier.changes.keys()) == ([], {id(ref(x))})
+
+
+def test_memory_of_a_device_is_shared_with_nobody() -> None:
+    x = torch.zeros(3, device="meta")
+    earlier, _y = handed(x.exp)
     assert earlier.shared == {}
 
 
@@ -255,6 +282,7 @@ def test_changes_of_what_is_gone_are_kept_as_long_as_a_call_needs_them() -> None
     earlier, y = handed(cell)
     assert stems(earlier) == ["zeros", "exp"]
     assert earlier.shared == {}
+    assert [it.tensor() for it in earlier.changes.values()] == [None]
     later, z = handed(lambda: y.exp(), earlier)
     assert stems(later) == ["zeros", "exp", "exp"]
     assert z is not None

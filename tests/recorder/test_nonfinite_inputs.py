@@ -39,6 +39,7 @@ def found(func: Any, args: Sequence[Any], inputs: Sequence[Tensor]) -> int:
 A, B = bad((2, 3), (1, 2)), bad((2, 3), (0, 1))
 LEFT, RIGHT = bad((2, 3), (1, 0)), bad((3, 4), (0, 2))
 FIRST, WEIGHT = bad((2, 3), (0, 0)), bad((4, 3), (3, 1))
+COLUMN = bad((3,), (1,))
 BATCHED = bad((2, 2, 3), (1, 0, 0))
 
 
@@ -51,6 +52,7 @@ BATCHED = bad((2, 2, 3), (1, 0, 0))
         (torch.mm, (LEFT, torch.ones(3, 4)), (LEFT, RIGHT), 0),
         (torch.bmm, (BATCHED, torch.ones(2, 3, 1)), (BATCHED, RIGHT), 0),
         (torch.matmul, (BATCHED, RIGHT), (BATCHED, RIGHT), 1),
+        (torch.mv, (LEFT, COLUMN), (LEFT, COLUMN), 1),  # of one dimension
         (F.linear, (LEFT, WEIGHT), (LEFT, WEIGHT), 1),
         (F.linear, (FIRST, WEIGHT), (WEIGHT, FIRST), 1),
     ],
