@@ -17,7 +17,13 @@ from torch.nn import functional
 import cudalens
 from cudalens.core.report import Report
 from cudalens.core.report_types import Expression
-from cudalens.source.argument_names import LineTensor, _tensors_of, name_values, tensors_on
+from cudalens.source.argument_names import (
+    LineTensor,
+    _tensors_of,
+    name_values,
+    other_tensors,
+    tensors_on,
+)
 from cudalens.source.running_call import RunningCall
 from cudalens.source.stack import place_of
 from tests.blocks import report_of
@@ -241,6 +247,17 @@ def test_other_tensors_of_the_line_are_listed_once_and_in_reading_order() -> Non
     assert named(site) == {"target": "y"}
     assert [other.expression for other in site.others] == ["x", "a[0]", "b"]
     assert site.others[2].value is not None
+
+
+def test_of_several_expressions_that_are_one_tensor_the_first_is_listed() -> None:
+    spans = {"a": (1, 5, 6), "b": None, "again": (1, 0, 1), "own": (1, 2, 3), "c": (1, 7, 8)}
+    values = {"a": X, "b": Y, "again": X, "own": I2, "c": X[0]}
+    line = [LineTensor(Expression(it, ast.Name(it)), spans[it], values[it]) for it in spans]
+    found = other_tensors(line, {"self": I2}, lambda one, other: one is other)
+    assert [item.expression for item in found] == ["a", "c", "b"]
+    many = [line[0]._replace(span=(99 - it, 0, 1), value=it) for it in range(13)]
+    found = other_tensors(many, {}, lambda one, other: one is other)
+    assert [item.value for item in found] == [*reversed(range(12))]
 
 
 def test_the_variable_of_a_loop_has_the_value_of_before() -> None:
