@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cudalens.source.readers import other_readers
-from cudalens.source.running_node import running
+from cudalens.source.running_node import Running, running
 from cudalens.source.stack import place_of
 from tests.probes import cell
 
@@ -107,6 +107,11 @@ def test_lines_that_read_the_value_and_those_that_need_its_numbers(
         exec(code, names)
         names["run"](Value(), Value())  # type: ignore[operator]
     assert found == [(every, counting)]
+
+
+def test_without_a_running_expression_no_line_is_known() -> None:
+    run = Running(place=place_of(sys._getframe()), parents=(ast.parse("x"),))
+    assert other_readers(run, ast.Name("x", ast.Load())) == ([], [])
 
 
 @pytest.mark.parametrize(

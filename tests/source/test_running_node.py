@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from contextlib import ExitStack
-from types import FrameType
+from types import FrameType, FunctionType
 
 import pytest
 
@@ -284,6 +284,56 @@ def test_the_largest_piece_whose_names_mean_the_same(text: str, scope: str) -> N
     (found,) = runs(text)
     assert found.scope is not None
     assert ast.unparse(found.scope) == scope
+
+
+@pytest.mark.parametrize(
+    ("text", "ended"),
+    [
+        ("[here for x, (y, *z) in xs for w in x]", {"x", "y", "z", "w"}),
+        ("[0 for x in xs for w in here]", {"x", "w"}),
+        ("{here: 0 for x in xs}", {"x"}),
+        ("[[here for y in x] for x in xs]", {"x", "y"}),
+        # Evaluated outside, and in functions of their own.
+        ("[0 for x in here]", set()),
+        ("(here for x in xs)", set()),
+        ("[(lambda: here) for x in xs]", set()),
+    ],
+)
+def test_the_variables_of_a_comprehension_that_its_frame_has_left(
+    text: str, ended: set[str]
+) -> None:
+    def path_to(node: ast.AST) -> tuple[ast.AST, ...]:
+        if isinstance(node, ast.Name) and node.id == "here":
+            return (node,)
+        paths = map(path_to, ast.iter_child_nodes(node))
+        return next(((node, *path) for path in paths if path), ())
+
+    def frame_of(name: str) -> FrameType:
+        code = (lambda: (yield)).__code__
+        return FunctionType(code.replace(co_name=name), {})().gi_frame  # type: ignore[no-any-return]
+
+    def gone(name: str, moved: int) -> set[str]:
+        place = place_of(frame := frame_of(name))
+        place = place._replace(lasti=place.lasti + moved)
+        assert frame is place.frame
+        *parents, node = path_to(ast.parse(text))
+        made = Running(place=place, node=node, parents=tuple(parents)).evaluator
+        return set(made.gone if made is not None else ())
+
+    assert gone("f", 2) == ended
+    assert gone("f", 0) == gone("<listcomp>", 2) == set()
+
+
+def test_a_statement_of_a_cell_mentions_what_the_cell_does() -> None:
+    seen: list[dict[str, object]] = []
+    text = "def inner(): look()\ninner()\nlook()\nother"
+    names = {"look": lambda: seen.append(running_node.mentioned(sys._getframe(1))), "other": 3}
+    with cell(text) as code:
+        for line in text.splitlines()[:3]:  # as a shell compiles them
+            exec(compile(line, code.co_filename, "exec"), names)
+    inner, outer = seen
+    assert "other" not in inner
+    assert outer["other"] == 3
 
 
 def test_variables_that_the_running_code_mentions() -> None:
