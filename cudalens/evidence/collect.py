@@ -1,6 +1,6 @@
-"""Build the evidence of a failure: one table of collectors, and the loop that asks them.
+"""Build the evidence of a failure: one table of collectors, and the loop that runs them.
 
-Each collector is on its own: one that fails leaves one line in ``limits`` and the others go on.
+Collectors are independent: one that fails leaves one line in ``limits``, and the others go on.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class Collector(NamedTuple):
     """A row of the table."""
 
     what: str
-    """What is missing where it fails, to begin the line in ``limits`` with."""
+    """What is missing if it fails, as the line in ``limits`` begins."""
     fields: str
-    """The fields of the evidence that it fills: one, or those of a tuple."""
+    """The fields of the evidence that it fills: one, or several for a tuple."""
     collect: Callable[[FailureContext], object]
-    """Returns the field, ``None`` where nothing is known."""
+    """Returns the field, ``None`` if nothing is known."""
     needs: str = ""
-    """Attributes of the failure without which there is nothing to collect."""
+    """Attributes of the failure that it needs."""
 
 
 def evidence_of(failure: FailureContext, **given: Any) -> Evidence:
-    """Return all that is known of a failure.
+    """Return the evidence of a failure.
 
     Args:
         given: the parts of the evidence that only its maker knows: phase, what became of the call.
@@ -76,7 +76,7 @@ def evidence_of(failure: FailureContext, **given: Any) -> Evidence:
     site, violation = failure.site, failure.violation
     api = failure.op.api or site.api
     if not failure.frames and not (api or "").startswith("torch.nn.functional."):
-        api = None  # without variables the line does not tell torch.take from a tensor's method
+        api = None  # without variables, `x.take` may be a method or a function
     known = {
         "violation": violation,
         "error": failure.error,
@@ -89,7 +89,7 @@ def evidence_of(failure: FailureContext, **given: Any) -> Evidence:
         "device_text": None if violation is None else violation.device_text,
         "node_saved": () if failure.call.node is None else failure.call.node.saved,
         "has_nan_watch": bool(getattr(failure.recorder, "watch", None)),
-        # No notebook and no IPython runs here.
+        # Neither a notebook nor IPython runs the code.
         "is_script": running_shell() is None and not is_of_cell(site.source, site.frames),
     }
     vars(failure.found).update(known | given)
@@ -101,7 +101,7 @@ def evidence_of(failure: FailureContext, **given: Any) -> Evidence:
 
 
 def _with_samples(failure: FailureContext) -> Violation | None:
-    """Return the finding with the dataset's row of each bad value that is known."""
+    """Return the finding with the dataset index of each bad value, as far as known."""
     violation, samples = failure.violation, failure.way.samples
     if violation is None or not samples:
         return violation
@@ -111,7 +111,7 @@ def _with_samples(failure: FailureContext) -> Violation | None:
 
 
 def _fill(failure: FailureContext, collector: Collector) -> None:
-    """Fill the fields of a collector with what it finds."""
+    """Run a collector and fill its fields."""
     names = collector.fields.split()
     kind = tuple if len(names) > 1 else type(getattr(failure.found, names[0]))
     found: Any = failure.limits.attempt(
@@ -129,7 +129,7 @@ def _fill(failure: FailureContext, collector: Collector) -> None:
 
 
 def tensors_of(failure: FailureContext) -> tuple[TensorFact, ...]:
-    """Describe the tensors of the call and of the line; parameters of a module without values."""
+    """Describe the tensors of the call and of the line, without the values of parameters."""
     values, site = failure.values, failure.site
     if failure.violation is not None:
         return facts_of(failure.violation, values, site, failure.named)
@@ -146,16 +146,16 @@ def tensors_of(failure: FailureContext) -> tuple[TensorFact, ...]:
 
 
 def graph_of(failure: FailureContext) -> AutogradNeighbourhood:
-    """Return the autograd graph around a call, its inputs by the user's names.
+    """Return the autograd graph around a call, with the user's names for its inputs.
 
-    Of an exception it is the graph behind the tensors on the failing line, which have no others.
+    For an exception, the graph behind the tensors on the failing line.
     """
     violation, site = failure.violation, failure.site
     values, tensors = dict(failure.values), failure.found.tensors
     if failure.error is not None:
         tensors = ()
         values = {item.expression: values[item.key] for item in site.names}
-        # Where arguments of the call are named, the other tensors of the line are not its inputs.
+        # If the call's arguments are known, the line's other tensors are not its inputs.
         for item in site.others if not values else ():
             if is_tensor(item.value):
                 values.setdefault(item.expression, item.value)
@@ -187,7 +187,7 @@ def timing_since(started: float) -> Timing:
 
 
 def provenance_steps(failure: FailureContext) -> tuple[ProvenanceStep, ...]:
-    """Return the way of the bad values, or the last write to a tensor that backward needs."""
+    """Return the path of the bad values, or the last write to a tensor that backward needs."""
     modified = failure.found.modified
     if modified is not None and modified.modified is not None:
         return (replace(modified.modified, note=CHANGED),)
@@ -195,7 +195,7 @@ def provenance_steps(failure: FailureContext) -> tuple[ProvenanceStep, ...]:
 
 
 def forward_of(failure: FailureContext) -> tuple[SourceSpan | None, str | None]:
-    """Return the place and the module of the forward call behind the node that ran."""
+    """Return place and module of the forward call behind the running node."""
     known, node, recorder = failure.found, failure.call.node, failure.recorder
     if node is None or recorder is None:
         return known.forward_source, known.module_path
@@ -219,10 +219,10 @@ def _names_of_modules(failure: FailureContext) -> tuple[tuple[str, str], ...]:
 
 
 def replay_of(failure: FailureContext) -> Replay:
-    """Return what the CPU says of the same call.
+    """Return what the same call raises on the CPU.
 
-    A function of C++ may make its op by itself, and then has words of its own on the CPU: one_hot
-    checks its classes before it scatters.
+    A C++ function of the API is replayed itself, because it may check its arguments on the CPU:
+    ``one_hot`` checks its classes before it scatters.
     """
     violation, op, api = failure.violation, failure.guarded, failure.call.api
     if violation is None or op is None or op.op is None:
@@ -236,9 +236,9 @@ def replay_of(failure: FailureContext) -> Replay:
 
 
 def seen_before(failure: FailureContext) -> SeenBefore | None:
-    """Return what earlier calls of the line gave the argument at fault.
+    """Return the range of the argument at fault in earlier calls of the line.
 
-    Of calls on the CPU, whose values no guard has read, it is their number.
+    For calls on the CPU, whose values no guard reads, only their number.
     """
     violation, recorder = failure.violation, failure.recorder
     if failure.guarded is None:
@@ -278,12 +278,12 @@ def _memory(failure: FailureContext) -> tuple[str, ...]:
 
 
 COLLECTORS: tuple[Collector, ...] = (
-    # What a collector reads from the evidence is collected above it.
+    # In order: a collector may read fields that are filled above it.
     Collector("forward source", "forward_source module_path", forward_of),
     Collector("history", "history", lambda it: it.recorder.history(), "recorder"),
     Collector("tensors", "tensors", tensors_of, "is_running"),
     Collector("scalars", "scalars", lambda it: scalars_of(it.arguments)),
-    # What autograd complains of.
+    # What autograd rejects.
     Collector(
         "argument",
         "refused_arguments",
@@ -326,4 +326,4 @@ COLLECTORS: tuple[Collector, ...] = (
     Collector("environment", "environment", lambda _: context.describe()),
     Collector("timing", "timing", lambda it: timing_since(it.started)),
 )
-"""All that is collected, in this order, of findings, exceptions and calls that are over."""
+"""All collectors, in order, for findings, exceptions and past calls."""

@@ -1,7 +1,7 @@
 """Collect evidence after an exception has left the checked block.
 
-The traceback keeps the stack.  Whether tensors may be read depends on whether the device's
-context survived; after a device-side assert it did not.
+The traceback keeps the stack.  Tensors can be read only if the device's context survived, which it
+does not after a device-side assert.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def evidence_of_error(
     is_checked: bool = True,
     beside: Callable[[], Sequence[TensorFact]] = tuple,
 ) -> tuple[Evidence, ApiTrial | None]:
-    """Collect everything about an exception that CUDA, torch or a library on top of it raised.
+    """Collect the evidence about an exception of CUDA, torch or a library on top of it.
 
-    The trial of the call that raised comes with it, where it can be made: not on a lost device.
+    Return a trial of the failing call with it, unless the device is lost.
 
     Args:
         recorder, device_text: of the block that the exception left, ``None`` without one.
@@ -77,7 +77,7 @@ def evidence_of_error(
         trial = attempt("call", lambda: trial_of_error(error, entries, raised))
         read = partial(api_call_of_stack, entries)
         call = Call(api=attempt("call", read) or raised) if trial is None else trial.call
-    # What the user's line calls may be another function, around the one that the device ran.
+    # The user's line may call another function, which in turn called the one that failed.
     api = failed if is_lost and failed is not None and failed.func is not None else call.api
     arguments = attempt("arguments", lambda: arguments_of(api), dict)
     live = None if recorder is None else raised
@@ -99,7 +99,7 @@ def evidence_of_error(
     )
     if observed is not None:
         failure.violation, failure.values = observed.violation, observed.values
-        # What the op calls so too is another tensor there: x of x[0, i], for self.
+        # An op argument of the same name is another tensor: `self` is x in x[0, i].
         of_op = {key.partition("[")[0] for key in failure.values}
         failure.named = [it for it in arguments.items() if it[0].partition("[")[0] not in of_op]
         if observed.api is not None:
@@ -130,24 +130,24 @@ def evidence_of_error(
 def failed_call(
     recorder: Any, raised: ApiCall | None, *, is_lost: bool
 ) -> tuple[ApiCall | None, bool]:
-    """Return the recorded call that raised, and whether it had raised before.
+    """Return the recorded call that raised, and whether it had raised earlier.
 
-    Where the device's context had ended before, it is the call that ended it.
+    If the device's context had already ended, it is the call that ended it.
     """
     if recorder is None:
         return None, False
     fatal = recorder.fatal
     if is_lost and recorder.is_over and fatal is not raised:
         if fatal is None:
-            return None, False  # no call of the block's ended it
-        # One without a function was noted on autograd's own thread, before torch raised it.
+            return None, False  # no call of this block has ended it
+        # A call without a function was recorded on an autograd thread, before torch raised.
         if raised is None or fatal.func is not None or fatal.node != raised.node:
             return fatal, True
     return raised, False
 
 
 def site_of_call(call: ApiCall) -> CallSite:
-    """Return the place of a call that is over, in place of that where its error was met again."""
+    """Return the place of a past call, not the place that met its error later."""
     entries = entries_of(call.site)
     return CallSite(
         source=locate_entries(entries),
@@ -171,9 +171,9 @@ def _phase_of(call: ApiCall) -> Phase:
 
 
 def _cause_in_capture(error: BaseException) -> BaseException:
-    """Return what ended the capture of a CUDA graph, where an exception only says that it ended.
+    """Return the exception that ended a CUDA graph capture, for one that only says that it ended.
 
-    A forbidden call raises, and as the block is left the end of the capture raises once more.
+    A forbidden call raises, and leaving the capture block raises once more.
     """
     first = error.__context__
     is_end = getattr(error, "error_code", None) == _CAPTURE_INVALIDATED
@@ -181,7 +181,7 @@ def _cause_in_capture(error: BaseException) -> BaseException:
 
 
 def _lives_on(error: BaseException) -> bool | None:
-    """Return whether the device goes on after an exception; ``None`` where that is not known."""
+    """Return whether the device works after an exception, ``None`` if that is unknown."""
     if not torch.cuda.is_initialized():
         return None
     is_silent = lost_context.is_of_device(error) and lost_context.is_unanswered()
@@ -196,7 +196,7 @@ def _printed(device_text: Any, limits: Limits, *, is_expected: bool) -> str | No
 
 
 def report_of_another(error: BaseException) -> Report:
-    """Report an exception that tells of the end of a context which is not this process's."""
+    """Report an exception about a lost context of another process."""
     started = time.perf_counter()
     evidence, _ = evidence_of_error(error, None, None, started=started, is_checked=False)
     first = str(error).strip().split("\n", 1)[0]

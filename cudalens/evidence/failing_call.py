@@ -1,7 +1,7 @@
-"""The call that failed, read once: the API function with its arguments, and the user's operands.
+"""The failing call, read once: the API function, its arguments, and the user's operands.
 
 A recorder knows the function and its arguments.  Without one, and for calls that torch's argument
-parser refuses, the innermost frame that the reader understands tells them.
+parser rejects, they are read from the innermost frame that the reader understands.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cudalens.source.running_call import ABSENT, MODULE_CALLS, RunningCall, meth
 from cudalens.source.stack import place_of
 
 LIBRARIES = ("torch.nn.modules.", "transformers.", "torchvision.")
-"""Modules of these are copied and called in a trial."""
+"""Libraries whose modules a trial may copy and call."""
 Entries = Sequence[FrameType | TracebackType]
 _HOMES: dict[str, Any] = {
     "nn/functional.py": functional,
@@ -43,7 +43,7 @@ _HOMES: dict[str, Any] = {
     "_tensor.py": Tensor,
     "autograd/__init__.py": torch.autograd,
 }
-"""Public modules of torch's Python functions, by the files that they are written in."""
+"""The public module of torch's Python functions, by source file."""
 _NO_KERNEL = (
     functions(Trait.NEVER_COPIES | Trait.TENSOR)
     | functions(Trait.FACT, without=Trait.PROPERTY)
@@ -60,13 +60,13 @@ def call_of(
 ) -> Call:
     """Return the call that failed.
 
-    The module of a library that the user's line calls is part of it: a fix is of its arguments.
+    If the user's line calls a module of a library, that is part of it: a fix changes its arguments.
 
     Args:
         entries: the stack, outermost first.
         line: the user's running line on it.
-        api: the call as the recorder has seen it.
-        op: the op that a guard looked at.
+        api: the call as recorded.
+        op: the op that a guard checked.
     """
     read = api_call_of_stack(entries, line.call)
     api = read or api if api is None or api.func is None else api
@@ -84,7 +84,7 @@ def call_of(
 
 
 def running_api_call() -> ApiCall | None:
-    """Return the API call that this thread is making, ``None`` where no recorder has seen one."""
+    """Return this thread's running API call, ``None`` without a recorder."""
     call = THREAD.running.call
     if call is None:
         return None
@@ -95,10 +95,10 @@ def running_api_call() -> ApiCall | None:
 
 
 def api_call_of_stack(entries: Entries, line: RunningCall | None = None) -> ApiCall | None:
-    """Read the innermost call of torch from the frames, ``None`` where a part cannot be read.
+    """Read the innermost call of torch from the frames, ``None`` if a part cannot be read.
 
     Args:
-        line: what is known of the user's line.
+        line: the user's line.
     """
     places = [place_of(item) for item in entries]
     group = []
@@ -106,7 +106,7 @@ def api_call_of_stack(entries: Entries, line: RunningCall | None = None) -> ApiC
         if not is_torch_file(place.filename):
             break
         group.append(place)
-    for place in reversed(group):  # outermost first: what the user or a library called
+    for place in reversed(group):  # outermost first: the function that the user or a library called
         home = _HOMES.get(torch_path(place.filename) or "")
         api = place.frame and home and _of_function(place.frame, home)
         if api:
@@ -114,7 +114,7 @@ def api_call_of_stack(entries: Entries, line: RunningCall | None = None) -> ApiC
     if not places:
         return None
     is_made = bool(group) and group[-1].code.co_name == "__init__"
-    at = len(places) - 1 - len(group) * is_made  # a layer that refuses its settings
+    at = len(places) - 1 - len(group) * is_made  # a layer that rejects its options
     is_line = line is not None and places[at].frame is line.place.frame
     call = line if is_line else RunningCall.at(places[at]) if at >= 0 else None
     api = None if call is None else _of_running(call)
@@ -124,7 +124,7 @@ def api_call_of_stack(entries: Entries, line: RunningCall | None = None) -> ApiC
 
 
 def _of_module(line: RunningLine) -> ApiCall | None:
-    """Return the call of a library's module that the user's line makes, if all of it is known."""
+    """Return the user's call of a library's module, if all of its arguments are known."""
     module = line.module
     parts = () if module is None else module.modules()
     if module is None or not all(type(it).__module__.startswith(LIBRARIES) for it in parts):
@@ -148,7 +148,7 @@ def _of_function(frame: FrameType, home: Any) -> ApiCall | None:
 
 
 def _of_forward(frame: FrameType) -> ApiCall | None:
-    """Read the forward of one of torch's modules, which refused its arguments in Python."""
+    """Read the forward of a torch module that has rejected its arguments in Python."""
     while frame.f_back is not None and frame.f_code.co_name not in ("forward", *MODULE_CALLS):
         frame = frame.f_back
     module = frame.f_locals.get("self")
@@ -163,7 +163,7 @@ def _of_running(call: RunningCall, module: nn.Module | None = None) -> ApiCall |
     """Read the running expression of a frame: a call, an operator, a subscript.
 
     Args:
-        module: what is called, where it is a module.
+        module: the called object, if it is a module.
     """
     node, operands = call.node, call.operands
     function: Any = None
@@ -216,7 +216,7 @@ def is_known(value: object) -> bool:
 
 
 def value_of(call: RunningCall, node: ast.expr | None) -> Any:
-    """Return the value of an expression, of lists and tuples item by item, else ``ABSENT``."""
+    """Return the value of an expression, lists and tuples item by item, or ``ABSENT``."""
     if node is None:
         return None
     if (value := call.value(node)) is not ABSENT:
@@ -236,14 +236,14 @@ def value_of(call: RunningCall, node: ast.expr | None) -> Any:
         owner = call.value(node.value)
         is_plain = node.attr in _PLAIN_PROPERTIES
         if isinstance(owner, Tensor) and node.attr == "grad" and _torch.is_plain(owner):
-            return owner.grad if owner.is_leaf else None  # that of others warns
+            return owner.grad if owner.is_leaf else None  # reading that of a non-leaf warns
         if isinstance(owner, Tensor) and (is_plain or callable(getattr(Tensor, node.attr, None))):
             return getattr(owner, node.attr)
     return _view_of(call, node)
 
 
 def _view_of(call: RunningCall, node: ast.expr) -> Any:
-    """Return a view or a size that the line takes of a tensor: no kernel runs; else ``ABSENT``."""
+    """Return a view or size that the line takes of a tensor, else ``ABSENT``: no kernel runs."""
     match node:
         case ast.Subscript(owner, index):
             name, arguments = "__getitem__", [index]
@@ -254,7 +254,7 @@ def _view_of(call: RunningCall, node: ast.expr) -> Any:
     if name not in _NO_KERNEL and name != "cpu":
         return ABSENT
     tensor, args = value_of(call, owner), [value_of(call, item) for item in arguments]
-    if name == "cpu":  # of a tensor on the host it is the tensor itself
+    if name == "cpu":  # for a CPU tensor, the tensor itself
         is_itself = is_tensor(tensor) and not args and _torch.meta_of(tensor).device == "cpu"
         return tensor if is_itself else ABSENT
     leaves = [item for part in args for item in (part if isinstance(part, tuple) else (part,))]
@@ -272,9 +272,9 @@ def _view_of(call: RunningCall, node: ast.expr) -> Any:
 
 
 def arguments_of(api: ApiCall | None) -> dict[str, object]:
-    """Return what is known of the arguments, by the names of the function's manual.
+    """Return the known arguments, by the names in torch's documentation.
 
-    Those of operators are ``self`` and ``other``, those of a subscript ``self`` and ``indices``.
+    Operators have ``self`` and ``other``, subscripts ``self`` and ``indices``.
     """
     if api is None or api.func is None:
         return {}
@@ -310,11 +310,11 @@ def refused_arguments(
     arguments: Mapping[str, object],
     operands: Sequence[Operand] = (),
 ) -> RefusedArguments:
-    """Return what is known of arguments apart from their values: kinds, parameters, sizes.
+    """Return the facts about arguments apart from values: kinds, parameters, sizes.
 
     Args:
-        arguments: of the function that raised, by its parameters.
-        operands: of the user's line.
+        arguments: the arguments of the function that raised, by parameter.
+        operands: the operands of the user's line.
     """
     if not entries:
         return RefusedArguments()
@@ -323,7 +323,7 @@ def refused_arguments(
     values = {texts.get(id(value), name): value for name, value in arguments.items()}
     values |= {item.text: item.value for item in readable}
     for item in readable:
-        if isinstance(item.node, ast.Constant):  # the line says what it is
+        if isinstance(item.node, ast.Constant):  # the line shows the value
             values.pop(item.text, None)
     return RefusedArguments(
         odd_arguments=tuple(
@@ -356,7 +356,7 @@ def _odd(name: str, value: object) -> OddArgument:
 
 
 def _operands(call: RunningCall) -> Iterator[Operand]:
-    """Return what the user's line spells as operands of its call, each with its value."""
+    """Return the operands of the user's call as the line spells them, each with its value."""
     for node in _nodes(call):
         value = value_of(call, node)
         yield Operand(text=text_of(node), node=node, value=value)
@@ -365,19 +365,19 @@ def _operands(call: RunningCall) -> Iterator[Operand]:
         for at, part in enumerate(parts):
             item = items[at] if len(items) == len(parts) else value_of(call, part)
             yield Operand(text=text_of(part), node=part, value=item)
-    if isinstance(call.node, ast.Call):  # in place of which a layer may be meant
+    if isinstance(call.node, ast.Call):  # a layer may have been meant instead
         yield Operand(text=text_of(call.node), node=call.node, value=ABSENT)
     yield from _unpacked(call)
 
 
 def _spelled_items(node: ast.expr) -> list[ast.expr]:
-    """Return the items of a list or tuple, none where a star stands for any number of them."""
+    """Return the items of a list or tuple display, none if it contains a starred item."""
     items = node.elts if isinstance(node, ast.List | ast.Tuple) else []
     return [] if any(isinstance(item, ast.Starred) for item in items) else items
 
 
 def text_of(node: ast.expr) -> str:
-    """Return the text of an operand, by which a fix names it."""
+    """Return the text with which a fix names an operand."""
     return ast.unparse(node).replace("'", '"')
 
 
@@ -396,7 +396,7 @@ def _nodes(call: RunningCall) -> Iterator[ast.expr]:
 
 
 def _unpacked(call: RunningCall) -> Iterator[Operand]:
-    """Return what ``**batch`` passes, each entry by its key."""
+    """Return the entries that ``**batch`` passes, by key."""
     for item in getattr(call.node, "keywords", ()):
         value = call.value(item.value) if item.arg is None else None
         if isinstance(value, Mapping):
@@ -409,7 +409,7 @@ def _unpacked(call: RunningCall) -> Iterator[Operand]:
 
 
 def _learn_from_api(call: RunningCall, api: ApiCall | None) -> None:
-    """Read the arguments from an API call that the user's line made itself, by their syntax."""
+    """Learn operand values from an API call that the user's line made itself, matched by syntax."""
     place, node = call.place, call.node
     if api is None or api.code is not place.code or api.lasti != place.lasti:
         return
@@ -436,15 +436,15 @@ def _learn_from_api(call: RunningCall, api: ApiCall | None) -> None:
         parts = _spelled_items(item)
         if isinstance(value, (list, tuple)) and len(parts) == len(value):
             pairs += zip(parts, value, strict=True)
-    # Some functions of torch's put a single tensor into a tuple before they are seen.
+    # Some torch functions wrap a single tensor in a tuple before the recorder sees it.
     call.learn([pair for pair in pairs if type(pair[1]) is not tuple or len(pair[1]) != 1])
     call.spelled |= {id(node) for node, _ in pairs}
 
 
 def _in_order(call: RunningCall, api: ApiCall) -> list[ast.expr]:
-    """Return the operands of an operator in the order of the arguments; empty where unknown.
+    """Return the operands of an operator in argument order, empty if unknown.
 
-    ``1 / x`` and ``2 * x`` ask the tensor on their right, which is the first argument then.
+    ``1 / x`` and ``2 * x`` call the reflected operator, whose first argument is the right operand.
     """
     nodes = call.operands
     name = getattr(api.func, "__name__", "")
@@ -459,7 +459,7 @@ def _in_order(call: RunningCall, api: ApiCall) -> list[ast.expr]:
 
 
 def learn_from_error(line: RunningLine, error: BaseException) -> None:
-    """Read what lacks an attribute from the exception: a comprehension's variable has ended."""
+    """Learn the object of an ``AttributeError`` from the exception: the variable may be gone."""
     node = line.running.node
     if isinstance(error, AttributeError) and isinstance(node, ast.Attribute):
         is_here = error.name == node.attr and not line.below

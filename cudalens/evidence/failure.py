@@ -1,4 +1,4 @@
-"""A failed call with the live objects around it, from which each part of its evidence is read."""
+"""A failed call with the live objects around it, the source of all evidence."""
 
 from __future__ import annotations
 
@@ -35,38 +35,38 @@ _NOTHING = Evidence()
 
 @dataclass(kw_only=True)
 class FailureContext:
-    """A failed call with the live objects around it; it exists while its report is made."""
+    """A failed call with the live objects around it.  Exists only while its report is made."""
 
     call: Call = field(default_factory=Call)
     entries: Sequence[Entry]
-    """The stack, outermost first: frames, links of a traceback, lines of a call that is over."""
+    """The stack, outermost first: frames, traceback entries, or the lines of a past call."""
     violation: Violation | None = None
     error: ErrorFacts | None = None
     is_lost: bool = False
-    """True if the device's context has ended: no tensor on it can be read."""
+    """True if the device's context has ended, so that no tensor on it can be read."""
     op: OpName = field(default_factory=OpName)
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """All that it was given, by argument."""
+    """All arguments, by name."""
     named: Sequence[tuple[str, object]] = ()
-    """Arguments of the function that the user called, where its op has others."""
+    """Arguments of the function that the user called, if they differ from the op's."""
     raised: ApiCall | None = None
-    """The call of the user's that raised, where a recorder saw one."""
+    """The user's call that raised, if it was recorded."""
     node: Any = None
     """The autograd node that is running."""
     recorder: Any = None
     trial: ApiTrial | None = None
-    """Runs the call again with a change, where the user's line could be read."""
+    """Tries changes of the call on copies, if the user's line could be read."""
     beside: Callable[[], Sequence[TensorFact]] = tuple
-    """Other tensors, which are described where the device is lost."""
+    """Other tensors to describe if the device is lost."""
     started: float
     """When the work on the report began, on the performance counter."""
     limits: Limits = field(default_factory=Limits)
     found: Any = field(default_factory=lambda: SimpleNamespace(**vars(_NOTHING)))
-    """The fields of the evidence as they fill: a collector reads what those before it found."""
+    """The fields of the evidence so far: collectors read those of the collectors before them."""
 
     @property
     def reader(self) -> RunningCall | None:
-        """The user's line, where more of it is known than its source and variables tell."""
+        """The user's line, if more is known than its source and variables."""
         return None if self.trial is None else self.trial.line.call
 
     @property
@@ -76,22 +76,22 @@ class FailureContext:
 
     @property
     def guarded(self) -> OpCall | None:
-        """The op that is being called, where a check of its values has found something."""
+        """The running op, if a guard or the NaN watch has found something in it."""
         return self.call.op
 
     @property
     def is_running(self) -> bool:
-        """False for a call that is over, of which only the lines that made it are known."""
+        """False for a past call, of which only the lines are known."""
         return not any(isinstance(item, StackEntry) for item in self.entries)
 
     @cached_property
     def values(self) -> Mapping[str, Tensor]:
-        """The tensors that it was given, by argument."""
+        """The tensor arguments, by name."""
         return tensor_values(self.arguments)
 
     @cached_property
     def site(self) -> CallSite:
-        """The user's line, and what is proven to be each tensor on it."""
+        """The user's line, and the proven expressions of its tensors."""
         find = partial(locate, self.entries, self.values, self.reader)
         return self.limits.attempt("source", find, CallSite)
 
@@ -102,7 +102,7 @@ class FailureContext:
 
     @cached_property
     def frames(self) -> list[FrameType]:
-        """The frames of the stack; none of a call that is over."""
+        """The frames of the stack, none for a past call."""
         return [frame_of(item) for item in self.entries if not isinstance(item, StackEntry)]
 
     @cached_property
@@ -136,7 +136,7 @@ class FailureContext:
 
     @cached_property
     def way(self) -> Provenance:
-        """The origin of the bad values, as far as the recorder knows."""
+        """The provenance of the bad values, as far as recorded."""
         violation, recorder, bad = self.violation, self.recorder, self.bad
         if violation is None or bad is None or recorder is None:
             return Provenance()
@@ -172,7 +172,7 @@ def error_facts(error: BaseException) -> ErrorFacts:
 
 
 def bad_places(violation: Violation, tensor: Tensor) -> Tensor | None:
-    """Return which elements are outside the bound, as bool[shape of the tensor]."""
+    """Return bool[shape of the tensor], true for elements outside the bound."""
     low, high = violation.bounds.min, violation.bounds.max
     if violation.is_nonfinite or low is None or high is None or not _torch.is_plain(tensor):
         return None

@@ -1,6 +1,6 @@
-"""Report the findings of guards and of the NaN check while the code runs.
+"""Report the findings of guards and of the NaN watch while the code runs.
 
-Here the call and what was found in it become a report; its evidence is built in ``collect.py``.
+The evidence for a report is built in ``collect.py``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from cudalens.source.stack import Entry, places_of, stack_of
 
 
 def on_violation(op: OpCall, violation: Violation) -> BaseException | None:
-    """Make the report of a guard's finding, tell the session, and return what is to be raised."""
+    """Report a guard's finding to the session; return the exception to raise."""
     if violation.is_silent and is_repeated(violation, _running_line()):
         return None
     of_nan = Limits().attempt("NaN", partial(_nan_that_arrived, violation, op))
@@ -77,7 +77,7 @@ def on_violation(op: OpCall, violation: Violation) -> BaseException | None:
 
 
 def _nan_that_arrived(violation: Violation, op: OpCall) -> BaseException | None:
-    """Return what is raised in place of a guard's finding: by whom its NaN was made."""
+    """Return the exception for a NaN whose maker is known, instead of the guard's finding."""
     recorder, first = current_recorder(), violation.offenders.first
     bad = tensor_values(op.arguments).get(bad_key(violation))
     look = getattr(getattr(recorder, "watch", None), "of_guard", None)
@@ -88,7 +88,7 @@ def _nan_that_arrived(violation: Violation, op: OpCall) -> BaseException | None:
 
 
 def on_past_violation(violation: Violation, past: PastCall) -> BaseException | None:
-    """Make the report of a finding in a call that is over: no tensor of it is known."""
+    """Report a finding in a past call, whose tensors are gone."""
     if violation.is_silent and is_repeated(violation, _users_line(past.lines)):
         return None
     values, when = violation.offenders, ", in the replays of a CUDA graph"
@@ -107,7 +107,7 @@ def on_past_violation(violation: Violation, past: PastCall) -> BaseException | N
 
 
 def nonfinite_error(violation: Violation, full: Callable[[float], Report]) -> BaseException | None:
-    """Make the report of a NaN or infinity, tell the session, and return what is to be raised.
+    """Report a NaN or infinity to the session; return the exception to raise.
 
     Args:
         full: makes the report, given when the work on it began.
@@ -124,7 +124,7 @@ def nonfinite_error(violation: Violation, full: Callable[[float], Report]) -> Ba
 
 
 def _raised(violation: Violation, text: str, report: Report) -> BaseException | None:
-    """Return what is raised for a finding; a silent one is a warning."""
+    """Return the exception for a finding; warn of a silent one."""
     if violation.is_silent:
         return None if PROCESS.listeners else _warn(text)
     kind: type[DeviceAssertError] = DeviceIndexError if violation.is_index else DeviceValueError
@@ -134,9 +134,9 @@ def _raised(violation: Violation, text: str, report: Report) -> BaseException | 
 def _reported(
     violation: Violation, full: Callable[[float], Report], *, is_deferred: bool = False
 ) -> tuple[str, Report]:
-    """Return the text of the exception, and the report, which the session is given.
+    """Make the report and pass it to the session; return the exception's text and the report.
 
-    Whatever fails on the way is a line of ``limits``: the sentence with the value has to arrive.
+    A failure on the way becomes a line of ``limits``: the sentence with the value must get through.
 
     Args:
         full: makes the report, given when the work on it began.
@@ -160,7 +160,7 @@ def _reported(
 
 
 def _warn(text: str) -> SilentFindingWarning | None:
-    """Warn of a silent finding; return the warning where the user's filter makes it an error."""
+    """Warn of a silent finding; return the warning if the user's filter turns it into an error."""
     try:
         warnings.warn(text, SilentFindingWarning, stacklevel=3)
     except SilentFindingWarning as error:
@@ -169,14 +169,14 @@ def _warn(text: str) -> SilentFindingWarning | None:
 
 
 def _report_of_call(violation: Violation, op: OpCall, started: float) -> Report:
-    """Report a finding in a call that is being made; the device is alive."""
+    """Report a finding in the running call, while the device is alive."""
     return diagnose(*evidence_of_call(violation, op, started))
 
 
 def evidence_of_call(
     violation: Violation, op: OpCall, started: float, condition: Tensor | None = None
 ) -> tuple[Evidence, ApiTrial | None]:
-    """Return what is known of a call that is being made, and the trial of changes to it.
+    """Return the evidence about the running call, and a trial for changes to it.
 
     Args:
         condition: of the ``where`` that the result went into, of a function whose node runs.
@@ -219,7 +219,7 @@ def evidence_of_call(
 
 
 def _is_bad_before(failure: FailureContext) -> bool:
-    """Return whether a tensor that led to the call has values which another call has made bad."""
+    """Return whether an input of the call already had bad values that another call has made."""
     recorder, watch = failure.recorder, getattr(failure.recorder, "watch", None)
     if watch is None:
         return False
@@ -276,12 +276,12 @@ def _report_of_past(violation: Violation, past: PastCall, started: float) -> Rep
 
 
 def _compiled_function(op: str, entries: Sequence[Entry]) -> str | None:
-    """Return the function of ``torch.nn.functional`` without code of Python's that a line called.
+    """Return the C++ function of ``torch.nn.functional`` that a line called, such as ``F.one_hot``.
 
-    It calls the op, and no method of tensors has its name: ``F.one_hot``.
+    Only a function that calls the op, and that is no tensor method.
     """
     places = places_of(entries)
-    # A function of Python's would have a line of its own below.
+    # A Python function would have a frame of its own below.
     node = running(places[-1]).node if places else None
     name = stem_of(ast.unparse(node.func)) if isinstance(node, ast.Call) else ""
     is_known = f"F.{name}" in api_names(op) and not is_tensor_method(name)
@@ -289,7 +289,7 @@ def _compiled_function(op: str, entries: Sequence[Entry]) -> str | None:
 
 
 def _written_buffers(past: PastCall) -> str:
-    """Name the running statistics that took in values of batches since a call."""
+    """Name the running statistics that were updated since a call."""
     if not past.buffers:
         return ""
     names = buffer_names(calling_frames(), past.buffers)
@@ -300,11 +300,11 @@ def _written_buffers(past: PastCall) -> str:
 
 
 def is_repeated(violation: Violation, line: StackLine | None) -> bool:
-    """Return whether this instruction of the user's has met this finding before."""
+    """Return whether this instruction of the user's has already reported this finding."""
     if line is None:
-        return False  # a thread of autograd's own: no line of the user's is known
+        return False  # an autograd thread: the user's line is unknown
     seen = PROCESS.reported.setdefault(line[0], set())
-    # Python calls codes of one text equal, whatever file each is of.
+    # With the file, because code objects of equal source compare equal across files.
     here = line[0].co_filename, line[1], violation.guard, violation.argument
     if here in seen:
         return True
@@ -313,11 +313,11 @@ def is_repeated(violation: Violation, line: StackLine | None) -> bool:
 
 
 def _running_line() -> StackLine | None:
-    """Return the deepest line of the user's that is running."""
+    """Return the user's innermost running line."""
     frames = stack_of(sys._getframe(1))
     return _users_line([(item.f_code, item.f_lasti) for item in frames])
 
 
 def _users_line(lines: Sequence[StackLine]) -> StackLine | None:
-    """Return the deepest line of the user's."""
+    """Return the user's innermost line."""
     return next((item for item in reversed(lines) if is_user_file(item[0].co_filename)), None)

@@ -1,4 +1,4 @@
-"""Describe the tensors of a call and those on the user's line, with their values where readable."""
+"""Describe the tensors of a call and those on the user's line, with readable values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bad_key(violation: Violation) -> str:
 
 
 def scalars_of(arguments: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return the arguments that are plain numbers, texts or ``None``, as text."""
+    """Return the arguments that are numbers, strings or ``None``, as text."""
     return tuple(
         (name, str(value))
         for name, value in arguments.items()
@@ -58,10 +58,10 @@ def tensor_facts(
         bad: the key of the tensor at fault.
         api: names and values of the arguments of the function that the user called.
         first_bad: position of the first bad value in the tensor at fault.
-        read: false when no value may be read because the device's context is lost.
+        read: false if the device's context is lost, so that values cannot be read.
 
-    A tensor that the user cannot see (an intermediate of a library) is left out when the line
-    shows others, unless it is the one at fault.
+    An intermediate tensor of a library is left out if the line has others, unless it is the one at
+    fault.
     """
     named = {key: (text, span) for key, text, span in site.names}
     shown = {key: item for key, item in values.items() if key in named or key == bad}
@@ -93,20 +93,20 @@ def facts_of(
     site: CallSite,
     api: Sequence[tuple[str, object]],
 ) -> tuple[TensorFact, ...]:
-    """Describe the tensors around a guard's finding, with the first bad value's place in each."""
+    """Describe the tensors around a guard's finding, with the first bad position in each."""
     first = next((item.position for item in violation.offenders.first), None)
     key = bad_key(violation)
     facts = tensor_facts(values, site, key, api=api, first_bad=first)
     is_named = any(it.argument == key and it.expression for it in facts)
     if first is not None and not is_named and all(it.bad_at is None for it in facts):
-        # No name on the line has it: what torch's function was given has the user's shape.
+        # No name on the line has it.  The argument of torch's function has the user's shape.
         given = next((value for name, value in api if name == key and is_tensor(value)), None)
         spot = None if given is None else same_spot(given, values[key], first)
         if given is not None and spot is not None:
             facts = (*facts, replace(_fact(key, given, None, None, read=True), bad_at=spot))
     if not violation.overwritten:
         return facts
-    # Their values are the result's: none is known of before the op.
+    # They are overwritten: their values before the op are unknown.
     return tuple(
         replace(fact, summary=TensorSummary())
         if (fact.argument or "").partition("[")[0] in violation.overwritten
@@ -118,7 +118,7 @@ def facts_of(
 def with_own_planes(
     violation: Violation, values: Mapping[str, Tensor], site: CallSite
 ) -> Violation:
-    """Return the finding with the slices of the user's tensor, where its op has another shape.
+    """Return the finding with the slices of the user's tensor, if the op got another shape.
 
     ``cross_entropy`` gives its op ``[N, 1, D * H * W]`` for labels of a volume ``[N, D, H, W]``.
     """
@@ -143,9 +143,9 @@ def with_own_planes(
 
 
 def same_spot(tensor: Tensor, operand: Tensor, position: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Translate a position of the op's tensor to one that holds the same values in another shape.
+    """Translate a position of the op's tensor to a tensor with the same values in another shape.
 
-    A loss gives its op ``[N, 1, L]`` for the user's ``[N, L]``: known when all values agree.
+    A loss passes its op ``[N, 1, L]`` for the user's ``[N, L]``.  Proven only if all values agree.
     """
     if tensor.shape == operand.shape or tensor.numel() != operand.numel():
         return None
@@ -158,7 +158,7 @@ def same_spot(tensor: Tensor, operand: Tensor, position: tuple[int, ...]) -> tup
 
 
 def _summary(tensor: Tensor, name: str | None) -> TensorSummary:
-    """Read the values of a tensor; what cannot be read leaves a line in the report."""
+    """Summarize the values of a tensor; a failure becomes a line in the report."""
     try:
         with _torch.plain_torch(), _torch.no_dispatch_modes():
             summary: object = summarise(tensor)
@@ -186,7 +186,7 @@ def _fact(
 
 
 def of_meta(argument: str | None, meta: TensorMeta, expression: str | None = None) -> TensorFact:
-    """Describe a tensor from its metadata alone, safe after a context is lost."""
+    """Describe a tensor from its metadata alone, which is safe on a lost device."""
     return TensorFact(
         argument=argument,
         expression=expression,
@@ -200,7 +200,7 @@ def of_meta(argument: str | None, meta: TensorMeta, expression: str | None = Non
 
 
 def tensors_of_output(value: object) -> dict[str, Tensor]:
-    """Return the tensors of what a model of transformers returned, by their names."""
+    """Return the tensors in a transformers model's output, by name."""
     if not type(value).__module__.startswith("transformers."):
         return {}
     entries = instance_dict(value).items()

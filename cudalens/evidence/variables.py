@@ -1,6 +1,6 @@
-"""The user's variables for a fix: operands, layers, where values were made.
+"""The user's variables, for a fix: operands, layers, and where values were made.
 
-Nothing of the user's is run.
+Runs none of the user's code.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class RunningLine:
     """The reader of its expressions."""
     frame: FrameType
     below: Sequence[FrameType]
-    """The frames that it called."""
+    """The frames below it."""
     callers: Sequence[FrameType | TracebackType]
-    """The user's entries that led to it, innermost first."""
+    """The user's stack entries that led to it, innermost first."""
 
     @property
     def running(self) -> Running:
-        """The running part of the line, in its syntax."""
+        """The syntax of the running expression."""
         return self.call.run
 
     @property
@@ -70,7 +70,7 @@ class RunningLine:
 
 
 def line_of(entries: Sequence[FrameType | TracebackType]) -> RunningLine | None:
-    """Return the user's deepest running line, ``None`` where its source does not tell."""
+    """Return the user's innermost running line, ``None`` without its source."""
     frames = list(map(frame_of, entries))
     users = [at for at, item in enumerate(frames) if is_user_file(item.f_code.co_filename)]
     if not users:
@@ -87,7 +87,7 @@ def line_of(entries: Sequence[FrameType | TracebackType]) -> RunningLine | None:
 
 
 class Variables(candidates.Trial):
-    """Answers about the user's line: its operands, its module, where its values were made.
+    """Answer questions about the user's line: its operands, its module, where its values were made.
 
     Args:
         call: the failing call.
@@ -104,7 +104,7 @@ class Variables(candidates.Trial):
 
     @functools.cached_property
     def operands(self) -> tuple[TensorFact, ...]:  # type: ignore[override]
-        """The tensors that the running call works on, each by its text in the call."""
+        """The tensor operands of the running call, by their text."""
         facts = []
         for item in self.call.operands:
             if is_tensor(item.value) and _torch.is_plain(item.value):
@@ -116,32 +116,32 @@ class Variables(candidates.Trial):
 
     @functools.cached_property
     def others(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]
-        """Arguments that a tensor can be made of: the text and the kind."""
+        """Arguments that can be converted to a tensor: text and kind."""
         kinds = ((item, _kind(item.value)) for item in self.call.operands)
         return tuple((Expression(item.text, item.node), kind) for item, kind in kinds if kind)
 
     @functools.cached_property
     def lists(self) -> tuple[tuple[str, list[Any]], ...]:  # type: ignore[override]
-        """The arguments that are lists, each by its text."""
+        """The arguments that are lists, by their text."""
         return tuple((it.text, it.value) for it in self.call.operands if type(it.value) is list)
 
     @functools.cached_property
     def is_of_loop(self) -> bool:  # type: ignore[override]
-        """True if a loop around the line calls another function in each turn: ``layer(x)``."""
+        """True if a loop around the line calls another object each time: ``layer(x)``."""
         called = getattr(self._node, "func", None)
         if isinstance(called, ast.Attribute) and called.attr != "forward":
-            return False  # a method, as that of a tensor
+            return False  # a method call
         parts = ast.walk(called) if called is not None else ()
         return any(isinstance(item, ast.Name) and item.id in self.loop_names for item in parts)
 
     @functools.cached_property
     def loop_names(self) -> frozenset[str]:  # type: ignore[override]
-        """The variables of the loops and comprehensions around the call."""
+        """The loop variables around the call, including those of comprehensions."""
         return _loop_names(self.line.running)
 
     @functools.cached_property
     def loop_arguments(self) -> frozenset[str]:  # type: ignore[override]
-        """The running function's arguments that a loop of its caller chooses: ``f(x[n])``."""
+        """Arguments of the running function that depend on a loop in the caller: ``f(x[n])``."""
         code = self.line.frame.f_code
         if code.co_name == "<module>" or not self.line.callers:
             return frozenset()
@@ -161,7 +161,7 @@ class Variables(candidates.Trial):
     def binding(self, expression: str, *, of_shape: bool = False) -> Binding | None:
         """Return where a name, or an attribute of a user's module, got its value.
 
-        Of a tensor that was written to since, the binding does not tell what it holds.
+        ``None`` for a tensor that was written to since: the binding does not explain its values.
         """
         target = _syntax(expression)
         value = self._read(target)
@@ -185,20 +185,20 @@ class Variables(candidates.Trial):
         )
 
     def other_readers(self, expression: str) -> tuple[list[int], list[int]]:
-        """Return the lines that read an operand too, and those that need its numbers as they are.
+        """Return the other lines that read an operand, and those that need its exact numbers.
 
-        Of all lines only those from the running one on: what has run before took it as it is.
+        Only lines from the running one on: earlier lines have run with it as it is.
         """
         statement = self.line.running.statement
         targets = statement.targets if isinstance(statement, ast.Assign) else []
         if any(ast.unparse(target) == expression for target in targets):
-            return [], []  # bound anew here: what is behind the line reads another value
+            return [], []  # rebound here, so later lines read another value
         every, counting = other_readers(self.line.running, _syntax(expression))
         here = self.line.running.place.lineno
         return [line for line in every if line >= here], counting
 
     def _passed_in(self, name: str, value: object) -> Binding | None:
-        """Return where a caller made an argument of the running function, by the same object."""
+        """Return where a caller made the object that is an argument of the running function."""
         code = self.line.frame.f_code
         is_cell = code.co_name == "<module>" or name not in code.co_varnames[: code.co_argcount]
         for entry in () if is_cell else self.line.callers:
@@ -214,12 +214,12 @@ class Variables(candidates.Trial):
         return None
 
     def layer(self, path: str, shape: tuple[int, ...] | None = None) -> Binding | None:
-        """Return what the user calls the module of a path, and where it was made.
+        """Return the user's name for the module at a path, and where it was made.
 
-        ``None`` unless the running code sees one module only with such a part.
+        ``None`` if the running code sees several modules with such a part.
 
         Args:
-            shape: of a parameter of the part, where it is not any module of that path.
+            shape: the shape of one of its parameters, to select among modules.
         """
         layers: dict[int, tuple[str, nn.Module, nn.Module]] = {}
         for variables in (self.line.frame.f_locals, self.line.frame.f_globals):
@@ -250,7 +250,7 @@ class Variables(candidates.Trial):
         tied = [name for name, _, other in others if other is weight]
         of_table = part.weight.shape if isinstance(part, nn.Embedding) else None
         alike = [
-            name  # of an output head; another table has the size by chance
+            name  # an output head; a table may have the size by chance
             for name, item, other in others
             if getattr(other, "shape", ()) == of_table and not isinstance(item, nn.Embedding)
         ]
@@ -262,9 +262,9 @@ class Variables(candidates.Trial):
         )
 
     def held_in(self, expression: str) -> tuple[str, str] | None:
-        """Return the attribute of a running module that holds a tensor, and of what kind it is.
+        """Return the attribute of a running module that is a tensor, and its kind.
 
-        Of a parameter or a buffer, which ``.to()`` of the module moves, the class of the module.
+        For a parameter or a buffer, which the module's ``.to()`` moves, the class of the module.
         """
         value = self._read(_syntax(expression))
         owner = self.line.frame.f_locals.get("self")
@@ -285,7 +285,7 @@ class Variables(candidates.Trial):
 
     @functools.cached_property
     def unregistered(self) -> tuple[str, str] | None:  # type: ignore[override]
-        """The list or dict in which a running module is, without a module that registers it."""
+        """The list or dict that contains a running module, which no module registers."""
         frames = [self.line.frame, *map(frame_of, self.line.callers)]
         scopes = [list(frame.f_locals.items()) for frame in frames]
         values = [value for scope in scopes for _, value in scope]
@@ -309,7 +309,7 @@ class Variables(candidates.Trial):
 
     @functools.cached_property
     def called(self) -> Called:  # type: ignore[override]
-        """Facts on the called module that the moves need."""
+        """Facts about the called module, for edits."""
         module = self.line.module
         if module is None:
             return Called()
@@ -324,7 +324,7 @@ class Variables(candidates.Trial):
 
 
 def _loop_names(run: Running) -> frozenset[str]:
-    """Return the variables of the loops and comprehensions around a call, in its function."""
+    """Return the loop variables around a call, in its function."""
     loops: list[ast.AST] = []
     for parent in run.parents:
         loops = [] if isinstance(parent, ast.FunctionDef | ast.Lambda) else [*loops, parent]
@@ -335,12 +335,12 @@ def _loop_names(run: Running) -> frozenset[str]:
 
 
 def _syntax(expression: str) -> ast.expr:
-    """Return the syntax of an expression: as it was read, of a name made in a hint its own."""
+    """Return the syntax of an expression: as it was read, or parsed from a hint's text."""
     return syntax(expression) or parse_expression(expression).body
 
 
 def _parts(module: nn.Module, path: str = "", depth: int = 0) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules below one with their paths, by the entries that modules store."""
+    """Yield a module's parts with their paths, from the registered entries alone."""
     for key, item in registered(module, "_modules").items() if depth < _MAX_DEPTH else ():
         if is_module(item):
             yield f"{path}{key}", item
@@ -348,7 +348,7 @@ def _parts(module: nn.Module, path: str = "", depth: int = 0) -> Iterator[tuple[
 
 
 def parameters_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of a module and of its parts with their paths: ``2.weight``."""
+    """Yield the parameters of a module and its parts, with their paths: ``2.weight``."""
     for path, part in (("", module), *_parts(module)):
         for key, item in registered(part, "_parameters").items():
             if is_tensor(item):
@@ -356,7 +356,7 @@ def parameters_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _kind(value: object) -> str | None:
-    """Return of what kind a value is that a tensor can be made of."""
+    """Return the kind of a value that can be converted to a tensor."""
     if type(value) is list and value:
         has_tensors = all(is_tensor(item) for item in value)
         return "tensors" if has_tensors else "list"
@@ -368,9 +368,9 @@ def _kind(value: object) -> str | None:
 
 
 def _item(made: Binding | None, places: Sequence[int], part: nn.Module) -> Binding | None:
-    """Return what made a layer of a container, if the layer is what the container's line writes.
+    """Return the call that made a layer of a container, as written on the container's line.
 
-    Another one may have been put in its place since: the class and the numbers tell.
+    ``None`` if the layer was replaced since: class and sizes must match.
     """
     for at in places:
         made = made.items[at] if made is not None and at < len(made.items) else None
