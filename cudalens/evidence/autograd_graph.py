@@ -20,10 +20,10 @@ from cudalens.core.graph_types import AutogradNeighbourhood, GraphEdge, GraphNod
 from cudalens.core.report_types import LineRef, Number, SourceSpan
 
 MAX_VISITED = 5000
-"""Nodes that a walk looks at; a larger graph's size stays unknown."""
+"""How many nodes a walk visits; the size of a larger graph stays unknown."""
 FOCUS = "nF"
 LIMIT = 60
-"""Nodes that are kept; the call itself is one of them."""
+"""How many nodes are kept, the call itself included."""
 
 Site: TypeAlias = tuple[LineRef | None, str | None, str | None]
 SiteOf: TypeAlias = Callable[[int], tuple[SourceSpan | None, str | None, str | None]]
@@ -41,20 +41,20 @@ def neighbourhood(
     inputs: Mapping[str, Number] | None = None,
     expressions: Mapping[str, str] | None = None,
 ) -> AutogradNeighbourhood:
-    """Draw the graph around a call.
+    """Return the part of the autograd graph around a call.
 
     Args:
         arguments: the call's tensors by schema name.
         op_name: the op that failed, such as ``aten::embedding``.
-        bad: the argument at fault, when one is.
-        site: finds the forward line and module of a node.
-        node: the autograd node that was running, when the call was made in a backward pass.
+        bad: the argument at fault, if there is one.
+        site: returns the forward line and module of a node.
+        node: the running autograd node, for a call in a backward pass.
         names: parameter names by ``id`` of the parameter.
-        inputs: values of arguments, where the op made its first NaN or infinity of them.
-        expressions: the user's names of arguments, where they are proven.
+        inputs: values of arguments, if the op made its first NaN or infinity from them.
+        expressions: the user's expressions for arguments, if proven.
 
     Returns:
-        nodes in the order of their discovery, ``n0`` first; ``total_nodes`` counts the whole graph,
+        Nodes in order of discovery, ``n0`` first; ``total_nodes`` counts the whole graph,
         the call and its inputs included, and is ``None`` beyond ``MAX_VISITED``.
     """
     walk = _GraphWalk(site, names or {})
@@ -84,7 +84,7 @@ def neighbourhood(
 
 
 class _GraphWalk:
-    """One breadth-first walk; it holds autograd's nodes only as long as it runs."""
+    """One breadth-first walk; it keeps autograd's nodes alive only while it runs."""
 
     def __init__(self, site: SiteOf | None, names: Mapping[int, str]) -> None:
         self.nodes: dict[str, GraphNode] = {}
@@ -95,18 +95,18 @@ class _GraphWalk:
         self._waiting: deque[Any] = deque()
         self._visited = 0
         self._arguments: dict[str, str] = {}
-        self._beside = 1  # the call itself, and its inputs that have no node of autograd's
+        self._beside = 1  # the call itself, and inputs without an autograd node
         self._is_cut = False
 
     @property
     def total(self) -> int | None:
-        """Number of nodes in the graph, ``None`` when the walk was cut."""
+        """Number of nodes in the graph, ``None`` if the walk was cut short."""
         return None if self._is_cut else self._visited + self._beside
 
     def add_argument(
         self, name: str, tensor: Tensor, position: int, own: str | None, *, is_bad: bool
     ) -> None:
-        """Start from one tensor of the call, which the user calls ``own``."""
+        """Start the walk at a tensor of the call; ``own`` is the user's expression for it."""
         grad_fn = tensor.grad_fn if tensor.requires_grad else None
         role: Role | None = "bad_input" if is_bad else None
         if grad_fn is not None:
@@ -123,24 +123,24 @@ class _GraphWalk:
             self._edge(identifier, FOCUS, position)
 
     def show_values(self, values: Mapping[str, Number]) -> None:
-        """Say of the arguments' own nodes what value they held."""
+        """Label the arguments' own nodes with their values."""
         by_node: dict[str, set[Number]] = {}
         for name, value in values.items():
             by_node.setdefault(self._arguments[name], set()).add(value)
         for identifier, held in by_node.items():
-            # Two results of one node, as of a split, may hold two values.
+            # Two results of one node, such as a split, may have different values.
             if identifier in self.nodes and len(held) == 1:
                 self.nodes[identifier] = replace(self.nodes[identifier], value=held.pop())
 
     def add_running(self, node: Any, first_input: int) -> None:
-        """Start from the node that a backward pass was running."""
+        """Add the running node of a backward pass as the start of the walk."""
         self._visited += 1
         self._beside -= 1  # this node is the call
         self._ids[node] = FOCUS
         self._look_behind(node, first_input)
 
     def run(self) -> None:
-        """Walk on towards the leaves until everything was seen, or enough."""
+        """Walk towards the leaves, up to ``MAX_VISITED`` nodes."""
         while self._waiting and not self._is_cut:
             self._look_behind(self._waiting.popleft())
 
@@ -227,7 +227,7 @@ def name_of(node: Any) -> str:
 
 
 def op_of(node_name: str) -> str | None:
-    """Return the op whose derivative a node such as ``AddmmBackward0`` is, ``None`` when unsure."""
+    """Return the op that a node like ``AddmmBackward0`` differentiates, ``None`` if ambiguous."""
     stem = node_name.rstrip("0123456789")
     if stem == node_name or not stem.endswith("Backward"):
         return None
@@ -237,12 +237,12 @@ def op_of(node_name: str) -> str | None:
 
 @functools.cache
 def _ops_by_stem() -> dict[str, frozenset[str]]:
-    """Map op names without underscores to the ops of that name that have a derivative."""
+    """Map op names without underscores to the differentiable ops with that name."""
     ops: dict[str, set[str]] = {}
     for full in all_op_names():
         namespace, _, rest = full.partition("::")
         name, _, overload = rest.partition(".")
-        # Autograd names a node of an op in place, too, after the op's plain form.
+        # The node of an in-place op has the name of the out-of-place op, too.
         if namespace != "aten" or name.endswith("_") or overload.endswith("out"):
             continue
         if has_kernel(full, "Autograd"):
@@ -253,10 +253,10 @@ def _ops_by_stem() -> dict[str, frozenset[str]]:
 
 
 def nodes_behind(roots: Iterable[Any], without: Any = None) -> dict[Any, Any]:
-    """Return autograd's nodes from some on, nearest first, each with the one that led to it.
+    """Return the nodes reachable from some nodes, nearest first, each with its predecessor.
 
     Args:
-        without: a node that is not passed through.
+        without: a node that the walk does not pass.
     """
     before = {node: None for node in roots if node is not None and node is not without}
     waiting = deque(before)

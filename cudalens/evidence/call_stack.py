@@ -1,4 +1,4 @@
-"""Find the Python stack of the running call, and say what it tells: user's line, module, phase."""
+"""Find the Python stack of the running call, and read line, module and phase from it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from cudalens.source.stack import (
 
 _SENT_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
 _MAX_MODULES = 64
-"""Number of modules of a cell's namespace that are asked for the names of their parameters."""
+"""How many modules of a namespace are searched for parameter names."""
 _AnyEntry = TypeVar("_AnyEntry", bound=Entry)
 
 
@@ -65,9 +65,9 @@ def calling_frames(*, in_backward: bool = False) -> list[FrameType]:
 
 
 def without_detours(entries: Sequence[_AnyEntry]) -> list[_AnyEntry]:
-    """Leave out the frames in which torch hands a call to the recorder, and gets it back.
+    """Drop the frames in which torch calls the recorder, and the recorder calls torch.
 
-    A function of torch's that is written in Python is there twice; the second one runs.
+    A torch function written in Python is on the stack twice; the second frame is kept.
     """
     rest: list[_AnyEntry] = []
     is_passing = False
@@ -108,7 +108,7 @@ def locate(
 
 
 def entries_of(lines: Sequence[StackLine]) -> list[Entry]:
-    """Return the lines of a call that is over, outermost first."""
+    """Return the lines of a past call, outermost first."""
     return [StackEntry(code, line_of(code, lasti), lasti) for code, lasti in lines]
 
 
@@ -116,15 +116,14 @@ def _code_of(item: Entry) -> CodeType:
     return item.code if isinstance(item, StackEntry) else frame_of(item).f_code
 
 
-# Functions of torch that set something up: no pass is running yet.
+# Functions that make or load modules: their calls are no forward pass.
 _MAKING = frozenset({"__init__", "load_state_dict", "from_pretrained"})
 
 
 def phase_of(entries: Sequence[Entry], *, in_backward: bool) -> Phase:
-    """Return the phase: autograd's backward, an optimizer's step, or forward; the innermost counts.
+    """Return the innermost phase: a backward pass, an optimizer step, or forward.
 
-    What is being made or loaded belongs to none of them.  A function that an optimizer's step is
-    given, and calls, is none of the step's own work.
+    Making or loading modules has no phase.  The closure of an optimizer step is no part of it.
     """
     if in_backward:
         return "backward"
@@ -145,9 +144,9 @@ def phase_of(entries: Sequence[Entry], *, in_backward: bool) -> Phase:
 
 
 def _is_closures(inner: Sequence[CodeType], step: Entry) -> bool:
-    """Return whether the code below a function of ``torch.optim`` is of a closure it was given."""
+    """Return whether the code called by a function of ``torch.optim`` is a closure."""
     if torch_path(_code_of(step).co_filename) != "optim/optimizer.py":
-        # A step of torch's calls nobody else's code than the closure's.
+        # A step of torch's own optimizers calls no other code of the user's.
         files = {code.co_filename for code in inner}
         return any(not torch_path(file) and not is_own_file(file) for file in files)
     frame = place_of(step).frame
@@ -157,10 +156,10 @@ def _is_closures(inner: Sequence[CodeType], step: Entry) -> bool:
 
 
 def with_callers(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback of an exception that is still inside the user's call, from their frame.
+    """Extend the traceback of an exception that has not left the user's call up to their frame.
 
     Args:
-        trace: what it has so far.
+        trace: the traceback so far.
     """
     frame = sys._getframe(1) if trace is None else trace.tb_frame.f_back
     callers = []
@@ -183,12 +182,12 @@ def trim(error: BaseException) -> None:
 
 
 def parameter_names(frames: Sequence[FrameType]) -> dict[int, str]:
-    """Name the parameters, and other leaves of the graph, that the user's running code can see.
+    """Name the parameters, and other leaves of the graph, that the user's running code can reach.
 
-    What the code mentions comes first, then the variables of the module or of the notebook.
+    Names that the code mentions come first, then the variables of the module or notebook.
 
     Returns:
-        a name for each tensor by ``id``: the path below its module, else the variable.
+        A name for each tensor, by ``id``: the path in its module, or the variable.
     """
     names: dict[int, str] = {}
     outer: list[Mapping[str, object]] = []
@@ -204,7 +203,7 @@ def parameter_names(frames: Sequence[FrameType]) -> dict[int, str]:
 
 
 def visible_parameters(frames: Sequence[FrameType]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of modules that the user's running code can see, with their names."""
+    """Yield the parameters of modules that the user's running code can reach, with their names."""
     names, seen = parameter_names(frames), set[int]()
     for _, value in tensors_and_modules(namespaces(frames)):
         for item in value.parameters() if isinstance(value, torch.nn.Module) else ():
@@ -216,23 +215,23 @@ def visible_parameters(frames: Sequence[FrameType]) -> Iterator[tuple[str, Tenso
 def tensors_and_modules(
     scopes: Iterable[Mapping[str, object]],
 ) -> Iterator[tuple[str, Tensor | torch.nn.Module]]:
-    """Yield the tensors and modules among variables, by their types, with their names."""
+    """Yield the tensors and modules among variables, with their names."""
     for scope in scopes:
         for name, value in list(scope.items()):
-            # A notebook may have 100 000 names: nothing else is done for those of other types.
+            # A notebook may have 100 000 names, so the type is checked first.
             if issubclass(type(value), (Tensor, torch.nn.Module)):
                 yield name, cast("Tensor | torch.nn.Module", value)
 
 
 def buffer_names(frames: Sequence[FrameType], buffers: Sequence[Tensor]) -> list[str]:
-    """Name buffers by the modules that the user's running code can see, with the path below."""
+    """Name buffers by their path in the modules that the user's running code can reach."""
     written = list(filter(None, (held_name(item, frames) for item in buffers)))
     others = len(buffers) - len(written)
     return [*written, f"{others} other buffer{'s' * (others != 1)}"] if others else written
 
 
 def held_name(tensor: Tensor, frames: Sequence[FrameType]) -> str | None:
-    """Name a tensor by the variable that holds it, or by the module and the path below."""
+    """Return the variable that holds a tensor, or its module and path."""
     for variable, value in tensors_and_modules(namespaces(frames)):
         if value is tensor and not variable.startswith("_"):
             return variable
@@ -246,7 +245,7 @@ def held_name(tensor: Tensor, frames: Sequence[FrameType]) -> str | None:
 def _add_names(
     names: dict[int, str], variables: Mapping[str, object], limit: int | None = None
 ) -> None:
-    # By their types: an object of the user's may answer anything to isinstance.
+    # By type(): an object of the user's may override `__class__`, which isinstance reads.
     modules = [item for item in variables.values() if issubclass(type(item), torch.nn.Module)]
     for module in modules[:limit]:
         for path, parameter in cast("torch.nn.Module", module).named_parameters():
@@ -259,16 +258,16 @@ def _add_names(
 
 
 def parameters_of(frame: FrameType) -> dict[str, object]:
-    """Return what the parameters of a function hold."""
+    """Return the values of a function's parameters."""
     code, variables = frame.f_code, frame.f_locals
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     return {name: variables.get(name) for name in names}
 
 
 def worker_line(message: str) -> str:
-    """Return the user's deepest line in the traceback that a worker sent along as text.
+    """Return the user's innermost line in a worker's traceback, which its error has as text.
 
-    Empty where the message holds no such traceback, or nothing of the user's is on it.
+    Empty if the message has no such traceback, or no line of the user's is in it.
     """
     _, is_sent, sent = message.partition("\nOriginal Traceback (most recent call last):")
     places = [item for item in _SENT_LINE.findall(sent) if is_user_file(item[0])]

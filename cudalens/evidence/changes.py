@@ -1,7 +1,7 @@
-"""Whether a program may have changed the values of a variable in a way that no line of it shows.
+"""Whether a program may have changed a variable's values, other than by its assignments.
 
-A list or an array has other names too: ``b = a`` and ``b[0] = 9`` change ``a``.  Names are told
-apart by their text alone, whatever function they are in, so that nothing is missed.
+A list or an array may have aliases: ``b = a`` and ``b[0] = 9`` change ``a``.  Names are compared by
+text, across functions, so that no alias is missed.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _MUTATES = frozenset({"append", "clear", "extend", "fill", "insert", "itemset", 
 _MUTATES |= {"remove", "resize", "reverse", "setdefault", "sort", "update", "__setitem__"}
 _HARMLESS = frozenset({"print", "display", "append"})
 _MODULES = frozenset({"torch", "F", "nn", "plt"})
-"""Functions, and modules of functions, that leave what they are given as it is."""
+"""Functions, and modules of functions, that do not change their arguments."""
 _HIDDEN = frozenset({"exec", "eval", "globals", "locals", "push", "setattr", "vars", "user_ns"})
-"""Functions that give a variable a value of which the syntax does not tell."""
+"""Functions that assign to variables invisibly to the syntax."""
 _NEW = (ast.BinOp, ast.Compare, ast.UnaryOp, ast.Constant)
 
 
 def may_change(program: Program, names: set[str], found: ast.AST, files: set[str]) -> bool:
-    """Return whether variables may have got other values than their assignments tell.
+    """Return whether variables may have values that their assignments do not show.
 
     Args:
-        names: of the variables and attributes on the way.
-        found: the statement that computed the values, which is no change itself.
-        files: in which the way lies.  What another cell does by itself, it has done before the
-            values of a way within one cell were computed.
+        names: the names of the variables and attributes on the way.
+        found: the statement that computed the values, which does not count as a change.
+        files: the files of the way.  For a way within one cell, other cells do not count: their
+            top level ran before the values were computed.
     """
     if len(files) > 1 and len(program.trees) >= MAX_FILES:
         return True
@@ -63,7 +63,7 @@ def may_change(program: Program, names: set[str], found: ast.AST, files: set[str
 
 
 def _runs_a_script(node: ast.AST) -> bool:
-    """Return whether a node is ``%run`` or ``%store``, as a cell is stored or as it is run."""
+    """Return whether a node is ``%run`` or ``%store``, in IPython's spelling or transformed."""
     match node:
         case ast.Call(ast.Attribute(attr="run_line_magic"), [ast.Constant("run" | "store"), *_]):
             return True
@@ -71,7 +71,7 @@ def _runs_a_script(node: ast.AST) -> bool:
 
 
 def _called(program: Program, nodes: Iterable[ast.AST]) -> list[ast.AST]:
-    """Return the nodes of the functions and classes that the given ones mention, and of theirs."""
+    """Return the nodes of all functions and classes that some nodes mention, transitively."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     named = [it for it in program.nodes if isinstance(it, kinds)]
     waiting = [*nodes]
@@ -86,7 +86,7 @@ def _called(program: Program, nodes: Iterable[ast.AST]) -> list[ast.AST]:
 
 
 def _new_names(node: ast.AST, known: set[str], functions: dict[str, set[str]]) -> set[str]:
-    """Return the names that one node gives to what a known name may hold."""
+    """Return the new aliases of known names that a node makes."""
     match node:
         case ast.Assign(targets, value):
             pairs = [(it, value) for it in targets]
@@ -108,14 +108,14 @@ def _new_names(node: ast.AST, known: set[str], functions: dict[str, set[str]]) -
 def _is_change(
     node: ast.AST, aliases: set[str], names: set[str], functions: Container[str]
 ) -> bool:
-    """Return whether a node changes what one of the names holds in place."""
+    """Return whether a node changes the object behind one of the names in place."""
     match node:
         case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()):
             return bool(aliases & {*names_in(value)})
         case ast.AugAssign(ast.Subscript()):
-            return False  # of what its items are, the subscript alone tells, above
+            return False  # a change of its items is a subscript, handled above
         case ast.AugAssign(target):
-            # That of a plain variable on the way is found where it stands.
+            # Reassigning a plain variable is no hidden change: its assignment is found by name.
             is_own = isinstance(target, ast.Name) and target.id in names
             return not is_own and bool(aliases & {*names_in(target)})
         case ast.Attribute(value, attr) if attr in _MUTATES or is_in_place(attr):
@@ -124,18 +124,18 @@ def _is_change(
         case ast.keyword("out", value):
             return bool(aliases & {*names_in(value)})
         case ast.Expr(ast.Call(ast.Attribute(attr="copy_"))):
-            return False  # it reads what it is given, and its tensor is an attribute's, above
+            return False  # it reads its arguments; an in-place method is handled above
         case ast.Expr(ast.Call(func, args, keywords)):
             called = last_name(func) or ""
             if called in functions or called in _HARMLESS or _MODULES & {*names_in(func)}:
-                return False  # into a function of the user's its parameters lead
+                return False  # a function of the user's is followed through its parameters
             given = [*args, *(it.value for it in keywords)]
             return any(aliases & {*shown(it)} for it in given)
     return False
 
 
 def shown(node: ast.AST) -> Iterator[str]:
-    """Yield the names whose memory the value of an expression may share."""
+    """Yield the names that the value of an expression may alias."""
     if isinstance(node, _NEW):
         return
     if isinstance(node, ast.Call):
@@ -153,7 +153,7 @@ def shown(node: ast.AST) -> Iterator[str]:
 
 
 def names_in(node: ast.AST) -> Iterator[str]:
-    """Yield the names and attributes that an expression is made of, ``self`` left out."""
+    """Yield the names and attributes in an expression, without ``self``."""
     for item in ast.walk(node):
         text = _text(item)
         if text is not None and text != "self":
@@ -166,9 +166,7 @@ def _text(node: ast.AST) -> str | None:
 
 
 def stores_of_attribute(program: Program, name: str) -> int:
-    """Return how often the program gives an attribute of a name a value, in a class or on whatever
-    object.
-    """
+    """Count the assignments to an attribute with a name, in a class body or on any object."""
     stored = (it for it in program.nodes if isinstance(it, ast.Attribute) and it.attr == name)
     of_classes = (one for it in program.nodes if isinstance(it, ast.ClassDef) for one in it.body)
     named = sum(bool(getattr(it, "name", "") == name) or _binds(it, name) for it in of_classes)
@@ -176,7 +174,7 @@ def stores_of_attribute(program: Program, name: str) -> int:
 
 
 def _binds(statement: ast.stmt, name: str) -> bool:
-    """Return whether a statement in the body of a class gives a name a value."""
+    """Return whether a statement in a class body binds a name."""
     is_plain = isinstance(statement, ast.Assign | ast.AnnAssign)
     nodes = ast.walk(statement) if is_plain else ()
     named = (it for it in nodes if isinstance(it, ast.Name) and it.id == name)
@@ -184,12 +182,12 @@ def _binds(statement: ast.stmt, name: str) -> bool:
 
 
 def reads_of(program: Program, name: str) -> int:
-    """Return how often the program mentions a function other than to define it."""
+    """Count the mentions of a function, without its definition."""
     return sum(_text(it) == name for it in program.nodes)
 
 
 def is_rebound(program: Program, name: str) -> bool:
-    """Return whether a function may be another one: by an assignment, or by an import."""
+    """Return whether a function's name may be rebound, by an assignment or an import."""
     named = (it for it in program.nodes if _text(it) == name)
     stored = (isinstance(getattr(it, "ctx", None), ast.Store) for it in named)
     imported = ((it.asname or it.name) == name for it in program.nodes if isinstance(it, ast.alias))

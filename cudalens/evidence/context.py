@@ -1,6 +1,6 @@
-"""The variables around a call that the cause rules read: the model, the tokenizer.
+"""The model and the tokenizer around a call, for the cause rules.
 
-Each is read from live objects without running code of the user's.
+Read from live objects, without running code of the user's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Frames = Sequence[FrameType]
 
 
 def observe(frames: Frames, site: CallSite) -> CallContext:
-    """Return what the variables around a call tell."""
+    """Return the facts about the variables around a call."""
     tokenizer = _tokenizer(frames)
     return CallContext(
         library_names=site.library_names[::-1],
@@ -39,7 +39,7 @@ def observe(frames: Frames, site: CallSite) -> CallContext:
 
 
 def _model(frames: Frames) -> str | None:
-    """Name the innermost running model of transformers; a class of the user's by its base."""
+    """Name the innermost running transformers model; a subclass of the user's by its base."""
     library = sys.modules.get("transformers.modeling_utils")
     base = getattr(library, "PreTrainedModel", None)
     for frame in reversed(frames) if isinstance(base, type) else ():
@@ -51,7 +51,7 @@ def _model(frames: Frames) -> str | None:
 
 
 def _tokenizer(frames: Frames) -> Any:
-    """Return the one tokenizer of transformers that the user's running code mentions."""
+    """Return the only transformers tokenizer that the user's running code mentions."""
     if "transformers" not in sys.modules:
         return None
     base = sys.modules["transformers"].PreTrainedTokenizerBase
@@ -68,10 +68,9 @@ _INPUTS = ("input_ids", "inputs_embeds", "input_embeds")
 
 
 def table_of_positions(entries: Sequence[TracebackType]) -> PositionTable | None:
-    """Return the rows of the table and the tokens of the input, when the input is the longer one.
+    """Return the number of positions in the table and of tokens in the input, if these are more.
 
-    Only where the innermost frame is a module of transformers that took all its positions from its
-    own table, from the first one on.
+    Only if the innermost frame is a transformers module that uses its own positions from 0 on.
     """
     frame = entries[-1].tb_frame if entries else None
     if frame is None or package_of(frame) != "transformers":
@@ -84,14 +83,14 @@ def table_of_positions(entries: Sequence[TracebackType]) -> PositionTable | None
         return None
     tokens: Tensor = names[input_name]
     if positions.shape != table.shape or positions.data_ptr() != table.data_ptr():
-        return None  # positions that the user gave, or some of the table's
+        return None  # the user passed positions, or they start elsewhere
     if table.ndim != 2 or tokens.ndim < 2 or tokens.shape[1] <= table.shape[1]:
         return None
     return PositionTable(input=input_name, rows=int(table.shape[1]), tokens=int(tokens.shape[1]))
 
 
 def problem_type(entries: Sequence[TracebackType]) -> str | None:
-    """Return as what the innermost running model takes its labels, where its config says it."""
+    """Return the ``problem_type`` in the config of the innermost running model."""
     for entry in reversed(entries):
         config = instance_dict(entry.tb_frame.f_locals.get("self")).get("config")
         value = instance_dict(config).get("problem_type")
@@ -109,12 +108,12 @@ def _simulation() -> Any:
 
 
 def rehearsed_fault() -> object | None:
-    """Return what ended the context of the rehearsal device, ``None`` while it lives or is off."""
+    """Return what ended the rehearsal device's context, ``None`` if it works or is off."""
     return getattr(_simulation(), "fault", None)
 
 
 def describe() -> Environment:
-    """Describe this process; asks the driver only for what host memory already holds."""
+    """Describe this process, without a driver call that could fail on a lost device."""
     return Environment(
         cudalens=__version__,
         python=platform.python_version(),
@@ -131,7 +130,7 @@ def _device_name() -> str | None:
         return None
     try:
         return str(torch.cuda.get_device_name())
-    except RuntimeError:  # a lost context cannot tell its name
+    except RuntimeError:  # a lost context does not return its name
         return None
 
 

@@ -1,7 +1,7 @@
-"""Which label made the counts of a confusion matrix too many, or a place to count at negative.
+"""The label that breaks the ``bincount`` of a confusion matrix.
 
-Such a matrix is counted in one row, ``bincount(n * label + prediction)``, which is reshaped to
-n × n.  A label beyond the classes makes the row longer, and torch's words are of a shape.
+Such a matrix is counted as ``bincount(n * label + prediction).reshape(n, n)``.  A label beyond the
+classes makes the result longer, and torch's error is about a shape.  A negative one is rejected.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _NEGATIVE = "bincount only supports 1-d non-negative integral inputs"
 def counted_label(
     message: str, call: ApiCall, operands: Sequence[Operand], recorder: Any
 ) -> tuple[Violation, Tensor] | None:
-    """Return the label that no class has, and its tensor; ``None`` where that is not proven.
+    """Return the label outside the classes, and its tensor; ``None`` if that is not proven.
 
-    The tensor has led to what was counted, by the recorded calls, and its label is that of the
-    largest place.
+    By the recorded calls, the tensor must have led to the counted numbers, and its label to the
+    largest of them.
 
     Args:
-        call: the refused call of ``reshape`` or ``bincount``.
-        operands: those of the user's line, whose tensors are preferred.
+        call: the rejected call of ``reshape`` or ``bincount``.
+        operands: the operands of the user's line, whose tensors are preferred.
     """
     match, given = _TOO_MANY.match(message), call.args[0] if call.args else None
     if not isinstance(given, Tensor) or (match is None and _NEGATIVE not in message):
@@ -61,9 +61,9 @@ def counted_label(
 def _found(
     counted: Tensor, classes: int, place: int, operands: Sequence[Operand], snapshot: Snapshot
 ) -> tuple[Violation, Tensor] | None:
-    """Return the finding in the labels of a matrix, one of which led to this place.
+    """Return the finding in the labels that led to an extreme counted number.
 
-    That is proven by the numbers: ``classes * label + prediction`` has this place as its end.
+    Proven by the numbers: it is the minimum or maximum of ``classes * label + prediction``.
     """
     sources = [item for item in sources_of(counted, snapshot) if _is_whole(item)]
     label = place // classes
@@ -76,7 +76,7 @@ def _found(
     if tensor is None or bool(
         ((tensor < min(label, 0)) | (tensor > max(label, classes - 1))).any()
     ):
-        return None  # others were left out of the count, and which is not known here
+        return None  # some labels were masked out, and it is unknown which
     bad = (tensor < 0) if label < 0 else (tensor >= classes) & (tensor <= label)
     violation = out_of_range(
         tensor,
@@ -94,9 +94,9 @@ def _found(
 
 
 def _leads(labels: Tensor, predictions: Tensor, classes: int, place: int) -> bool:
-    """Return whether the first or last place that two tensors are counted at is this one.
+    """Return whether a number is the smallest or largest that two tensors are counted as.
 
-    The prediction there has to be one of the classes: another one may have made the place.
+    The prediction there must be a class: else it may be the one at fault.
     """
     if labels is predictions or labels.numel() != predictions.numel():
         return False
@@ -109,7 +109,7 @@ def _leads(labels: Tensor, predictions: Tensor, classes: int, place: int) -> boo
 def _counted_alone(
     counted: Tensor, operands: Sequence[Operand], snapshot: Snapshot
 ) -> tuple[Violation, Tensor] | None:
-    """Return the finding in numbers that are counted as they are: any from 0 on can be."""
+    """Return the finding in numbers that are counted directly: these may not be negative."""
     sources = [item for item in sources_of(counted, snapshot) if _is_whole(item)]
     tensor = _named([it for it in sources if torch.equal(it.flatten(), counted)], operands)
     if tensor is None:
@@ -127,7 +127,7 @@ def _counted_alone(
 
 
 def _named(tensors: Sequence[Tensor], operands: Sequence[Operand]) -> Tensor | None:
-    """Return the tensor named in the user's line, else the first; ``None`` if it names two."""
+    """Return the tensor that the user's line names, else the first; ``None`` if it names two."""
     named = [it for it in tensors if any(operand.value is it for operand in operands)]
     if not tensors or len(named) > 1:
         return None
@@ -135,6 +135,6 @@ def _named(tensors: Sequence[Tensor], operands: Sequence[Operand]) -> Tensor | N
 
 
 def _is_whole(tensor: Any) -> bool:
-    """Return whether a tensor has integers that can be read."""
+    """Return whether a tensor has readable integers."""
     is_number = not (tensor.is_floating_point() or tensor.is_complex())
     return bool(is_number and tensor.dtype != torch.bool and tensor.numel() and not tensor.is_meta)

@@ -1,7 +1,7 @@
 """Which items of a batch have more labels than ``ctc_loss`` can place in their input.
 
-Each label takes one step, and two equal labels in a row need a blank between them.  With fewer
-steps there is no way to the labels, and the loss is infinite whatever the scores are.
+Each label takes one time step, and two equal labels in a row need a blank between them.  With fewer
+steps no alignment exists, and the loss is infinite for any scores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def short_input(arguments: Mapping[str, Any]) -> ShortInput | None:
     """Return the first item with too few steps, and how many such items there are.
 
     Args:
-        arguments: of ``ctc_loss``: ``targets`` as one row of each item, or as one row of all.
+        arguments: the arguments of ``ctc_loss``; ``targets`` padded or concatenated.
     """
     targets = arguments.get("targets")
     with _torch.plain_torch(), _torch.no_dispatch_modes():
@@ -37,7 +37,7 @@ def short_input(arguments: Mapping[str, Any]) -> ShortInput | None:
 
 
 def _numbers(lengths: Any) -> list[int]:
-    """Return lengths that were given as a tensor, or as a list or tuple of integers."""
+    """Return lengths from a tensor, or from a list or tuple of integers."""
     if isinstance(lengths, Tensor):
         return [*map(int, lengths.detach().flatten().tolist())]
     listed = lengths if isinstance(lengths, list | tuple) else ()
@@ -45,7 +45,7 @@ def _numbers(lengths: Any) -> list[int]:
 
 
 def _rows(targets: Tensor, lengths: list[int]) -> tuple[Tensor, ...]:
-    """Return the labels of each item, nothing where the lengths are not theirs."""
+    """Return the labels of each item, empty if the lengths do not fit."""
     if targets.dim() == 1 and min(lengths) >= 0 and sum(lengths) <= len(targets):
         return torch.split(targets[: sum(lengths)], lengths)
     if targets.dim() == 2 and len(targets) == len(lengths):

@@ -1,8 +1,8 @@
 """Read the column of a dataset that bad values came from, without running code of the user's.
 
-It is the one under the key that the batch has the tensor under; where the dataset's keys are
-others, the only one that has the bad values at the rows that they came from.  Not here: which batch
-and rows those are (``recorder/dataloader.py``).
+It is the column with the tensor's key in the batch.  If the dataset has other keys, it is the only
+column with the bad values in their rows.  The batch and the rows come from
+``recorder/dataloader.py``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
-    """Return what a dataset has in the column that the bad values of a batch came from."""
+    """Return the facts about the dataset column that the bad values of a batch came from."""
     dataset, name = dataset_of(batch)
     first, bounds = violation.offenders.first, violation.bounds
     seen = [(item.sample, item.value) for item in first if item.sample is not None]
@@ -54,9 +54,9 @@ def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
         (key, places, column)
         for key, (places, column) in known.items()
         if all(value in column[places == at].tolist() for at, value in seen)
-        # A single number of each row is a vector in the batch.
+        # One number for each item becomes a 1-d tensor in the batch.
         and (len(places) == len(places.unique())) == (batch.ranks[batch.at] == 1)
-        # What the line cut out of the batch is of other numbers than the rest of the column.
+        # A slice of the batch has fewer values than the column in these rows.
         and int(torch.isin(places, rows).sum()) <= violation.offenders.total
     ]
     if len(fitting) == 1:
@@ -90,15 +90,15 @@ def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
 
 
 def _has_attributes(dataset: object) -> bool:
-    """Return whether columns are read from attributes, and not as the dataset gives them."""
+    """Return whether columns must be read from attributes, because the dataset has its own code."""
     kind = type(dataset)
     return kind not in (TensorDataset, list) and not kind.__module__.startswith("datasets.")
 
 
 def _hands_on(dataset: object, attribute: str, key: int | str | None) -> bool:
-    """Return whether the code of ``__getitem__`` gives an attribute's item as it is, under ``key``.
+    """Return whether ``__getitem__`` returns an attribute's item unchanged as its item ``key``.
 
-    As in ``return self.x[at], int(self.y[at])``, of every ``return`` that it has.
+    In each of its ``return`` statements, as in ``return self.x[at], int(self.y[at])``.
     """
     code = getattr(inspect.getattr_static(type(dataset), "__getitem__", None), "__code__", None)
     tree = None if code is None else parsed_source(code.co_filename)
@@ -148,7 +148,7 @@ def _returns_item_of(function: ast.FunctionDef, attribute: str, key: int | str |
 
 
 def _unwrapped(node: ast.expr | None) -> ast.expr | None:
-    """Return the argument of ``int(…)`` and ``torch.tensor(…)``, which keep a whole number."""
+    """Return the argument of ``int(…)`` or ``torch.tensor(…)``, which keep an integer's value."""
     kept = ("int", "torch.tensor", "torch.as_tensor")
     if isinstance(node, ast.Call) and ast.unparse(node.func) in kept and len(node.args) == 1:
         return node.args[0]
@@ -156,9 +156,9 @@ def _unwrapped(node: ast.expr | None) -> ast.expr | None:
 
 
 def _columns(dataset: object) -> dict[Any, tuple[Tensor, Tensor] | None]:
-    """Return the columns as they are stored, by key or index, ``None`` for one of other values.
+    """Return the stored columns by key or index, ``None`` for one with other values than integers.
 
-    A column is the row of each value, and the values.
+    A column is a pair: the row of each value, and the values.
     """
     own = instance_dict(dataset)
     columns: dict[Any, Any] = {name: own[name] for name in _ATTRIBUTES if name in own}
@@ -191,7 +191,7 @@ def _whole_numbers(column: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def _integers(item: Any) -> Iterator[int | None]:
-    """Yield the whole numbers of one row, ``None`` for anything else."""
+    """Yield the integers of one row, ``None`` for anything else."""
     if type(item) is int:
         yield item
     elif type(item) is list:
@@ -215,7 +215,7 @@ def _of_samples(samples: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
 
 
 def _of_arrow(own: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the columns of a dataset of Hugging Face, in the order of its rows."""
+    """Yield the columns of a Hugging Face dataset, in row order."""
     table, order = own.get("_data"), own.get("_indices")
     if table is None:
         return
@@ -229,7 +229,7 @@ def _of_arrow(own: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _classes(dataset: object) -> int | None:
-    """Return how many classes a dataset of torchvision or Hugging Face names."""
+    """Return the number of class names of a torchvision or Hugging Face dataset."""
     own = instance_dict(dataset)
     if type(own.get("classes")) in (list, tuple):
         return len(own["classes"])  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""What led to an exception of torch's, by the recorded calls that its message sends one to.
+"""The recorded calls behind a torch exception.
 
-A write to a saved tensor, a freed graph, a graph that was cut, a batch dimension that is lost.
+A write to a saved tensor, a freed graph, a detached graph, a lost batch dimension.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from cudalens.source.files import is_user_file
 from cudalens.source.stack import namespaces
 
 _NAMED = 4
-"""Number of frozen parameters that are looked for in the user's variables."""
+"""How many frozen parameters are looked up by name in the user's variables."""
 _SHAPE = re.compile(r"modified by an inplace operation: \[[\w.]+ \[([\d, ]*)\]\]")
 _OF_NUMBER = re.compile(r"^'(?:float|int)' object has no attribute 'backward'")
 _WITHOUT_GRAPH = re.compile(r"^element (\d+) of tensors does not require grad")
@@ -52,7 +52,7 @@ _ROWS = re.compile(r"^Expected input batch_size \((\d+)\) to match target batch_
 def change_or_freed(
     failure: FailureContext,
 ) -> tuple[InPlaceChange | None, FreedGraph | None]:
-    """Return who changed a saved tensor, or who freed it."""
+    """Return the write to a saved tensor, or the backward pass that freed it."""
     message, recorder, limits = failure.message, failure.recorder, failure.limits
     values, node, trace = failure.values, failure.call.node, failure.trace
     here = failure.site.source
@@ -81,12 +81,12 @@ def change_or_freed(
 
 
 def _parameter_name(write: Recorded, failure: FailureContext) -> str | None:
-    """Return the user's name of the one parameter that a call wrote to and that backward misses."""
+    """Return the user's name for the only parameter that a call wrote to and backward needs."""
     match = _SHAPE.search(failure.message)
     if match is None:
         return None
     shape = tuple(int(size) for size in re.findall(r"\d+", match[1]))
-    # Autograd saves the weight of a linear layer as a view with its dimensions exchanged.
+    # Autograd saves the weight of a linear layer transposed.
     shapes = (shape, shape[::-1])
     living = [item.tensor() for item in write.written]
     ids = {
@@ -104,12 +104,12 @@ def _parameter_name(write: Recorded, failure: FailureContext) -> str | None:
 
 
 def _spelled(root: str, path: str) -> str:
-    """Return a parameter as code names it: ``D[2].weight``."""
+    """Return a parameter's path as code: ``D[2].weight``."""
     return root + "".join(f"[{key}]" if key.isdecimal() else f".{key}" for key in path.split("."))
 
 
 def cut_of_graph(failure: FailureContext) -> GraphCut | None:
-    """Return what cut the tensor, or the number, off its graph that backward was asked of."""
+    """Return what detached the tensor or number that ``backward`` was called on."""
     if _OF_NUMBER.search(failure.message):
         names = [item.name for item in failure.found.refused_arguments.odd_arguments]
         return number_cut(names[0], failure.recorder.snapshot()) if names else None
@@ -118,22 +118,22 @@ def cut_of_graph(failure: FailureContext) -> GraphCut | None:
 
 
 def _without_graph(failure: FailureContext) -> Tensor | None:
-    """Return the tensor without a graph that backward was asked of."""
+    """Return the tensor without a graph that ``backward`` was called on."""
     match = _WITHOUT_GRAPH.search(failure.message)
     keys = ("self", *(f"{name}[{match[1]}]" for name in ("tensors", "outputs"))) if match else ()
     return next((failure.values[key] for key in keys if key in failure.values), None)
 
 
 def frozen(failure: FailureContext) -> tuple[tuple[str, ...], LineRef | None]:
-    """Name the parameters behind the tensor that backward was asked of, if all are frozen.
+    """Name the parameters behind the tensor that ``backward`` was called on, if all are frozen.
 
-    With the line that froze all of them.
+    Also return the line that froze all of them.
     """
     tensor, recorder = _without_graph(failure), failure.recorder
     if tensor is None:
         return (), None
     found = frozen_parameters(tensor, recorder.snapshot())
-    # The others are counted: to look for each in a large model takes long.
+    # The rest is only counted, because the lookup is slow in a large model.
     held = [held_name(item, failure.frames) for item in found[:_NAMED]]
     held += [failure.names.get(id(item)) for item in found[_NAMED:]]
     names = tuple(name or "a parameter" for name in held)
@@ -143,7 +143,7 @@ def frozen(failure: FailureContext) -> tuple[tuple[str, ...], LineRef | None]:
 
 
 def lost_batch(failure: FailureContext) -> LostDimension | None:
-    """Return the line that took a batch of one away from a tensor of the call."""
+    """Return the line that removed the batch dimension of size 1 from a tensor of the call."""
     if not _OF_SHAPES.search(failure.message.partition("\n")[0]):
         return None
     snapshot, node = failure.recorder.snapshot(), failure.call.node
@@ -154,9 +154,9 @@ def lost_batch(failure: FailureContext) -> LostDimension | None:
 
 
 def other_shapes(failure: FailureContext) -> tuple[EarlierShape, ...]:
-    """Return the variables of the line that had one other shape whenever their call ran before.
+    """Return the variables of the line that had one other shape in all earlier calls.
 
-    The last batch of a loader is smaller, as a rule, than those before it.
+    The last batch of a loader is often smaller.
     """
     snapshot = failure.recorder.snapshot()
     users = (it.f_code for it in reversed(failure.frames) if is_user_file(it.f_code.co_filename))
@@ -168,7 +168,7 @@ def other_shapes(failure: FailureContext) -> tuple[EarlierShape, ...]:
 
 
 def other_rows(failure: FailureContext) -> Regrouped | None:
-    """Return the line that made other rows of those that the target still has."""
+    """Return the line that changed the number of rows, which the target still has."""
     match = _ROWS.search(failure.message)
     if match is None:
         return None
@@ -179,7 +179,7 @@ def other_rows(failure: FailureContext) -> Regrouped | None:
 
 
 def with_marked_write(failure: FailureContext) -> AutogradNeighbourhood:
-    """Mark the graph's node of the write, where only one node is of its op and its line."""
+    """Mark the write's node in the graph, if its op and line are unique."""
     graph: AutogradNeighbourhood = failure.found.graph
     modified: InPlaceChange | None = failure.found.modified
     step = None if modified is None else modified.modified

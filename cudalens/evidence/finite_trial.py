@@ -1,4 +1,4 @@
-"""Try an edit that is to keep values finite: a call, or the node of one, on copies, both ways."""
+"""Try an edit that should keep values finite: forward and backward of a call or node, on copies."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from cudalens.recorder.nonfinite_values import floats
 
 
 class RunningNode(NamedTuple):
-    """A node of a backward pass that has made values which are not finite."""
+    """A backward node that has made non-finite values."""
 
     node: Any
     gradient: Tensor
     condition: Tensor | None
-    """The condition of the ``where`` that the function's result went into."""
+    """The condition of the ``where`` that read the function's result."""
 
 
 class FiniteTrial(ApiTrial):
-    """A call whose result is not finite, ready to be made again with changes, on copies.
+    """Tries changes of a call with a non-finite result, on copies.
 
     Args:
         call: the call, with the operands of the user's line.
         line: that line.
-        node: of the function to be tried in its place.
+        node: the backward node to try instead, if it made the values.
     """
 
     def __init__(self, call: Call, line: RunningLine, node: RunningNode | None = None) -> None:
@@ -46,10 +46,10 @@ class FiniteTrial(ApiTrial):
         self._is_bad_again: bool | None = None
         self._ends: float | None = None
         self.is_bad_before = False
-        """True if values on the way to the call are not finite either: no edit of it mends them."""
+        """True if the inputs were non-finite already, so that no edit of the call helps."""
 
     def makes_finite(self, fix: Fix) -> bool:
-        """Return whether values and gradients are finite with an edit, and not without it."""
+        """Return whether values and gradients are finite with an edit, and are not without it."""
         self._ends = self._ends or time.thread_time() + MAX_SECONDS
         if self.is_bad_before or time.thread_time() > self._ends:
             return False
@@ -63,7 +63,7 @@ class FiniteTrial(ApiTrial):
                 if self._node_run is not None:
                     return self._node_run(fix)
                 return self._of_call(self.call.api, fix)
-        except Exception as error:  # it cannot be tried, whatever is said of it
+        except Exception as error:  # it cannot be tried, for any reason
             raise_if_outside(error)
             return None
 
@@ -85,7 +85,7 @@ def _trying() -> Iterator[None]:
 
 
 def _are_finite(results: list[Tensor], inputs: list[Tensor], gradient: Any = None) -> bool:
-    """Return whether results, and the gradients of inputs from ones, have no NaN nor infinity."""
+    """Return whether results, and gradients of their sum, are finite."""
     if not results or not all(bool(torch.isfinite(item).all()) for item in results):
         return False
     outputs = [item for item in results if item.grad_fn is not None]
@@ -113,11 +113,11 @@ _INPUTS: Mapping[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     **dict.fromkeys(functions(Trait.LOGARITHM) | functions(Trait.ARC), ("self", _same)),
     **dict.fromkeys(("log1p", "atanh", "acosh"), ("self", _same)),
 }
-"""Functions to what their nodes have saved, and what makes the input of it."""
+"""By function: the saved tensor of its node, and how to compute the input from it."""
 
 
 class _NodeCopy:
-    """A function, made again of what its node has saved."""
+    """A function, rebuilt from the saved tensors of its node."""
 
     def __init__(self, running: RunningNode) -> None:
         self._running = running
@@ -130,7 +130,7 @@ class _NodeCopy:
         edited = given if fix is None else self._edited(fix, given)
         result = self._function(edited)
         gradient = _copy(self._running.gradient).expand(result.shape)
-        if fix is None:  # in forward it may have been finite
+        if fix is None:  # without an edit, only the gradient is known to be non-finite
             (made,) = gradients((result,), (gradient,), (given,))
             return made is not None and bool(torch.isfinite(made).all())
         return _are_finite([result], [given], gradient)
@@ -162,7 +162,7 @@ class _NodeCopy:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """Return a copy on the host."""
+    """Return a copy on the CPU."""
     if tensor.numel() > MAX_VALUES:
         raise MemoryError
     return physical(tensor.detach()).cpu().clone()

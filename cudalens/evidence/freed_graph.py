@@ -1,6 +1,6 @@
 """The tensor through which a second backward reaches a graph that an earlier one has freed.
 
-No value is read: the node that refused to run is known by its number.
+Found from sequence numbers of nodes, without reading values.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def freed_graph(
     raising: NodeMark,
     write: Recorded | None = None,
 ) -> FreedGraph | None:
-    """Return the freed part, which backward freed it and what leads back.
+    """Return the freed part, the backward pass that freed it, and what leads back to it.
 
-    With ``write`` it is not freed: this call has changed a tensor that it saved.
+    With ``write``, the part is not freed: this call has changed a tensor that it saved.
 
     Args:
-        arguments: the tensors that backward was asked of, among others, by name.
+        arguments: the arguments of ``backward``, by name.
         entries: the traceback.
         here: the failing line.
-        raising: the node that refused to run.
+        raising: the node that raised.
     """
     roots = [
         tensor.grad_fn
@@ -78,7 +78,7 @@ def _freed_part(
     passes = snapshot.earlier_passes if write is None else [(write.seq, write)]
     done = [item for item in passes if made is not None and item[0] > made.seq]
     if made is None or not done:
-        # No pass has run since: the failing one, which frees what it has run through, did it.
+        # No pass has run since, so the failing pass itself has freed it.
         return None
     part = FreedGraph(node=name_of(way[-1]), made=_line(made, here))
     if len(done) > 1:
@@ -87,14 +87,14 @@ def _freed_part(
     after = [item for item in snapshot.calls if item.seq > freeing.seq]
     stepped = any(phase_of(item.site) == "optimizer" and item.written for item in after)
     part = replace(part, freed=_line(freeing, here), has_stepped=stepped)
-    # The first node that was made before the pass; the call of the node before it read that.
+    # The first node from before the pass was read by the forward call of the node in front of it.
     at = next((at for at, call in enumerate(calls) if call is None or call.seq < first), 0)
     reader, source = calls[at - 1] if at else None, calls[at]
     if reader is None or source is None:
         return part
-    # A line may make it in one of two ways: ``z = x if z is None else z + x``.
+    # A line may make it in two ways: ``z = x if z is None else z + x``.
     is_made_again = any(_stack_lines(item) == _stack_lines(source) for item in after)
-    # A write stands between two calls of backward, and the failing line calls it.
+    # With a write nothing was freed: the caller is the function of the failing line.
     freeing_entries = entries_of(freeing.site)
     callers = [freeing_entries[-1].code] if freeing_entries else []
     if write is not None:
@@ -113,7 +113,7 @@ def _freed_part(
 
 
 def is_shared(write: Recorded) -> bool:
-    """Return whether a caller, or the base of a view, has the tensor too that a line changed."""
+    """Return whether a changed tensor also belongs to a caller, or is a view."""
     entries = entries_of(write.site)
     match running(place_of(entries[-1])).statement if entries else None:
         case ast.AugAssign(ast.Name(name)) | ast.Expr(ast.Call(ast.Attribute(ast.Name(name)))):
@@ -126,7 +126,7 @@ def is_shared(write: Recorded) -> bool:
 
 
 def _loop_targets(entry: Entry) -> set[str]:
-    """Return the variables of the ``for`` loops around a line: what is looped over has them too."""
+    """Return the loop variables around a line: their values also belong to the iterable."""
     place = place_of(entry)
     tree = parsed_source(place.filename)
     loops = (it for it in ast.walk(tree) if isinstance(it, ast.For)) if tree is not None else ()
@@ -142,10 +142,10 @@ def stale_lines(
     here: SourceSpan | None,
     write: Recorded,
 ) -> tuple[LineRef, ...]:
-    """Return the lines to run again after parameters were changed: oldest first.
+    """Return the lines to run again after parameters were changed, oldest first.
 
-    The nodes that read a parameter before the write, and all that lie between them and the loss.
-    Of each the line of the function that calls backward, which may have called another function.
+    These are the forward calls that read a parameter before the write, and all calls between them
+    and the loss.  Each is given as a line of the function that calls ``backward``.
 
     Args:
         entries: the traceback.
@@ -179,7 +179,7 @@ def stale_lines(
 
 
 def _is_stale(call: Recorded, snapshot: Snapshot, write: Recorded) -> bool:
-    """Return whether a call read a parameter that was written to between it and now."""
+    """Return whether a call read a parameter that was written to since."""
     if call.seq > write.seq:
         return False
     return any(
@@ -189,12 +189,12 @@ def _is_stale(call: Recorded, snapshot: Snapshot, write: Recorded) -> bool:
 
 
 def _is_same(code: CodeType, other: CodeType) -> bool:
-    """Return whether two statements are of one function: a cell's have a code each."""
+    """Return whether two code objects belong to one function, or to the top level of one cell."""
     return (code.co_filename, code.co_name) == (other.co_filename, other.co_name)
 
 
 def _way_to(number: int, roots: Iterable[Any]) -> list[Any]:
-    """Return the shortest way from where backward began to the node of a sequence number."""
+    """Return the shortest path from the roots of backward to the node with a sequence number."""
     before = nodes_behind(roots)
     node = next((item for item in before if item._sequence_nr() == number), None)
     way: list[Any] = []
@@ -205,7 +205,7 @@ def _way_to(number: int, roots: Iterable[Any]) -> list[Any]:
 
 
 def _line(call: Recorded, here: SourceSpan | None) -> LineRef | None:
-    """Return the user's deepest line, with its cell or file where that is not ``here``."""
+    """Return the user's innermost line, with its cell or file if that differs from ``here``."""
     entries = entries_of(call.site)
     line = locate_line(entries[-1:]) if entries else None
     if line is None or line.line is None:
@@ -226,17 +226,17 @@ def _holder(
     entries: Sequence[TracebackType],
     callers: Sequence[CodeType],
 ) -> tuple[str | None, str | None]:
-    """Name the variable that the line read which leads back, where its frame still runs.
+    """Name the variable through which a line reached the old graph, if its frame still runs.
 
-    Else what the line read that called it, and so on.
+    Otherwise try the line that called it, and so on.
 
     Args:
-        node: that made what was read.
-        newer: the call that made it, where its line has made another since.
-        callers: the functions that call backward.
+        node: the node that made the tensor that was read.
+        newer: the call that made it, if its line has made another one since.
+        callers: the functions that call ``backward``.
 
     Returns:
-        its name, and code that detaches it, for a variable of such a function.
+        Its name, and code that detaches it, for a variable of one of these functions.
     """
 
     def is_it(tensor: Tensor) -> bool:
@@ -262,11 +262,11 @@ def _holder(
                     if newer is None:
                         break
             if found:
-                # The hidden state and the cell state of an LSTM come from one call.
+                # One call returns both states of an LSTM.
                 codes = [code for code in found.values() if code]
                 is_whole = entry.code in callers and len(codes) == len(found)
                 return ", ".join(found), ", ".join(codes) if is_whole else None
-    # Only the innermost call of functions is noted, so the callers' variables are searched too.
+    # Only the innermost call is recorded, so search the callers' variables as well.
     names = {
         name
         for item in entries
@@ -277,11 +277,11 @@ def _holder(
 
 
 def _cut_before(reader: Recorded, snapshot: Snapshot) -> set[str]:
-    """Return the variables that a line detached since the last call of another one's line.
+    """Return the variables that were detached since the previous run of the reading line.
 
-    What they hold now was made after that.
+    Their current values were made after that.
     """
-    # The line itself may call other functions before.
+    # The line itself may have made other calls first.
     same = (it for it in snapshot.calls if it.seq < reader.seq and it.api.func is reader.api.func)
     last = [it for it in same if _stack_lines(it) == _stack_lines(reader)]
     first = last[-1].seq if last else 0
@@ -291,7 +291,7 @@ def _cut_before(reader: Recorded, snapshot: Snapshot) -> set[str]:
 
 
 def _given(code: str) -> Iterator[str]:
-    """Yield the names that a line detaches: ``h`` of ``h = h.detach()`` and ``h.detach_()``."""
+    """Yield the names that a line detaches: ``h`` in ``h = h.detach()`` and ``h.detach_()``."""
     for node in ast.walk(ast.Module(statements_of(code), [])):
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield ast.unparse(node)
@@ -300,7 +300,7 @@ def _given(code: str) -> Iterator[str]:
 
 
 def _detached(name: str, value: object) -> str | None:
-    """Return ``h.detach()``, for a tuple or a list of tensors the same of each item."""
+    """Return ``h.detach()``, or its form for each item of a tuple or list."""
     if is_tensor(value):
         return f"{name}.detach()"
     if type(value) not in (tuple, list) or not all(map(is_tensor, cast("Sequence[object]", value))):
@@ -310,7 +310,7 @@ def _detached(name: str, value: object) -> str | None:
 
 
 def _tensors_in(value: object) -> list[Tensor]:
-    """Return a tensor, or those of a sequence and of its tuples."""
+    """Return the tensors in a value: itself, or the items of a sequence and of its tuples."""
     if is_tensor(value):
         return [value]
     items: list[object] = []

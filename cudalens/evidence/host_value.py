@@ -1,7 +1,7 @@
-"""Which value the host refused: the guard of the op that raised is asked after the fact.
+"""The value that a CPU kernel or a distribution rejected, found by the op's guard after the fact.
 
-The kernels of the CPU check the same bounds as those of CUDA, but say neither where the bad value
-is nor, often, what it is.
+CPU kernels check the same bounds as CUDA kernels, but do not say where the bad value is, and often
+not what it is.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _VALUE_ERROR = re.compile(
     r"|index out of range|target out of range"
     r"|Expected p_in >= 0 && p_in <= 1"
 )
-"""Messages of CPU kernels on a bad value, and on nothing else."""
+"""Messages that CPU kernels raise only for bad values."""
 _EMPTY_SEQUENCE = "found an element in 'lengths' that is <= 0"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedValue:
-    """The value that an exception is about, and the tensors by the names that it uses."""
+    """The value behind an exception, and the tensors by the names that its text uses."""
 
     violation: Violation
     values: Mapping[str, Tensor]
     api: str | None = None
-    """The distribution that refused it, empty for one of the user's."""
+    """The distribution that rejected it, empty for a class of the user's."""
     has_run_kernels: bool = False
 
 
@@ -62,13 +62,13 @@ def observed_value(
     operands: Sequence[Operand],
     recorder: Any,
 ) -> ObservedValue | None:
-    """Return the value and its position, of an exception that was raised because of it.
+    """Return the value, and its position, that a distribution or CPU kernel rejected.
 
-    By a distribution, or by a CPU kernel; ``None`` where neither can be asked, or nothing is found.
+    ``None`` if it is not found.
 
     Args:
         call: the API call that raised.
-        operands: those of the user's line.
+        operands: the operands of the user's line.
     """
     refused = refused_parameter(message, entries)
     if refused is not None or call is None or call.func is None:
@@ -92,7 +92,7 @@ def observed_value(
 def _empty_sequence(
     call: ApiCall, entries: Sequence[TracebackType], operands: Sequence[Operand]
 ) -> ObservedValue | None:
-    """Return the length below 1 that a packed sequence was to be made of."""
+    """Return the length below 1 that was passed for a packed sequence."""
     given = (*call.args, *call.kwargs.values())
     lengths = [it for it in given if is_tensor(it) and it.dim() == 1 and it.dtype == torch.int64]
     names = entries[-1].tb_frame.f_locals if entries else {}
@@ -116,29 +116,29 @@ def _empty_sequence(
 
 
 def _operand_of_equal_values(values: Tensor, operands: Sequence[Operand]) -> Tensor:
-    """Return the one operand with these values; if there is none, or several, the values."""
+    """Return the only operand with these values, else the values themselves."""
     listed = (it.value for it in operands if is_tensor(it.value))
     alike = {id(it): it for it in listed if it.dtype == values.dtype and torch.equal(it, values)}
     return next(iter(alike.values())) if len(alike) == 1 else values
 
 
 def _as_given(lengths: Tensor, order: Tensor | None) -> Tensor:
-    """Return lengths in the order in which they were given, before ``torch.sort``.
+    """Undo the ``torch.sort`` of lengths.
 
     Args:
-        order: where each of them stood, ``None`` if they were not sorted.
+        order: the original position of each length, ``None`` if they were not sorted.
     """
     return lengths if order is None else torch.empty_like(lengths).scatter_(0, order.cpu(), lengths)
 
 
 class _EnoughError(Exception):
-    """Ends the second run of a call before its op runs."""
+    """Ends the second run of a call before its op is launched."""
 
 
 def _ask_again(call: ApiCall) -> tuple[Violation, Mapping[str, Any]] | None:
-    """Run a call again up to the op that its guard objects to, and return what that was given.
+    """Run a call again up to the op whose guard finds a violation; return what it found.
 
-    Up to an op that writes, or that draws random numbers: the second run changes nothing.
+    The run also stops at an op that writes or draws random numbers, so it has no side effects.
     """
 
     def look(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -159,7 +159,7 @@ def _ask_again(call: ApiCall) -> tuple[Violation, Mapping[str, Any]] | None:
         except RefusedError as refused:
             if refused.violation is not None:
                 return refused.violation, refused.arguments or {}
-        except Exception as error:  # the same again, or that it was enough
+        except Exception as error:  # the original error again, or `_EnoughError`
             raise_if_outside(error)
     return None
 
@@ -172,9 +172,9 @@ _CHECKS = "distributions/distribution.py"
 
 
 def refused_parameter(message: str, entries: Sequence[TracebackType]) -> ObservedValue | None:
-    """Return the bad values of a parameter or sample that a distribution did not take.
+    """Return the bad values of a parameter or sample that a distribution rejected.
 
-    ``None`` for any other exception, and for a condition on whole matrices.
+    ``None`` for any other exception, and for constraints on whole matrices.
     """
     if _COMPLAINT not in message or not entries:
         return None
@@ -202,9 +202,9 @@ def refused_parameter(message: str, entries: Sequence[TracebackType]) -> Observe
 def _outermost(
     entries: Sequence[TracebackType], owner: object, name: str, value: Tensor
 ) -> tuple[object, Tensor]:
-    """Return the distribution that the user made, and what they passed to it.
+    """Return the distribution that the user made, and the value that they passed to it.
 
-    It may be made of another one, and normalise what it is given before it looks.
+    It may wrap another distribution, and normalize its argument before the check.
     """
     for entry in entries:
         variables = entry.tb_frame.f_locals
@@ -216,22 +216,22 @@ def _outermost(
 
 
 def _elementwise(constraint: Any) -> Any:
-    """Return the condition on one element behind one on rows of them."""
+    """Return the constraint on single elements behind a constraint on rows."""
     while hasattr(constraint, "base_constraint"):
         constraint = constraint.base_constraint
     if isinstance(constraint, type(torch.distributions.constraints.simplex)):
-        return torch.distributions.constraints.nonnegative  # what is left out is the sum of a row
+        return torch.distributions.constraints.nonnegative  # the sum of a row is left out
     return constraint
 
 
 def _finding(
     tensor: Tensor, value: Tensor, constraint: Any, name: str, kind: str
 ) -> Violation | None:
-    """Describe the elements of ``tensor`` that break a condition; ``None`` where none does.
+    """Describe the elements of ``tensor`` that violate a constraint, ``None`` without any.
 
     Args:
-        tensor: what the distribution was given.
-        value: what it made of that, and looked at.
+        tensor: the argument of the distribution.
+        value: the value that it computed from the argument, and checked.
     """
     valid = constraint.check(tensor)
     bad = ~valid if valid.shape == tensor.shape else tensor.isnan()

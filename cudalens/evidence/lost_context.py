@@ -1,7 +1,7 @@
 """Recognise a CUDA context that an earlier fault has ended, and remember what ended it.
 
-After such a fault every CUDA call of the process fails with the same error, whatever it does.  The
-first failure is worth a report; the later ones are worth one line that points back to it.
+After such a fault every CUDA call of the process fails with the same error.  The first failure gets
+a report.  Later ones get one line that refers to it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from cudalens.guards.process import PROCESS
 from cudalens.source.files import running_shell, torch_path
 
 STICKY_CODES = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721})
-"""CUDA's error codes after which a process has to be started anew: memory and link faults, illegal
-addresses, time-outs, asserts, launch failures."""
+"""CUDA's error codes that end a context, so that the process must be restarted: memory and link
+faults, illegal addresses, timeouts, asserts, launch failures."""
 _DEVICE_ERROR = re.compile(r"\b(?:CUDA|HIP|XPU|MPS|SYCL)(?: driver| backend)? error\b", re.I)
 
 
 def is_lost(error: ErrorFacts) -> bool:
-    """Return whether the device cannot be used again: an exception says so, and the device too.
+    """Return whether the device is lost: the exception says so, and so does the device.
 
-    The words alone may have been written by hand, or have come from another process.  cuBLAS and
-    the like say it with a status of theirs, which has other causes too.
+    The message alone may come from another process, or from the user's code.  cuBLAS and other
+    libraries report it as a status of their own, which also has other causes.
     """
     return _says_lost(error) and probe(wait=True) is not None
 
@@ -39,14 +39,14 @@ def is_lost(error: ErrorFacts) -> bool:
 def is_of_another(error: BaseException) -> bool:
     """Return whether an error reports a lost context although this process's works.
 
-    What came up while torch started CUDA belongs to this process, though it has no context yet.
+    An error during CUDA initialization belongs to this process, although it has no context yet.
     """
     if not isinstance(error, Exception) or not _names_lost_context(error_facts(error)):
         return False
     if not torch.cuda.is_initialized():
         codes = (item.tb_frame.f_code for item in entries_from_traceback(error.__traceback__))
         return all(torch_path(code.co_filename) != "cuda/__init__.py" for code in codes)
-    # On a lost context even the question about a capture raises.
+    # `probe` first: on a lost context `is_current_stream_capturing` raises.
     return probe(wait=True) is None and not torch.cuda.is_current_stream_capturing()
 
 
@@ -71,9 +71,9 @@ def is_fatal(error: BaseException) -> bool:
 
 
 def is_unanswered() -> bool:
-    """Return whether the question for the device fails with an error that ends no context.
+    """Return whether probing the device raises an error that does not end a context.
 
-    Such an answer is no sign of life, and no proof of an end.
+    Then the device may be alive or lost.
     """
     try:
         _torch.raise_pending_cuda_error(wait=True)
@@ -83,12 +83,12 @@ def is_unanswered() -> bool:
 
 
 def probe(*, wait: bool = False) -> ErrorFacts | None:
-    """Ask the device itself: give the error that ended its context, ``None`` while it lives.
+    """Probe the device: return the error that ended its context, ``None`` if it works.
 
-    No value is read and no kernel launched.  A process that has not used CUDA is not asked.
+    Reads no value and launches no kernel.  Does nothing in a process that has not used CUDA.
 
     Args:
-        wait: wait for the work under way; without it, a fault that is still to come is not seen.
+        wait: wait for running kernels; otherwise a fault that they are about to raise is missed.
     """
     try:
         _torch.raise_pending_cuda_error(wait=wait)
@@ -99,9 +99,9 @@ def probe(*, wait: bool = False) -> ErrorFacts | None:
 
 
 def end() -> Report | None:
-    """Return the report of the failure that ended this process's context, ``None`` while it lives.
+    """Return the report of the failure that ended this process's context, ``None`` if it works.
 
-    A rehearsal device that was reset or stopped lives again; a GPU never does.
+    A rehearsal device works again after a reset or stop.  A GPU never does.
     """
     if PROCESS.lost is None:
         return None
@@ -113,17 +113,17 @@ def end() -> Report | None:
 
 
 def remember(report: Report) -> None:
-    """Keep the report of the first failure after which the device cannot be used."""
+    """Remember the report of the failure that ended the context; the first one wins."""
     if report.context_usable is False and end() is None:
         PROCESS.lost = (report, context.rehearsed_fault())
 
 
 def reminder(report: Report) -> str:
-    """Return the one line for a cell that fails only because of what ``report`` tells."""
+    """Return the line for a cell that fails only because of an earlier failure."""
     place = format_place(report)
     what = "a device-side assert" if report.kind == "device_assert" else "a CUDA error"
     named = f" in {report.op.name}" if report.op.name else ""
-    # Who reports an assert late is not to be taken for its cause.
+    # The place that reports an assert late is not its cause.
     reported = " that was reported" if report.certainty == "unknown" else ""
     at = f"{reported} at {place}" if place else ""
     is_script = running_shell() is None and not is_of_cell(report.source, report.frames)
@@ -132,9 +132,9 @@ def reminder(report: Report) -> str:
 
 
 def ask(error: ErrorFacts) -> tuple[bool, DeviceFault]:
-    """Ask the device once: return :func:`is_lost`, and its own error behind another exception.
+    """Probe the device once; return :func:`is_lost`, and the error behind a library's status.
 
-    cuBLAS, cuDNN and others fail with a status of theirs when an assert came before.
+    cuBLAS, cuDNN and others fail with a status of their own after an assert.
     """
     is_said = _says_lost(error)
     fault = probe(wait=is_said)

@@ -1,6 +1,6 @@
-"""Traits that all bad values of a finding share: a number that is a sign, a mask, a maker.
+"""What all bad values of a finding have in common: a marker value, a mask, an origin.
 
-Each mark is proven by looking at every bad element.
+Each is proven by reading every bad element.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cudalens.source.stack import namespaces
 _MAX_KINDS = 4
 _BY_CHANCE = 0.01
 _MAKERS = stems(Trait.NUMBERS) | stems(Trait.COMPARES) | stems(Trait.ROUNDS)
-"""Functions that say what an integer of theirs is: a place, a truth, a rounded number."""
+"""Functions that explain their integers: positions, truth values, rounded numbers."""
 _SMALL = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -44,7 +44,7 @@ def marks_of(
     """Return what the bad values of a guard's finding have in common.
 
     Args:
-        tensor: the one at fault.
+        tensor: the tensor at fault.
         bad: bool[shape of the tensor], true at its bad elements.
         others: the other tensors on the user's line, by their expressions.
         steps: the provenance of the bad values, newest first.
@@ -58,7 +58,7 @@ def marks_of(
     return Marks(
         value=number(kinds[0]) if len(kinds) == 1 and values.numel() > 1 else None,
         constants=tuple(
-            # What is one past the last may be equal to any number of the program's.
+            # One beyond the bound may equal any number of the program by chance.
             it
             for it in _constants(few, frames)
             if it.value != size or _stands_in(it.name, steps)
@@ -72,28 +72,28 @@ def marks_of(
 
 
 def _stands_in(name: str, steps: Iterable[ProvenanceStep]) -> bool:
-    """Return whether a line that made the values has a name."""
+    """Return whether a line that made the values contains a name."""
     texts = (it.source.text or "" for it in steps if it.source is not None)
     return any(re.search(rf"\b{name}\b", text) for text in texts)
 
 
 def _makes_integers(step: ProvenanceStep) -> bool:
     stem = stem_of(step.op or "")
-    # The values that topk gives are those of its argument: only what began here is a position.
+    # topk returns values and positions: positions start here, values come from its argument.
     return stem in _MAKERS or (stem == "topk" and (step.note or "").startswith(FIRST_BAD))
 
 
 def _is_zero_at(other: Tensor, tensor: Tensor, bad: Tensor) -> bool:
-    """Return whether a tensor is 0 or False at the bad places, and nowhere else."""
+    """Return whether a tensor is 0 or False at exactly the bad positions."""
     if other is tensor or other.shape != tensor.shape or other.device != tensor.device:
         return False
     return bool(((other.detach() == 0) == bad).all())
 
 
 def slice_of(name: str | None, bad: Tensor) -> BadSlice | None:
-    """Return the one index along one dimension at which all bad elements are.
+    """Return the only index of one dimension that has all bad elements.
 
-    Few of them may be there by chance.
+    ``None`` for a few elements, which may have it by chance.
     """
     count, found = int(bad.count_nonzero()), []
     for dim, size in enumerate(bad.shape if bad.dim() > 1 and count > 1 else ()):
@@ -106,7 +106,7 @@ def slice_of(name: str | None, bad: Tensor) -> BadSlice | None:
 
 
 def nan_slice(tensor: Tensor, others: Iterable[tuple[str, Tensor]]) -> BadSlice | None:
-    """Return where the NaN of a tensor are, else those of another one on the line."""
+    """Return the slice with all NaN of a tensor, else of another tensor on the line."""
     own = slice_of(None, tensor.detach().isnan())
     floats = ((name, it) for name, it in others if it is not tensor and it.is_floating_point())
     beside = (slice_of(name, it.detach().isnan()) for name, it in floats)
@@ -115,7 +115,7 @@ def nan_slice(tensor: Tensor, others: Iterable[tuple[str, Tensor]]) -> BadSlice 
 
 
 def _copies(tensor: Tensor) -> int:
-    """Return how many copies of each element a tensor made by ``expand`` shows."""
+    """Return how often ``expand`` has repeated each element of a tensor."""
     if tensor.layout is not torch.strided:
         return 1
     repeated = zip(tensor.shape, tensor.stride(), strict=True)
@@ -123,7 +123,7 @@ def _copies(tensor: Tensor) -> int:
 
 
 def _constants(values: Sequence[int], frames: Sequence[FrameType]) -> Iterator[NamedConstant]:
-    """Yield the program's names for numbers: variables of modules and classes in capitals."""
+    """Yield the program's named constants: capitalized variables of modules and classes."""
     scopes = [*namespaces(frames)]
     owners = (frame.f_locals.get("self") for frame in reversed(frames))
     kinds = {id(type(it)): type(it) for it in owners if it is not None}
@@ -153,7 +153,7 @@ def _line(spots: Sequence[Spot], program: Program) -> LineRef | None:
 
 
 def vanished(statement: ast.AST | None, dtype: str) -> tuple[str, ...]:
-    """Return the numbers of a statement that get lost in a type: ``1e-8``, ``1 - 1e-6``."""
+    """Return the numbers in a statement that vanish in a dtype: ``1e-8``, ``1 - 1e-6``."""
     kind = _SMALL.get(dtype.removeprefix("torch."))
     if kind is None or statement is None:
         return ()
@@ -174,5 +174,5 @@ def vanished(statement: ast.AST | None, dtype: str) -> tuple[str, ...]:
 
 
 def _in(value: float, kind: torch.dtype) -> float:
-    """Return the number that a number becomes in a type."""
+    """Return a number rounded to a dtype."""
     return float(torch.tensor(value, dtype=kind).item())

@@ -1,7 +1,7 @@
-"""A bad id of a lookup with ``max_norm``, found by the op inside it that cuts the norms.
+"""Report a bad id that ``embedding_renorm_`` has met as one of the ``max_norm`` lookup around it.
 
-That op takes negative ids and a detached table.  The lookup behind it takes neither: its bound, its
-argument names and its table are what the user has to know.
+That op accepts negative ids, and gets a detached table.  The user needs the lookup's bound,
+argument names and table.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from cudalens.guards.plans import guarded_op
 
 
 def of_lookup(op: OpCall, violation: Violation) -> tuple[OpCall, Violation]:
-    """Return the finding as one of the lookup that is about to follow on the same ids.
+    """Return the finding as one of the lookup that follows with the same ids.
 
-    A finding of another op, or of ``torch.embedding_renorm_`` itself, is returned as it is.  The
-    assert text stays that of the op which would have been launched first.
+    A finding of another op, or in a direct call of ``torch.embedding_renorm_``, is returned
+    unchanged.  The assert text stays that of ``embedding_renorm_``, which would have been launched first.
     """
     lookup = running_lookup() if violation.op == RENORM else None
     if lookup is None:

@@ -1,4 +1,4 @@
-"""Name what fills the device: the largest tensors and modules that the user's variables hold."""
+"""Name the largest tensors and modules in the user's variables, for a full device."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _HOLDERS = (Tensor, torch.nn.Module, torch.optim.Optimizer, list, tuple, dict)
 
 
 def is_full(message: str) -> bool:
-    """Return whether an error says that the device has no memory left."""
+    """Return whether an error is an out-of-memory error of the device."""
     return any(text in message for text in _FULL)
 
 
 def largest(frames: Sequence[FrameType]) -> tuple[str, ...]:
     """Describe the largest holders of device memory by the names of the user's variables.
 
-    Only metadata is looked at.  Memory that several variables share counts for the first of them.
+    Reads metadata only.  Memory shared by several variables counts for the first one.
 
     Returns:
-        texts such as ``logits: 2.00 GiB, float32 (8, 512)``, the largest first.
+        Texts such as ``logits: 2.00 GiB, float32 (8, 512)``, largest first.
     """
     seen: set[int] = set()
     tensors: list[tuple[int, str]] = []
     for names in namespaces(frames):
         for name, value in list(names.items()):
-            # Of 100 000 names of a notebook few can hold memory of the device.
+            # A notebook may have 100 000 names, and few are tensors or modules.
             is_holder = issubclass(type(value), _HOLDERS) and not name.startswith("_")
             if is_holder and (entry := _holder(name, value, seen)) is not None:
                 tensors.append(entry)
@@ -65,12 +65,12 @@ def _holder(name: str, value: object, seen: set[int]) -> tuple[int, str] | None:
 
 
 def _new_bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:
-    """Count the bytes of the storages that were not seen yet."""
+    """Count the bytes of storages that were not counted yet."""
     total = 0
     for tensor in tensors:
         if not _torch.is_accelerator(tensor.device) or tensor.layout != torch.strided:
             continue
-        if not _torch.is_plain(tensor):  # what a shard or a fake says is not what it takes here
+        if not _torch.is_plain(tensor):  # shards and fake tensors report another size
             continue
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in seen:
@@ -80,7 +80,7 @@ def _new_bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:
 
 
 def format_bytes(size: float) -> str:
-    """Return a number of bytes as torch's own messages do: ``2.00 GiB``."""
+    """Return a number of bytes in the format of torch's messages: ``2.00 GiB``."""
     for unit in _UNITS:
         if size < _STEP or unit == _UNITS[-1]:
             break
