@@ -1,7 +1,7 @@
-"""What a recorded sum added to ids that are outside the bound since: an offset, perhaps a column's.
+"""The offset that a recorded sum added to ids that are out of bounds now.
 
-Tables of several fields lie in one embedding, and each column of the ids has an offset of its own:
-``x + offsets``.  Of such ids the bound of the whole table says nothing of the column at fault.
+Several tables may share one embedding, with an offset for each column of ids: ``x + offsets``.  The
+bound of the whole embedding does not show which column is at fault.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def added_number(
     snapshot: Snapshot,
     frames: Sequence[FrameType],
 ) -> AddedNumber | None:
-    """Return the one number that was added to all bad values, which are in one column or anywhere.
+    """Return the number that was added to all bad values, and their column if they share one.
 
     Args:
-        tensor: the one at fault, of integers.
+        tensor: the tensor at fault, of integers.
         bad: bool[shape of the tensor], true at its bad elements.
     """
     call = snapshot.maker(ref(tensor))
@@ -39,7 +39,7 @@ def added_number(
     if call is None or tensor.is_floating_point() or not isinstance(high, int) or not is_above:
         return None
     given, line = _given(call, tensor, snapshot), snapshot.reader.line(call.site)
-    # The innermost code may give the sum the same name: ``x = x + offsets``.
+    # The innermost function may reuse the name: ``x = x + offsets``.
     name = None if given is None else held_name(given, frames[::-1])
     if given is None or name is None or line is None or bool((tensor[bad] <= high).any()):
         return None
@@ -57,7 +57,7 @@ def added_number(
 
 
 def _given(call: Recorded, tensor: Tensor, snapshot: Snapshot) -> Tensor | None:
-    """Return the one living input of a sum that has the values which it had then."""
+    """Return the only living input of a sum that is unchanged since."""
     stem = call.api.stem.strip("_")
     is_since = not snapshot.is_untouched(ref(tensor), call.seq + 1)
     if stem not in _SUMS or call.written or is_since:
@@ -65,6 +65,6 @@ def _given(call: Recorded, tensor: Tensor, snapshot: Snapshot) -> Tensor | None:
     untouched = (it() for it in call.inputs if snapshot.is_untouched(it, call.seq))
     same = [it for it in untouched if it is not None and it.shape == tensor.shape]
     is_one = len(same) == 1 and same[0] is not tensor and same[0].dtype == tensor.dtype
-    # ``offsets - x`` adds nothing to x.
+    # ``offsets - x`` does not add to x.
     is_first = is_one and call.inputs[0]() is same[0]
     return same[0] if is_one and (is_first or stem not in ("sub", "isub")) else None

@@ -1,7 +1,7 @@
 """One call of torch's API on copies, with changed operands.
 
-Tensors are copied to the host, or to the meta device where they are large, and the device that
-each is on is a label, compared before the call.  Code of the user's is never run.
+Tensors are copied to the CPU, or to the meta device if they are large.  The original device is kept
+as a label, and labels are compared before the call.  The user's code is never run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cudalens.source.safe_eval import SafeEvaluator, instance_dict, value_or
 
 _FACTOR = 3
 MAX_VALUES = 1 << 22
-"""Elements of all tensors together up to which kernels run, on copies; beyond it on meta."""
+"""Up to this many elements in total, kernels run on CPU copies; beyond it on the meta device."""
 _PLAIN = (
     *(int, float, complex, bool, str, bytes, type(None), slice, type(...)),
     *(torch.dtype, torch.Size, torch.device, torch.memory_format, torch.layout),
@@ -45,24 +45,24 @@ _PLAIN = (
 _BUILTINS = {f.__name__: f for f in (abs, float, int, len, list, max, min, range, tuple)}
 _LOSSY = functions(Trait.TO_INTEGER) | {"type"}
 _ANY_DEVICE = frozenset({"__getitem__", "getitem__", "getitem", "pack_padded_sequence"})
-"""Calls that take an argument of the host beside one of a device."""
+"""Functions that accept CPU tensors together with tensors on a device."""
 
 
 class RefusedError(Exception):
-    """The code changes values, mixes devices, or breaks the bound of a guard."""
+    """The edit changes values, mixes devices, or violates a guard."""
 
     violation: Violation | None = None
-    """Finding of the guard."""
+    """The guard's violation."""
     arguments: Mapping[str, Any] | None = None
-    """The arguments of the op that it looked at."""
+    """The arguments of the guarded op."""
 
 
 class CannotTryError(Exception):
-    """The call needs what may not be run or copied here."""
+    """The call needs something that cannot be run or copied here."""
 
 
 class TooLargeError(Exception):
-    """The tensors are too many to be copied."""
+    """The tensors are too large to be copied."""
 
 
 class Resize(NamedTuple):
@@ -70,16 +70,16 @@ class Resize(NamedTuple):
 
     dim: int
     size: int
-    """The size that the dimension has now, of those that change."""
+    """The current size of the dimension that changes."""
     is_data: Callable[[Tensor], bool]
     is_everywhere: bool = False
-    """True if each dimension of this size changes, whichever it is."""
+    """True if every dimension of this size changes."""
 
     def shape_of(self, tensor: Tensor) -> tuple[int, ...]:
         """Return the shape of a tensor with the other size.
 
-        Samples times steps, as one dimension, change with the samples.  Beside a tensor whose
-        dimension 1 changes, one without a batch begins with it.
+        A merged dimension (samples times steps) changes with the samples.  If dimension 1 changes,
+        a tensor without a batch dimension starts with it.
         """
         sizes = list(tensor.shape)
         if self.is_everywhere and self.is_data(tensor):
@@ -92,14 +92,14 @@ class Resize(NamedTuple):
 
 
 class Attempt:
-    """One call on copies: the copies that were made, and the device of which each is a copy.
+    """One call on copies, with the original device of each copy.
 
     Args:
-        operands: what the user's line spells, each with its value.
-        evaluator: reads the names that a template mentions.
+        operands: the operands of the user's line, each with its value.
+        evaluator: evaluates the names in a template.
         whole: the syntax of the whole call.
-        on_meta: whether shapes are computed only.
-        resize: another size for the data tensors; then shapes alone decide.
+        on_meta: compute shapes only.
+        resize: another size for the data tensors; implies shapes only.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Attempt:
         self._on_meta, self._resize = on_meta, resize
         self._by_value: dict[int, Any] = {}
         self._by_node: dict[int, Any] = {}
-        """Replacements of operands, by the ``id`` of their value or of their syntax."""
+        """Replaced operands, by the ``id`` of their value or syntax node."""
         self._used: set[int] = set()
         self._copies: dict[int, tuple[object, Any]] = {}
         self._devices: dict[int, tuple[Tensor, torch.device]] = {}
@@ -123,19 +123,19 @@ class Attempt:
         self._moved: torch.device | None = None
 
     def run(self, api: ApiCall, fix: Fix | None) -> Any:
-        """Make the call with the operands replaced by what the templates make of them."""
+        """Make the call with operands replaced according to the fix's templates."""
         changes = fix.changes if fix is not None else ()
         operands = self._operands
         values = {item.text: item.value for item in reversed(operands)}
         for text, template, span in changes:
-            spelled = syntax(text)  # 1e9 and 1000000000.0 are one number
+            spelled = syntax(text)  # so that 1e9 and 1000000000.0 match
             texts = (text, "" if spelled is None else text_of(spelled))
             matches = [item for item in operands if item.text in texts]
             made = self._made(template, matches[0].value, values) if matches else ABSENT
             if made is ABSENT:
                 raise CannotTryError
             if matches[0].node is self._whole:
-                return made  # it takes the place of the whole call
+                return made  # the fix replaces the whole call
             if span is None or len(matches) == 1:
                 self._by_value[id(matches[0].value)] = made
             else:
@@ -145,7 +145,7 @@ class Attempt:
         kwargs = {key: self._put(item, api.keywords.get(key)) for key, item in api.kwargs.items()}
         changed = [*self._by_value.values(), *self._by_node.values()]
         if (changes and not changed) or not self._used.issuperset(map(id, changed)):
-            raise CannotTryError  # the changed operand reaches the function as something else
+            raise CannotTryError  # the function gets another object than the changed operand
         function = self._function(api)
         if fix is not None and fix.rearrange is not None:
             function, args, kwargs = fix.rearrange(function, args, kwargs)
@@ -159,7 +159,7 @@ class Attempt:
         return self._called(function, args, kwargs)
 
     def _function(self, api: ApiCall) -> Any:
-        """Return what is called; of a module's own method that of a copy."""
+        """Return the called function; for a module's method, that of a copy."""
         function = api.func
         if is_module(function):
             return self._copy(function)
@@ -175,9 +175,9 @@ class Attempt:
             raise RefusedError
         is_unsure = self._on_meta and self._resize is None
         if is_unsure and len({item.dtype for item in tensors if item.is_floating_point()}) > 1:
-            raise CannotTryError  # kernels of meta tensors do not compare dtypes
+            raise CannotTryError  # meta kernels do not check dtypes
         kwargs = {key: item for key, item in kwargs.items() if key != "device"}
-        # Some kernels of the CPU check nothing: a bad value would write where it may not.
+        # Some CPU kernels check nothing: a bad index would write out of bounds.
         with nullcontext() if self._on_meta else _torch.before_each_op(ask_guards):
             return function(*args, **kwargs)
 
@@ -198,7 +198,7 @@ class Attempt:
     # --- what takes the place of an operand -----------------------------------------------------
 
     def _made(self, template: str, value: Any, operands: Mapping[str, Any]) -> Any:
-        """Evaluate a template, where ``{x}`` is the operand."""
+        """Evaluate a template, in which ``{x}`` is the operand."""
         if template in operands and operands[template] is not ABSENT:
             return self._copy(operands[template])
         is_method = "{x}()" in template
@@ -217,7 +217,7 @@ class Attempt:
             inputs = tensors_in([x]) or tensors_in([space.get(name) for name in names])
             device = self._device_of(inputs[0]) if inputs else torch.device("cpu")
         for item in tensors_in([made]):
-            # An item of a container is a copy that knows its device.
+            # An item of a container is a copy with a device label already.
             if self._moved is not None or id(item) not in self._devices:
                 self._label(item, device)
         return made
@@ -250,7 +250,7 @@ class Attempt:
         return self._cast(value, "to", *args, **kwargs)
 
     def _cast(self, value: Tensor, name: str, *args: Any, **kwargs: Any) -> Tensor:
-        """Cast a tensor; refuse what changes values: floats to integers, numbers to flags."""
+        """Cast a tensor; reject casts that change values, as from float to integer or to bool."""
         made: Tensor = getattr(value, name)(*args, **kwargs)
         is_kept = value.dtype in (made.dtype, torch.bool) or made.is_floating_point()
         if is_kept or made.is_complex():
@@ -264,7 +264,7 @@ class Attempt:
         return made
 
     def _argmax(self, value: Tensor, *args: Any) -> Tensor:
-        """Return the class numbers; refuse rows of integers that are not one-hot."""
+        """Return class indices; reject integer rows that are not one-hot."""
         if not value.is_floating_point() and self._resize is None:
             if self._on_meta:
                 raise CannotTryError
@@ -276,7 +276,7 @@ class Attempt:
     # --- copies ----------------------------------------------------------------------------------
 
     def copied(self) -> list[Any]:
-        """Return the copies that were made."""
+        """Return the copies."""
         return [made for _, made in self._copies.values()]
 
     def _device_of(self, tensor: Tensor) -> torch.device:
@@ -288,7 +288,7 @@ class Attempt:
         self._devices[id(tensor)] = (tensor, device)
 
     def _put(self, value: Any, node: ast.expr | None) -> Any:
-        """Return an argument on copies, with the changed operands in their places."""
+        """Return an argument with tensors copied and operands replaced."""
         made = self._by_node.get(id(node), self._by_value.get(id(value), ABSENT))
         if made is not ABSENT:
             self._used.add(id(made))
@@ -340,7 +340,7 @@ class Attempt:
             raise TooLargeError
         else:
             made = like(dtype=tensor.dtype)
-            # What is expanded has fewer elements in memory than may be written.
+            # An expanded tensor shares elements in memory, so it cannot be written to.
             made = torch.empty_like(made) if 0 in tensor.stride() else made
             made.copy_(tensor.detach().cpu())
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -363,7 +363,7 @@ class Attempt:
 
 
 class _Labelled(ast.NodeTransformer):
-    """Replace what moves or casts a tensor by what does it on a labelled copy."""
+    """Rewrite moves and casts of a tensor as calls that act on labelled copies."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Replace ``x.to(…)`` and the like."""
@@ -387,13 +387,13 @@ class _Labelled(ast.NodeTransformer):
 
 
 def span_of(operand: Operand) -> tuple[int, int, int]:
-    """Return line, first and end column of an operand, in bytes."""
+    """Return line, start and end column of an operand, in bytes."""
     node = operand.node
     return node.lineno, node.col_offset, node.end_col_offset or 0
 
 
 def _named(name: str, function: Any) -> Any:
-    """Return another function of the same kind: ``reshape`` beside ``view``."""
+    """Return the function or method of another name: ``reshape`` for ``view``."""
     homes: tuple[Any, ...] = (functional, torch, Tensor)
     is_method = getattr(function, "__objclass__", None) is not None
     for home in reversed(homes) if is_method else homes:
@@ -403,7 +403,7 @@ def _named(name: str, function: Any) -> Any:
 
 
 def is_torchs(value: object) -> bool:
-    """Return whether something is torch's own: a function, a method, a class, a module."""
+    """Return whether an object is torch's own: a function, a method, a class or a module."""
     if isinstance(value, ModuleType):
         return str(instance_dict(value).get("__name__")).partition(".")[0] == "torch"
     if is_module(value):
@@ -425,7 +425,7 @@ def is_torchs(value: object) -> bool:
 
 
 def ask_guards(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse what a guard would not let onto the device."""
+    """Raise if a guard would reject the call."""
     slots = schema_parameters(op) if op in GUARDS else ()
     arguments = {item.name: item.default for item in slots} | kwargs
     arguments.update(zip([item.name for item in slots], args, strict=False))
@@ -439,7 +439,7 @@ def ask_guards(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def tensors_in(values: Sequence[Any]) -> list[Tensor]:
-    """Return the tensors among values, with those of modules and of bound methods."""
+    """Return the tensors among values, including those of modules and bound methods."""
     tensors: list[Tensor] = []
     for leaf in _torch.pytree.tree_leaves(list(values)):
         item = leaf.__self__ if isinstance(leaf, MethodType) else leaf

@@ -1,7 +1,8 @@
-"""The place where the size was set that a value was outside of: the same way back as for the value.
+"""Where the size behind a bound was chosen.
 
-From the tensor that has the size the recorded calls lead to the one of which no input has it: a
-factory, a slice, a layer.  From there the source leads on to the line that chose the number.
+From the tensor with the size, the search follows the recorded calls back to the first one without
+an input of that size: a factory, a slice, a layer.  From there it follows the source to the line
+that chose the number.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ _SIZED_BY_WEIGHT = functions(Trait.SIZED_BY_WEIGHT)
 
 
 class _Size(NamedTuple):
-    """A size of a tensor, and its dimension where that is known."""
+    """A size of a tensor, and its dimension if known."""
 
     tensor: Ref
     dim: int | None
 
 
 class _Way(NamedTuple):
-    """The end of the recorded calls that handed a size on."""
+    """Where the recorded calls that passed a size on began."""
 
     end: _Size
-    """The tensor that no recorded call made, or that the last one made."""
+    """The first tensor: made by ``setter``, or by no recorded call."""
     setter: Recorded | None = None
-    """The call that gave the size, none of whose inputs has it."""
+    """The call that introduced the size: none of its inputs has it."""
 
 
 def bound_origin(
@@ -60,17 +61,17 @@ def bound_origin(
     frames: Sequence[FrameType],
     line: Running | None,
 ) -> BoundOrigin | None:
-    """Return where a size was chosen, ``None`` where that is not proven.
+    """Return where a size was chosen, ``None`` if that is not proven.
 
     Args:
-        tensor: that has the size, ``None`` where the call was given it as a number.
-        dim: of the tensor, where it is known.
-        snapshot: of the recorder, ``None`` without one.
+        tensor: the tensor with the size, ``None`` if the size was passed as a number.
+        dim: its dimension, if known.
+        snapshot: the recorded calls, ``None`` without a recorder.
         frames: the stack of the failure, outermost first.
         line: the user's running line.
     """
     files = [it.f_code.co_filename for it in frames]
-    # A launcher that runs cells may have functions of the same names, and is not their program.
+    # A launcher that runs cells is not part of the program, and may have functions of equal names.
     first = next((at for at, file in enumerate(files) if cell_number(file) is not None), 0)
     program = Program(file for file in reversed(files[first:]) if is_user_file(file))
     if tensor is None:
@@ -96,10 +97,10 @@ def bound_origin(
         chosen = program.chosen(Spot(made.file, number), made, size)
     if chosen is None:
         return None
-    # A call that computes the size has set it, which only the record shows.
+    # A call that computes its size has chosen it, which only the recording shows.
     is_computed = way.setter is not None and not takes_sizes(made.node)
     if isinstance(made.node, ast.Call) and way.setter is not None:
-        # What a constructor or a function of a library computes is not the user's line.
+        # A constructor or library function that computes the size is not the user's line.
         is_computed &= last_name(made.node.func) == way.setter.api.stem
     is_taken = number is None and not is_computed and isinstance(made.node, ast.Call)
     is_set = not (chosen.is_read or is_taken)
@@ -119,9 +120,9 @@ def bound_origin(
 
 
 def _shown_whole(tensor: Tensor) -> Tensor:
-    """Return the tensor that a view shows all of; others as they are.
+    """Return the base of a view with all of its elements; other tensors unchanged.
 
-    Before torch 2.9 an index with a colon first makes such a view, which no mode sees.
+    Before torch 2.9, an index that starts with a colon makes such a view, which no mode sees.
     """
     base = base_of(tensor)
     if base is None:
@@ -132,7 +133,7 @@ def _shown_whole(tensor: Tensor) -> Tensor:
 
 
 def _way_of_size(start: _Size, size: int, snapshot: Snapshot) -> _Way:
-    """Go back through the calls that handed a size on to the one that set it."""
+    """Follow the calls that passed a size on back to the one that introduced it."""
     at, before = start, None
     for _ in range(_MAX_STEPS):
         call = snapshot.maker(at.tensor, before)
@@ -140,10 +141,10 @@ def _way_of_size(start: _Size, size: int, snapshot: Snapshot) -> _Way:
             break
         before = call.seq
         if any(item is at.tensor for item in call.inputs):
-            continue  # it was returned as it was
+            continue  # the call returned its input
         holders = _holders(call, at, size, snapshot)
         if holders is None or len(holders) > 1:
-            # Which of them had it, or whether a dead one had, is not known.
+            # Several inputs have the size, or a freed one may have had it.
             return _Way(start)
         if not holders:
             return _Way(at, call)
@@ -152,12 +153,12 @@ def _way_of_size(start: _Size, size: int, snapshot: Snapshot) -> _Way:
 
 
 def _holders(call: Recorded, at: _Size, size: int, snapshot: Snapshot) -> list[_Size] | None:
-    """Return the inputs of a call that the size may come from, ``None`` where one is unknown."""
+    """Return the inputs of a call that the size may come from, ``None`` if one is unknown."""
     shapes = {id(it): (it, snapshot.meta_of(it)[0]) for it in call.inputs}
     if any(shape is None for _, shape in shapes.values()):
         return None
     if call.api.stem.startswith("new_"):
-        return []  # it is given a tensor for its type alone
+        return []  # `new_zeros` and the like take only dtype and device from it
     own = snapshot.meta_of(at.tensor)[0]
     if call.api.stem in _SIZED_BY_WEIGHT and len(call.inputs) > 1 and own is not None:
         weight = call.inputs[1]
@@ -177,11 +178,11 @@ def _holders(call: Recorded, at: _Size, size: int, snapshot: Snapshot) -> list[_
 
 
 def _made_in(way: _Way, snapshot: Snapshot, program: Program) -> Spot | None:
-    """Return the user's call that set the size: of a layer, the one that filled its weight."""
+    """Return the user's call that set the size; for a layer, the one that filled its weight."""
     call = way.setter
     if call is None:
         writes = snapshot.writes_to(way.end.tensor)
-        # The first values of a parameter are written while its layer is made.
+        # A layer initializes its parameters in its constructor.
         is_parameter = isinstance(way.end.tensor(), nn.Parameter)
         is_first = bool(writes) and writes[0][1].before == 0
         call = writes[0][0] if is_first and is_parameter else None
@@ -198,16 +199,16 @@ def _made_in(way: _Way, snapshot: Snapshot, program: Program) -> Spot | None:
 
 
 def _makes_layers(call: Recorded, node: ast.AST) -> bool:
-    """Return whether the first recorded write to a parameter can belong to its making.
+    """Return whether the first recorded write to a parameter may be its initialization.
 
-    Of a model older than the record it is an optimizer's step or a ``nn.init.normal_``.
+    For a model older than the recording, it is an optimizer step or a later ``nn.init.normal_``.
     """
     is_recorded_whole = call.reads is not None
     return is_recorded_whole and isinstance(node, ast.Call) and not _is_in_place(node)
 
 
 def _is_in_place(call: ast.Call) -> bool:
-    """Return whether a call is named as torch names what writes into its argument."""
+    """Return whether a call has the name of an in-place function."""
     return (last_name(call.func) or "").endswith("_")
 
 
@@ -215,20 +216,20 @@ def _is_in_place(call: ast.Call) -> bool:
 
 
 class _Holder(NamedTuple):
-    """The object that has the size in the user's program."""
+    """The object with the size in the user's program."""
 
     text: str | None = None
-    """Its name there: ``net.head``."""
+    """The user's expression: ``net.head``."""
     layer: str = ""
-    """Its class, empty for a tensor that no layer of torch's has."""
+    """The class of the torch layer, empty for a tensor outside torch layers."""
     owner: str | None = None
-    """The class of the user's of which it is an attribute, ``None`` for a variable."""
+    """The user's class that it is an attribute of, ``None`` for a variable."""
     name: str = ""
     """The attribute or the variable."""
 
 
 def _holder(tensor: Tensor, frames: Sequence[FrameType]) -> _Holder:
-    """Return the layer that has a tensor, or the tensor itself, by the user's names."""
+    """Return the layer of a tensor, or the tensor itself, with the user's name."""
     for name, value in tensors_and_modules(namespaces(frames)):
         if name.startswith("_"):
             continue
@@ -245,10 +246,10 @@ def _holder(tensor: Tensor, frames: Sequence[FrameType]) -> _Holder:
 
 
 def _of_module(name: str, root: object, path: str, own: str) -> _Holder:
-    """Return the holder of a parameter or a buffer of the module at a path."""
+    """Return the holder of a parameter or buffer in the module at a path."""
     layer, steps = "", path.split(".") if path else []
     home = type(_part(root, path)).__module__
-    # A list of parameters is empty when it is made, and has no size of its own.
+    # A ParameterList is made empty, so its constructor has no size.
     if home.startswith("torch.nn.modules.") and home != "torch.nn.modules.container":
         layer = type(_part(root, path)).__name__
     text = name + "".join(f"[{it}]" if it.isdecimal() else f".{it}" for it in steps)
@@ -270,7 +271,7 @@ def _part(root: object, path: str) -> object:
 
 
 def _in_source(holder: _Holder, size: int, dim: int | None, program: Program) -> Spot | None:
-    """Return the call that made a layer or a tensor that is older than the record."""
+    """Return the call that made a layer or tensor before the recording began."""
     spots: list[Spot] = []
     for value in program.values_of(holder.owner, holder.name) if holder.name else ():
         if holder.layer:
@@ -286,9 +287,9 @@ def _in_source(holder: _Holder, size: int, dim: int | None, program: Program) ->
 
 
 def _sizing_part(value: Spot, dim: int | None) -> Spot:
-    """Return the part of an expression that gives the size, else the whole.
+    """Return the part of an expression that sets the size, else the whole.
 
-    A slice gives it, or a call with the size: ``w[:5]`` of ``nn.Parameter(w[:5].clone())``.
+    A slice, or a call with the size: ``w[:5]`` in ``nn.Parameter(w[:5].clone())``.
     """
     node: ast.AST = value.node
     while isinstance(node, ast.Call) and size_argument(node, dim) is None:
@@ -299,7 +300,7 @@ def _sizing_part(value: Spot, dim: int | None) -> Spot:
 
 
 def _of_number(line: Running | None, size: int, program: Program) -> BoundOrigin | None:
-    """Return where the number was chosen that the running call itself was given."""
+    """Return where a number was chosen that is an argument of the running call."""
     if line is None or line.node is None or line.place.filename not in program.trees:
         return None
     call = program.find(line.place.filename, line.node)

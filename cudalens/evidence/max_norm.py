@@ -18,7 +18,7 @@ def of_lookup(op: OpCall, violation: Violation) -> tuple[OpCall, Violation]:
     """Return the finding as one of the lookup that follows with the same ids.
 
     A finding of another op, or in a direct call of ``torch.embedding_renorm_``, is returned
-    unchanged.  The assert text stays that of ``embedding_renorm_``, which would have been launched first.
+    unchanged.  The assert text stays that of ``embedding_renorm_``, which is launched first.
     """
     lookup = running_lookup() if violation.op == RENORM else None
     if lookup is None:

@@ -1,4 +1,4 @@
-"""The variable that holds the model, before the paths of its modules: ``net.0``, not ``0``."""
+"""Prefix module paths with the variable that holds the model: ``net.0``, not ``0``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cudalens.source.safe_eval import instance_dict, registered
 from cudalens.source.stack import namespaces
 
 _MAX_ITEMS = 256
-"""Number of items of a list that are looked at."""
+"""How many items of a list are searched."""
 
 
 def module_names(
@@ -31,17 +31,17 @@ def module_names(
     *,
     running: str | None,
 ) -> tuple[tuple[str, str], ...]:
-    """Return each module path with the variable before it, where that is proven.
+    """Return module paths with the variable in front, if that is proven.
 
-    All recorded modules of that path are below one, which one variable of the user's holds.
+    All recorded modules of a path must have one root, which a single variable of the user's holds.
 
     Args:
-        module_path: of the failure.
-        others: paths of the history and of the graph.
+        module_path: the path in the failure.
+        others: the paths in the history and the graph.
         frames: the stack of the failure.
         stack: the modules that run on it, outermost first.
-        running: the path of the module whose call is on that stack; another path that the failure
-            has is that of a recorded call.
+        running: the path of the module on that stack; any other path in the failure belongs to a
+            recorded call.
     """
     roots: dict[str, set[int]] = {} if recorder is None else recorder.snapshot().module_roots()
     if running and stack:
@@ -62,11 +62,10 @@ def owner_modules(
     site: CallSite,
     line: RunningCall | None,
 ) -> tuple[OwnerModule, ...]:
-    """Return the module of each argument that no expression of the line is, where one is proven.
+    """Return the module of each argument without an expression on the line, if one is proven.
 
-    The innermost running module that has the tensor as a parameter or buffer.  Its name is that
-    of the user's line where the line calls this very module, else its path below the variable
-    that contains the model.
+    It is the innermost running module with the tensor as a parameter or buffer.  If the user's line
+    calls this module, it has that name, else its path below the model's variable.
 
     Args:
         stack: the modules that run, outermost first.
@@ -98,12 +97,12 @@ def other_modules(
     dim: int,
     frames: Sequence[FrameType],
 ) -> tuple[OtherModule, ...]:
-    """Return the modules that ran the failing line before, of which the bound is another one.
+    """Return the modules that ran the failing line before, with another bound.
 
     Args:
-        seen: each with its calls, smallest and largest value.
+        seen: the modules, with calls, smallest and largest value.
         stack: the modules that run, outermost first.
-        related: the tensor of the failing one that sets the bound, of this size in this dimension.
+        related: the failing module's tensor that sets the bound: ``size`` in dimension ``dim``.
     """
     stores = [(it, _tensors_of(it)) for it in reversed(stack)]
     held = (
@@ -122,14 +121,14 @@ def other_modules(
 
 
 def _tensors_of(module: object) -> dict[str, object]:
-    """Return the tensors that are attributes of a module, as they are stored."""
+    """Return the tensors stored as attributes of a module."""
     own = {**instance_dict(module), **registered(module, "_parameters")}
     own.update(registered(module, "_buffers"))
     return {str(name): value for name, value in own.items() if isinstance(value, Tensor)}
 
 
 def _path_of(module: object, frames: Sequence[FrameType]) -> str | None:
-    """Return the path of a module below a variable of the user's: ``stores.0``."""
+    """Return a module's path from a variable of the user's: ``stores.0``."""
     for scope in namespaces(frames):
         for name, value in list(scope.items()):
             if name == "self" or name.startswith("_"):
@@ -151,7 +150,7 @@ def _path_of(module: object, frames: Sequence[FrameType]) -> str | None:
 def _text_of(
     module: object, frames: Sequence[FrameType], root: object, line: RunningCall | None
 ) -> str | None:
-    """Return what the user calls a running module: where their line calls it, else by its path."""
+    """Return the user's expression for a running module, from their line, else its path."""
     function = getattr(line and line.node, "func", None)
     if line is not None and function is not None and line.value(function) is module:
         return ast.unparse(function)
@@ -164,11 +163,11 @@ def _text_of(
 
 
 def _variables(frames: Sequence[FrameType], wanted: Set[int]) -> Mapping[int, str]:
-    """Return by ``id`` those of some modules that the user's variables of one name hold."""
+    """Return, by ``id``, the only variable name of each module that the user's variables hold."""
     variables: dict[int, set[str]] = {}
     for scope in namespaces(frames) if wanted else ():
         for name, value in list(scope.items()):
-            # By its type: an object of the user's may answer anything to isinstance.  A shell
+            # By type(): an object of the user's may override `__class__`.  A shell
             # keeps its results under names with an underscore.
             is_own = id(value) in wanted and name != "self" and not name.startswith("_")
             if is_own and issubclass(type(value), torch.nn.Module):

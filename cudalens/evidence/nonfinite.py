@@ -1,7 +1,7 @@
-"""Reports of ``--nan``: the call that made a NaN or an infinity, and where it came to matter.
+"""Reports of ``--nan``: the call that made a NaN or an infinity, and the sink that it reached.
 
-What a report says of the maker is collected while the maker runs, once for each line: later calls
-of that line add their values.
+Evidence about a maker is collected while it runs, once for each line.  Later calls of the line only
+replace the values.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from cudalens.recorder.sites import entries_of, phase_of
 from cudalens.source.locate import locate_line
 
 _MAX_CASES = 256
-"""Lines of which everything is kept."""
+"""How many lines are kept with full evidence."""
 _MADE, _ENTERED = "is made here", "comes in here"
 _REACHES = {
     "loss": "is in the loss here",
@@ -53,16 +53,16 @@ _REACHES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Facts that were collected while a call made values that are not finite."""
+    """The evidence collected while a call made non-finite values."""
 
     violation: Violation
     evidence: Evidence
     report: Report
-    """The report as it would be if the call were stopped."""
+    """The report for stopping at the call itself."""
 
 
 class NonFiniteReports:
-    """Makes the reports of one watch."""
+    """Make the reports of one watch."""
 
     def __init__(self) -> None:
         self._cases: dict[object, Case | None] = {}
@@ -70,7 +70,7 @@ class NonFiniteReports:
     def stop(
         self, arguments: Mapping[str, Any], violation: Violation, condition: Tensor | None = None
     ) -> BaseException | None:
-        """Return what is raised by the call that makes a first NaN or infinity."""
+        """Return the exception for a call that makes the first NaN or infinity."""
         op = OpCall(op=None, arguments=arguments, name=violation.op)
 
         def full(started: float) -> Report:
@@ -81,7 +81,7 @@ class NonFiniteReports:
     def note(
         self, arguments: Mapping[str, Any], violation: Violation, condition: Tensor | None = None
     ) -> Case | None:
-        """Collect the evidence of a call that is being made; no tensor is kept."""
+        """Collect the evidence of the running call; keep no tensor."""
         place = self._place(violation)
         if place in self._cases:
             return self._cases[place]
@@ -108,7 +108,7 @@ class NonFiniteReports:
         return (violation.op, violation.argument, lines)
 
     def arrived(self, arrival: Arrival) -> BaseException | None:
-        """Return what is raised where values that are not finite have come to matter."""
+        """Return the exception for non-finite values at a sink."""
         maker = arrival.maker
         violation = maker.violation if maker is not None else None
         if violation is None:
@@ -119,7 +119,7 @@ class NonFiniteReports:
 
 
 def _with_name(violation: Violation, tensor: Any, key: str | None = None) -> Violation:
-    """Return the violation with the name of a parameter, which stands on no line of the call."""
+    """Return the violation with the name of a parameter, which the call's line does not have."""
     is_parameter = isinstance(tensor, Tensor) and tensor.is_leaf and tensor.requires_grad
     name = _name(tensor) if is_parameter else None
     if name is None:
@@ -129,7 +129,7 @@ def _with_name(violation: Violation, tensor: Any, key: str | None = None) -> Vio
 
 
 def _of_unseen(arrival: Arrival) -> Violation:
-    """Describe values whose maker was not looked at: they were asked for, or are older."""
+    """Describe values without a maker: they were asked for, or are older than the recording."""
     maker = arrival.maker
     value = "nan" if arrival.has_nan else "an infinity"
     name = maker.step.name if maker is not None else ""
@@ -158,7 +158,7 @@ def _report_of_arrival(arrival: Arrival, violation: Violation, started: float) -
         report = diagnose(*evidence_of_call(violation, op, started))
     elif isinstance(case, Case) and case.violation is violation:
         report = case.report
-    elif isinstance(case, Case):  # an earlier call of the same line
+    elif isinstance(case, Case):  # evidence of an earlier call of the line
         report = diagnose(_with_values(case.evidence, violation), None)
     else:
         report = diagnose(_evidence_of_site(arrival, violation, started, recorder), None)
@@ -166,7 +166,7 @@ def _report_of_arrival(arrival: Arrival, violation: Violation, started: float) -
 
 
 def _with_values(evidence: Evidence, violation: Violation) -> Evidence:
-    """Return the evidence of an earlier call of a line with the values of a later one."""
+    """Return the evidence of an earlier call of a line, with the values of a later call."""
     facts = tuple(replace(item, summary=TensorSummary()) for item in evidence.tensors)
     return replace(evidence, violation=violation, tensors=facts, provenance=())
 
@@ -174,7 +174,7 @@ def _with_values(evidence: Evidence, violation: Violation) -> Evidence:
 def _evidence_of_site(
     arrival: Arrival, violation: Violation, started: float, recorder: Any
 ) -> Evidence:
-    """Return what the place of a call tells, which is over."""
+    """Return the evidence that the place of a past call gives."""
     maker = arrival.maker
     site = arrival.step.site if maker is None or not maker.step.name else maker.step.site
     failure = FailureContext(
@@ -204,7 +204,7 @@ def _with_way(report: Report, arrival: Arrival) -> Report:
     return replace(
         report,
         provenance=steps,
-        # Where several nodes made bad values, a change to one leaves those of the others.
+        # If several nodes made bad values, a change to one does not help.
         hints=tuple(it for it in report.hints if arrival.is_alone or not it.tried),
         observations=observations,
         explanation=f"{report.explanation} {sentence[0].upper()}{sentence[1:]}.".strip(),
@@ -253,7 +253,7 @@ def _observation(kind: Any, step: ProvenanceStep) -> Observation:
 
 
 def _sentence(arrival: Arrival, source: LineRef | None) -> str:
-    """Say where the values came to matter."""
+    """Return the sentence about the sink."""
     place = "" if source is None else f" in {source.format()}"
     name = _name(arrival.tensor)
     value = _value(arrival)
@@ -271,7 +271,7 @@ def _sentence(arrival: Arrival, source: LineRef | None) -> str:
 
 
 def _name(tensor: Tensor | None) -> str | None:
-    """Return the name of a parameter in the code that is running."""
+    """Return the name of a parameter in the running code."""
     if tensor is None:
         return None
     frames = calling_frames(in_backward=True)

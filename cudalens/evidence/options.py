@@ -1,4 +1,4 @@
-"""Options of a command line, by the syntax of the calls that declare them."""
+"""Command-line options in the program's syntax: ``add_argument`` and the like."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import ast
 
 
 def is_option(node: ast.AST, name: str, default: int) -> bool:
-    """Return whether a call gives an option of a command line this default.
+    """Return whether a node declares a command-line option with this default.
 
     Args:
-        node: any piece of the program.
-        name: the attribute that has the option's value: ``nspk`` of ``--nspk``.
+        node: any node of the program.
+        name: the attribute with the option's value: ``nspk`` for ``--nspk``.
     """
     match node:
         case ast.Call(ast.Attribute(attr="add_argument"), flags, keywords):

@@ -1,7 +1,7 @@
-"""The user's program as text: where a number in a call was chosen, by its syntax alone.
+"""The user's program as syntax: where a number in a call was chosen.
 
-A number is followed from the argument that has it through names, parameters and attributes, as
-long as one way leads on.  A way that ends at another number is refuted.  Nothing is run.
+A number is followed from its argument through names, parameters and attributes, as long as there is
+only one way.  A way that ends at a different number is discarded.  No code is run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cudalens.source.running_node import FUNCTIONS, parsed_source
 
 MAX_FILES = 64
 _MAX_LINES = 5000
-"""Lines in all of these files.  Parsing more takes longer than a report may."""
+"""How many lines are parsed: more would take too long for a report."""
 _MAX_HOPS = 8
 _SIZES = {
     "Embedding": (0, "num_embeddings"),
@@ -38,11 +38,11 @@ _SIZES = {
     "linspace": (2, "steps"),
     "logspace": (2, "steps"),
 }
-"""Which argument of a layer or a function is the number of rows or classes."""
+"""The argument of a layer or function that is the number of rows or classes."""
 _FACTORIES = functions(Trait.TAKES_SIZES | Trait.FACTORY)
 _METHODS = functions(Trait.TAKES_SIZES, without=Trait.FACTORY)
 _EMPTY = frozenset({"ParameterList", "ParameterDict", "ModuleList", "ModuleDict", "list"})
-"""Containers that are filled later where their call has no argument."""
+"""Containers that are empty, and filled later, if called without arguments."""
 _SCOPES = (*FUNCTIONS, ast.ClassDef)
 
 
@@ -52,19 +52,19 @@ class Spot(NamedTuple):
     file: str
     node: ast.AST
     is_read: bool = False
-    """True if a number is only read there, and where it was chosen is not known."""
+    """True if the number is only read there, and its origin is unknown."""
 
     @property
     def line(self) -> int:
-        """Its first line; of a method call over several lines that of the method's name."""
+        """The first line; of a multi-line method call, the line of the method's name."""
         return getattr(self.node, "lineno", 0)
 
 
 def size_argument(call: ast.AST, dim: int | None) -> ast.expr | None:
-    """Return the argument of a call that is the size of a dimension, where the call tells.
+    """Return the argument of a call that is the size of a dimension, if there is one.
 
     Args:
-        dim: of the result of a factory; the rows of a layer are dimension 0 of its weight.
+        dim: the dimension of a factory's result; a layer's rows are dimension 0 of its weight.
     """
     if not isinstance(call, ast.Call) or any(isinstance(it, ast.Starred) for it in call.args):
         return None
@@ -72,7 +72,7 @@ def size_argument(call: ast.AST, dim: int | None) -> ast.expr | None:
     if name in _FACTORIES | _METHODS and call.args:
         owner = getattr(call.func, "value", None)
         if name in _METHODS and (owner is None or getattr(owner, "id", "") == "torch"):
-            return None  # a function that is given the tensor first
+            return None  # a function whose first argument is the tensor
         first = call.args[0]
         is_listed = isinstance(first, ast.Tuple | ast.List)
         sizes = first.elts if is_listed else call.args  # type: ignore[attr-defined]
@@ -87,22 +87,22 @@ def size_argument(call: ast.AST, dim: int | None) -> ast.expr | None:
 
 
 class Program:
-    """The files and cells of the user's that may have made what a failing call was given.
+    """The user's files and cells that may have made the arguments of a failing call.
 
     Args:
-        files: those of the running code, which come first.
+        files: the files of the running code, which come first.
     """
 
     def __init__(self, files: Iterable[str]) -> None:
         names = list(dict.fromkeys((*files, *CELLS.names())))[:MAX_FILES]
         if sum(len(source_lines(name)) for name in names) > _MAX_LINES:
-            names = []  # a part of them would hide what the rest assigns
+            names = []  # some files alone could hide a second assignment
         parsed = {name: parsed_source(name) for name in names}
         self.trees = {name: tree for name, tree in parsed.items() if tree is not None}
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """The syntax of all of them."""
+        """The syntax nodes of all files."""
         return [node for tree in self.trees.values() for node in ast.walk(tree)]
 
     @cached_property
@@ -110,21 +110,21 @@ class Program:
         return {id(part): it for it in self.nodes for part in ast.iter_child_nodes(it)}
 
     def find(self, file: str, wanted: ast.AST) -> Spot | None:
-        """Return the piece of a whole file that stands where a piece of a part of it stood."""
+        """Return the node in a whole file for a node that was parsed from a part of it."""
         key = _range(wanted)
         same = (it for it in ast.walk(self.trees[file]) if type(it) is type(wanted))
         node = next((it for it in same if _range(it) == key), None) if key[0] else None
         return None if node is None else Spot(file, node)
 
     def above(self, spot: Spot) -> Iterator[ast.AST]:
-        """Yield the nodes around a piece, the nearest first."""
+        """Yield the enclosing nodes, innermost first."""
         node = spot.node
         while id(node) in self._parents:
             node = self._parents[id(node)]
             yield node
 
     def function_around(self, spot: Spot) -> ast.FunctionDef | None:
-        """Return the function in which a piece stands, ``None`` in a class, a lambda, a module."""
+        """Return the enclosing function, ``None`` in a class body, a lambda or a module."""
         found = next((it for it in self.above(spot) if isinstance(it, _SCOPES)), None)
         return found if isinstance(found, ast.FunctionDef) else None
 
@@ -141,13 +141,13 @@ class Program:
     def chosen(
         self, number: Spot, shown: Spot, size: int, hops: int = 0, key: int | None = None
     ) -> Spot | None:
-        """Return the call or assignment that chose a number, ``None`` if it chose another one.
+        """Return the call or assignment that chose a number, ``None`` if it chose a different one.
 
         Args:
-            number: the expression that has the number.
+            number: the expression with the number.
             shown: the call or the assignment around the expression.  Returned as one that only
                 reads the number if its origin cannot be traced.
-            key: the item of the expression that is the number, where it is a tuple's.
+            key: the item of the expression that is the number, if it is a tuple.
         """
         node, file = number.node, number.file
         match node:
@@ -175,7 +175,7 @@ class Program:
     def _behind(
         self, number: Spot, shown: Spot, size: int, hops: int, key: int | None
     ) -> Spot | None:
-        """Go on with what a name, an attribute, an item or the user's own call stands for."""
+        """Continue with the value of a name, an attribute, an item or a user's call."""
         node, file = number.node, number.file
         if isinstance(node, ast.Name):
             return self._of_name(number, shown, size, hops, key)
@@ -193,18 +193,18 @@ class Program:
         return shown._replace(is_read=True) if isinstance(node, ast.Subscript) else shown
 
     def _result(self, name: str, shown: Spot, size: int, hops: int, key: int | None) -> Spot | None:
-        """Go on with what a function returns, if it is the user's and returns in one place."""
+        """Continue with the result of a function of the user's that has one ``return``."""
         own = [it for it in self._every(ast.FunctionDef) if getattr(it.node, "name", "") == name]
         parts = (Spot(it.file, part) for it in own for part in ast.walk(it.node))
         match [it for it in parts if isinstance(it.node, ast.Return | ast.Yield | ast.YieldFrom)]:
-            # A method of this name may be that of a built-in object.
+            # A method of this name may belong to a built-in object.
             case [Spot(file, ast.Return(ast.expr() as value)) as end] if not hasattr(dict, name):
                 return self.chosen(Spot(file, value), end, size, hops, key)
         return shown._replace(is_read=True) if own else shown
 
     def _entry(self, name: Spot, key: ast.expr) -> tuple[Spot, Spot] | None:
-        """Return the value of a constant key in the one display of a dict that a name is bound to,
-        and the assignment of that.
+        """Return the value of a constant key in the only dict display that a name is bound to,
+        and its assignment.
         """
         assert isinstance(name.node, ast.Name)
         function = self.function_around(name)
@@ -227,7 +227,7 @@ class Program:
         return None
 
     def listed_size(self, call: Spot, dim: int | None) -> ast.expr | None:
-        """Return the size of a dimension in the one tuple that a name in a call is bound to.
+        """Return the size of a dimension in the only tuple that a name in a call is bound to.
 
         ``torch.zeros(shape)`` after ``shape = (batch, length)``.
         """
@@ -273,7 +273,7 @@ class Program:
         hops: int,
         key: int | None,
     ) -> Spot | None:
-        """Go on with the one assignment that binds a name."""
+        """Continue with the only assignment that binds a name."""
         if len(bound) != 1 or not isinstance(bound[0], ast.Assign):
             return shown._replace(is_read=True)
         made, file, text = bound[0], name.file, ast.unparse(name.node)
@@ -290,7 +290,7 @@ class Program:
         return Spot(file, made)
 
     def _loop_over(self, name: Spot, text: str) -> ast.expr | None:
-        """Return what the loop runs over whose variable is this name."""
+        """Return the iterable of the loop with this variable."""
         for above in self.above(name):
             loops = [above] if isinstance(above, ast.For) else getattr(above, "generators", [])
             for loop in loops:
@@ -301,7 +301,7 @@ class Program:
         return None
 
     def _of_attribute(self, number: Spot, shown: Spot, size: int, hops: int) -> Spot | None:
-        """Go on with the one place that gives the attribute of this very object its number."""
+        """Continue with the only place that sets this attribute of this object."""
         node = number.node
         assert isinstance(node, ast.Attribute)
         text = ast.unparse(node)
@@ -325,7 +325,7 @@ class Program:
         return _only(filter(None, found)) or shown._replace(is_read=True)
 
     def _objects(self, base: Spot, hops: int) -> Iterator[Spot]:
-        """Yield the calls that made what a name stands for: ``Config(classes=5)``."""
+        """Yield the calls that made the object behind a name: ``Config(classes=5)``."""
         node = base.node
         if isinstance(node, ast.Call):
             yield base
@@ -342,7 +342,7 @@ class Program:
                 yield from self._objects(value, hops + 1)
 
     def _fields(self, owner: str, name: str, size: int) -> Iterator[Spot]:
-        """Yield the line in a class that gives a field this number."""
+        """Yield the line in a class body that gives a field this number."""
         for spot in self._every(ast.ClassDef):
             assert isinstance(spot.node, ast.ClassDef)
             for item in spot.node.body if spot.node.name == owner else ():
@@ -353,13 +353,13 @@ class Program:
                         yield Spot(spot.file, item)
 
     def class_around(self, spot: Spot) -> ast.ClassDef | None:
-        """Return the class in whose method a piece stands."""
+        """Return the class of the enclosing method."""
         return next((it for it in self.above(spot) if isinstance(it, ast.ClassDef)), None)
 
     # --- calls of a function, and the layers that they make --------------------------------------
 
     def given(self, function: Spot, name: str) -> Iterator[tuple[Spot, ast.expr]]:
-        """Yield the calls of a function of the user's, each with what it gives a parameter."""
+        """Yield the calls of a function of the user's, each with the argument for a parameter."""
         definition = function.node
         assert isinstance(definition, ast.FunctionDef)
         owner = self._class_of(function)
@@ -380,7 +380,7 @@ class Program:
                 yield spot, given
 
     def given_to(self, function: Spot, name: str, call: Spot) -> ast.expr | None:
-        """Return what one call of a function of the user's gives a parameter."""
+        """Return the argument for a parameter in one call of a function of the user's."""
         definition, made = function.node, call.node
         assert isinstance(definition, ast.FunctionDef)
         assert isinstance(made, ast.Call)
@@ -389,7 +389,7 @@ class Program:
         return _argument(made, name, at)[0]
 
     def _is_super(self, spot: Spot, base: str) -> bool:
-        """Return whether ``super().__init__(…)`` calls that of a class."""
+        """Return whether ``super().__init__(…)`` calls the constructor of a class."""
         assert isinstance(spot.node, ast.Call)
         function = self.function_around(spot)
         owner = function and self._class_of(Spot(spot.file, function))
@@ -397,7 +397,7 @@ class Program:
         return bool(is_call and owner and base in map(last_name, owner.bases))
 
     def layers(self, value: Spot, kind: str, size: int, hops: int = 0) -> list[Spot]:
-        """Return the calls of a class in an expression that can have made a layer of a size."""
+        """Return the calls of a class in an expression that may have made a layer of a size."""
         node = value.node
         if isinstance(node, ast.Name) and hops < _MAX_HOPS:
             function = self.function_around(value)
@@ -419,10 +419,10 @@ class Program:
         ]
 
     def values_of(self, owner: str | None, name: str, target: str = "") -> Iterator[Spot]:
-        """Yield what is assigned to an attribute of a class, or to a variable of the program.
+        """Yield the values assigned to an attribute of a class, or to a variable of the program.
 
         Args:
-            target: the whole text of an attribute of another object: ``cfg.classes``.
+            target: the full text for an attribute of another object: ``cfg.classes``.
         """
         for spot in self._every(ast.Assign):
             node = spot.node
@@ -437,7 +437,7 @@ class Program:
                     yield Spot(spot.file, value)
 
     def appended(self, owner: str | None, name: str) -> Iterator[Spot]:
-        """Yield what is appended to an attribute of a class, or to a variable of the program."""
+        """Yield the values appended to an attribute of a class, or to a variable of the program."""
         for spot in self._every(ast.Call):
             match spot.node:
                 case ast.Call(ast.Attribute(target, "append"), [value]) if (
@@ -453,7 +453,7 @@ class Program:
         return isinstance(target, ast.Attribute) and next(classes, "") == owner
 
     def text(self, spot: Spot) -> str:
-        """Return the source of a call or an assignment on one line; of a default ``n=10``."""
+        """Return the source of a call or an assignment on one line, or a default as ``n=10``."""
         if not isinstance(spot.node, ast.Constant):
             return ast.unparse(spot.node)
         function = next(it for it in self.above(spot) if isinstance(it, ast.FunctionDef))
@@ -461,38 +461,38 @@ class Program:
         return f"{next(names)}={ast.unparse(spot.node)}"
 
     def line_text(self, spot: Spot) -> str:
-        """Return the line that a piece begins in."""
+        """Return the source line of a node."""
         lines = source_lines(spot.file)
         return lines[spot.line - 1].strip() if 0 < spot.line <= len(lines) else ""
 
     def line(self, spot: Spot) -> LineRef:
-        """Return the place of a piece."""
+        """Return the place of a node."""
         cell, file = place_of_code(spot.file)
         return LineRef(line=spot.line, text=self.line_text(spot), cell=cell, file=file)
 
 
 def _argument(call: ast.Call, name: str, at: int) -> tuple[ast.expr | None, bool]:
-    """Return what a call gives a parameter, and whether its position can be told."""
+    """Return the argument for a parameter, and whether its position is known."""
     named = next((it.value for it in call.keywords if it.arg == name), None)
     is_plain = not any(isinstance(it, ast.Starred) for it in call.args[: at + 1])
     return named or (call.args[at] if is_plain and 0 <= at < len(call.args) else None), is_plain
 
 
 def takes_sizes(node: ast.AST) -> bool:
-    """Return whether a call is given the sizes of its result, and does not compute them."""
+    """Return whether a call takes the sizes of its result as arguments."""
     name = last_name(node.func) if isinstance(node, ast.Call) and node.args else ""
     return name in _FACTORIES | _METHODS
 
 
 def is_empty_container(node: ast.AST) -> bool:
-    """Return whether an expression makes a container without anything in it."""
+    """Return whether an expression makes an empty container."""
     is_list = isinstance(node, ast.List) and not node.elts
     is_call = isinstance(node, ast.Call) and not node.args and last_name(node.func) in _EMPTY
     return is_list or is_call
 
 
 def pairs_of(made: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield each target of an assignment with its value; ``a, b = x, y`` has two of each."""
+    """Yield each target of an assignment with its value, two of each for ``a, b = x, y``."""
     for target in made.targets:
         match target, made.value:
             case ast.Tuple(names), ast.Tuple(values) if len(names) == len(values):
@@ -502,14 +502,14 @@ def pairs_of(made: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def _reads_size(node: ast.expr) -> bool:
-    """Return whether an expression takes sizes off a tensor: ``x.shape[:2]``, ``x.size()``."""
+    """Return whether an expression reads sizes of a tensor: ``x.shape[:2]``, ``x.size()``."""
     while isinstance(node, ast.Subscript):
         node = node.value
     return last_name(getattr(node, "func", node)) in ("shape", "size")
 
 
 def _only(spots: Iterable[Spot]) -> Spot | None:
-    """Return the one spot, ``None`` where there are others beside it."""
+    """Return the only spot, ``None`` for several."""
     found = {(it.file, it.line, getattr(it.node, "col_offset", 0)): it for it in spots}
     return next(iter(found.values())) if len(found) == 1 else None
 
@@ -521,13 +521,13 @@ def _range(node: ast.AST) -> tuple[int, int, int, int]:
 
 
 def parameters_of(function: ast.FunctionDef) -> list[str]:
-    """Return the names of the parameters, those by keyword alone last."""
+    """Return the names of the parameters, keyword-only ones last."""
     arguments = function.args
     return [it.arg for it in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
 
 
 def _default(function: ast.FunctionDef, name: str) -> ast.expr | None:
-    """Return the default of a parameter."""
+    """Return the default value of a parameter."""
     arguments = function.args
     plain = [*arguments.posonlyargs, *arguments.args]
     last = plain[len(plain) - len(arguments.defaults) :]
@@ -537,7 +537,7 @@ def _default(function: ast.FunctionDef, name: str) -> ast.expr | None:
 
 
 def _bindings(scope: ast.AST, name: str) -> Iterator[ast.AST]:
-    """Yield the statements of one scope, not of those inside it, that bind a name."""
+    """Yield the statements that bind a name in one scope, without nested scopes."""
     for child in ast.iter_child_nodes(scope):
         if isinstance(child, _SCOPES):
             continue

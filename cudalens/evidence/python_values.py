@@ -1,9 +1,9 @@
-"""The line of Python or NumPy that computed what a tensor was made of, by the program's syntax.
+"""The line of Python or NumPy that computed the data of a tensor, found by the program's syntax.
 
-A tensor has no record before ``torch.tensor``, ``from_numpy`` and the like.  From the argument of
-that call the syntax leads back: through names, items, copies, parameters and the user's functions,
-as long as there is one way.  It ends at the first expression that computes something.  Nothing is
-run, and where two lines may have given a name its value, nothing is said.
+A tensor has no recorded history before ``torch.tensor``, ``from_numpy`` and the like.  From the
+argument of that call the search goes back through names, items, copies, parameters and the user's
+functions, as long as there is only one way.  It ends at the first expression that computes values.
+No code is run.  If two lines may have set a name, the search fails.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _HANDS_ON = frozenset(
     | {"reshape", "sorted", "squeeze", "to", "tolist", "to_numpy", "tuple", "unsqueeze", "view"}
     | {"items", "values", "get_level_values", *FROM_PYTHON}
 )
-"""Functions and methods that give the values that they were given."""
+"""Functions and methods that return the values of their argument."""
 _MODULES = ("np", "numpy", "torch", "copy", "pd")
-"""Names whose attributes are functions of a module, and no methods of a value."""
+"""Names of modules: their attributes are functions, not methods."""
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _BLOCKS = ("body", "orelse", "finalbody")
 _COMPOUND = (ast.Try, ast.TryStar, ast.With, ast.AsyncWith, ast.Match)
-"""Statements whose other blocks may have run before one of them."""
+"""Statements with several blocks, one of which may have run before another."""
 
 
 class _Origin(NamedTuple):
-    """An expression on the way back, and the calls that led into the functions around it."""
+    """An expression on the way back, and the calls of the functions around it."""
 
     at: Spot
     callers: tuple[Spot, ...] = ()
@@ -58,15 +58,15 @@ class _Origin(NamedTuple):
 def computed_lines(
     entry: RawSite | None, origin: Tensor | None, frames: Sequence[FrameType]
 ) -> tuple[LineRef, ...]:
-    """Return the lines that values came from before the first recorded call, newest first.
+    """Return the lines behind values from before the first recorded call, newest first.
 
     Args:
-        entry: the place of the call that made the first tensor, or that read it.
-        origin: the tensor that has them, where no recorded call made it.
+        entry: the place of the call that made the first tensor, or first read it.
+        origin: the tensor with the values, if no recorded call made it.
         frames: the stack of the failure, outermost first.
     """
     users = [it for it in frames if is_user_file(it.f_code.co_filename)]
-    # What runs the first cell is no part of the notebook.
+    # Code that runs the cells is not part of the notebook.
     cells = (at for at, it in enumerate(users) if cell_number(it.f_code.co_filename) is not None)
     users = users[next(cells, 0) :]
     running_files = [it.f_code.co_filename for it in users]
@@ -96,7 +96,7 @@ def computed_lines(
 
 
 def _running(program: Program, place: Place) -> Spot | None:
-    """Return the running expression of a frame in the whole of its file or cell."""
+    """Return a frame's running expression, as a node of its whole file or cell."""
     run = running(place)
     file = run.place.filename
     known = run.node is not None and file in program.trees
@@ -104,9 +104,9 @@ def _running(program: Program, place: Place) -> Spot | None:
 
 
 def _made_by(program: Program, call: Spot) -> Spot | None:
-    """Return the call that made a tensor of what Python has.
+    """Return the call that made a tensor from Python data.
 
-    That is ``torch.from_numpy`` on whose result a method is called, if no recorder saw it.
+    If the recorded call is a method of its result, that is an unrecorded ``torch.from_numpy``.
     """
     match call.node:
         case ast.Call(func) if last_name(func) in FROM_PYTHON:
@@ -126,7 +126,7 @@ def _made_by(program: Program, call: Spot) -> Spot | None:
 def _made_of(
     program: Program, name: str, at: Spot, running_files: Sequence[str]
 ) -> Iterator[Spot | None]:
-    """Yield the line that gave a variable its tensor, and the one that computed the values."""
+    """Yield the line that assigned a variable's tensor, and the line that computed its values."""
     value = _defined(program, name, at)
     if value is None or isinstance(value.node, ast.FunctionDef):
         return
@@ -144,16 +144,16 @@ def _made_of(
 def computing_line(
     program: Program, call: Spot, callers: Sequence[Spot] = (), running: Iterable[str] = ()
 ) -> Spot | None:
-    """Return the statement that computed what a call like ``torch.tensor`` was given.
+    """Return the statement that computed the argument of a call like ``torch.tensor``.
 
-    ``None`` where that is the statement of the call itself, where the numbers are typed, and where
-    the syntax does not tell.
+    ``None`` if that is the statement of the call itself, if the numbers are literals, and if the
+    syntax is ambiguous.
 
     Args:
         call: the call in the user's source.
-        callers: the calls that led into the function around it, the outermost first.
-        running: the files and cells of the failing stack.  An array shares its memory with what
-            ``from_numpy`` made, and may be changed up to then.
+        callers: the calls of the functions around it, outermost first.
+        running: the files and cells of the failing stack.  An array shares memory with the tensor
+            of ``from_numpy``, and may have been changed until the failure.
     """
     node = call.node
     if not isinstance(node, ast.Call) or last_name(node.func) not in FROM_PYTHON or not node.args:
@@ -170,7 +170,7 @@ def computing_line(
             passed |= {
                 it for target in getattr(found.node, "targets", ()) for it in names_in(target)
             }
-            passed |= {*shown(way.at.node)}  # a result may be a view of what it was made of
+            passed |= {*shown(way.at.node)}  # the result may be a view of its source
             files.add(way.at.file)
             return None if may_change(program, passed, found.node, files) else found
         files.add(way.at.file)
@@ -181,7 +181,7 @@ def computing_line(
 
 
 def _computes(node: ast.AST, program: Program) -> bool:
-    """Return whether an expression computes values, and does not only hand them on."""
+    """Return whether an expression computes values, rather than passing them on."""
     if isinstance(node, ast.BinOp | ast.UnaryOp | ast.Compare | ast.AugAssign):
         return not (isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant))
     if not isinstance(node, ast.Call):
@@ -190,13 +190,13 @@ def _computes(node: ast.AST, program: Program) -> bool:
 
 
 def _is_of_class(program: Program, call: Spot) -> bool:
-    """Return whether a method is called on its class, ``Model.f(model, x)``: one argument more."""
+    """Return whether a method is called on its class, as in ``Model.f(model, x)``."""
     owner = getattr(getattr(call.node, "func", None), "value", None)
     return isinstance(owner, ast.Name) and _is_bound(program, owner.id, is_class=True)
 
 
 def _is_bound(program: Program, name: str, *, is_class: bool = False) -> bool:
-    """Return whether the program gives a name a meaning of its own, a class or any."""
+    """Return whether the program binds a name, or defines a class of that name."""
     kinds = ast.ClassDef if is_class else ast.FunctionDef | ast.ClassDef
     return any(
         (isinstance(node, kinds) and node.name == name)
@@ -206,9 +206,9 @@ def _is_bound(program: Program, name: str, *, is_class: bool = False) -> bool:
 
 
 def _function(program: Program, call: ast.Call) -> Spot | None:
-    """Return the one function of the user's that has the name of what is called.
+    """Return the only function of the user's with the name of the called one.
 
-    What a decorator makes of a function, and ``np.clip`` beside an own ``clip``, is another one.
+    Not a decorated function, and not the user's ``clip`` for ``np.clip``.
     """
     name = last_name(call.func)
     is_own = isinstance(call.func, ast.Name) or _root_is(call.func, "self")
@@ -226,7 +226,7 @@ def _function(program: Program, call: ast.Call) -> Spot | None:
 
 
 def _before(program: Program, way: _Origin) -> _Origin | None:
-    """Return the expression that an expression has its values from."""
+    """Return the expression that another one got its values from."""
     (file, node, _), callers = way.at, way.callers
     match node:
         case ast.Name(name):
@@ -260,9 +260,9 @@ def _before(program: Program, way: _Origin) -> _Origin | None:
 
 
 def _returns(function: ast.AST) -> Iterator[ast.expr]:
-    """Yield what a function returns; a part of a tuple is not told from the others.
+    """Yield the returned expressions of a function, or the yielded ones of a generator.
 
-    A generator gives what it yields.
+    Items of a returned tuple are not distinguished.
     """
     is_generator = any(isinstance(it, ast.Yield | ast.YieldFrom) for it in ast.walk(function))
     for node in () if is_generator else ast.walk(function):
@@ -274,7 +274,7 @@ def _of_name(program: Program, way: _Origin, name: str) -> _Origin | None:
     value = _defined(program, name, way.at)
     if value is None:
         return None
-    if isinstance(value.node, ast.FunctionDef):  # a parameter: on in the call
+    if isinstance(value.node, ast.FunctionDef):  # a parameter: continue with its argument
         if value.node.decorator_list:
             return None
         made = program.class_around(value) if value.node.name == "__init__" else None
@@ -284,7 +284,7 @@ def _of_name(program: Program, way: _Origin, name: str) -> _Origin | None:
             is_only = len(calls) == 1 == reads_of(program, called)
             return _Origin(Spot(calls[0][0].file, calls[0][1])) if is_only else None
         *outer, call = way.callers
-        # ``model(x)`` calls ``forward``, perhaps that of another module with another x.
+        # ``model(x)`` calls ``forward``, but of which module is unknown.
         if not isinstance(call.node, ast.Call) or last_name(call.node.func) != called:
             return None
         if _is_of_class(program, call):
@@ -299,10 +299,10 @@ def _of_name(program: Program, way: _Origin, name: str) -> _Origin | None:
 
 
 def _appended(program: Program, name: str, made: Spot) -> Iterator[Spot]:
-    """Yield what the program appends to a list of a name.
+    """Yield the values that the program appends to a list.
 
     Args:
-        made: the empty list.  That of a function is filled in it alone, if no other is given it.
+        made: the empty list.  A local one that is not passed on is filled in its function alone.
     """
     own = program.function_around(made)
     is_given = any(isinstance(it, ast.arg) and it.arg == name for it in program.nodes)
@@ -318,9 +318,9 @@ def _appended(program: Program, name: str, made: Spot) -> Iterator[Spot]:
 
 
 def _defined(program: Program, name: str, at: Spot) -> Spot | None:
-    """Return the expression whose value a name has at a place, the function of a parameter.
+    """Return the expression behind a name at a place, or the function of a parameter.
 
-    A change in place of a number, ``x += 1``, is the expression itself.
+    For ``x += 1`` with a number, the statement's own expression.
     """
     node = at.node
     for above in program.above(at):
@@ -333,7 +333,7 @@ def _defined(program: Program, name: str, at: Spot) -> Spot | None:
                 if found is not None or not is_known:
                     return None if found is None else Spot(at.file, found)
         if isinstance(above, _LOOPS) and any(_stores(it, name) for it in above.body):
-            return None  # an earlier turn may have given it
+            return None  # an earlier iteration may have set it
         if isinstance(above, ast.For) and _binds(above.target, name):
             is_whole = isinstance(above.target, ast.Name)
             return Spot(at.file, above.iter) if is_whole and node is not above.iter else None
@@ -351,7 +351,7 @@ def _defined(program: Program, name: str, at: Spot) -> Spot | None:
 
 
 def _from_outside(program: Program, name: str, function: Spot) -> Spot | None:
-    """Return the value of a variable that a function reads: the one when it is called."""
+    """Return the value of a global that a function reads: its value at the call."""
     assert isinstance(function.node, ast.FunctionDef)
     is_inner = program.function_around(function) is not None
     own = {it.arg for it in ast.walk(function.node.args) if isinstance(it, ast.arg)}
@@ -360,7 +360,7 @@ def _from_outside(program: Program, name: str, function: Spot) -> Spot | None:
 
 
 def _global(program: Program, name: str) -> Spot | None:
-    """Return the one value that the modules and cells of the program give a variable."""
+    """Return the only value that the modules and cells of the program assign to a variable."""
     values = [it for it in program.values_of(None, name) if program.function_around(it) is None]
     statements = [it for tree in program.trees.values() for it in tree.body]
     stored = sum(_stores(it, name) for it in statements)
@@ -369,7 +369,7 @@ def _global(program: Program, name: str) -> Spot | None:
 
 
 def _last_in(block: Sequence[ast.stmt], name: str) -> tuple[ast.AST | None, bool]:
-    """Return the last value that a block gives a name, and whether what it has then is known."""
+    """Return the last value that a block assigns to a name, and whether that is its final one."""
     for statement in reversed(block):
         if _changes(statement, name):
             return None, False
@@ -378,7 +378,7 @@ def _last_in(block: Sequence[ast.stmt], name: str) -> tuple[ast.AST | None, bool
         match statement:
             case ast.Assign():
                 own = [value for target, value in pairs_of(statement) if _is_name(target, name)]
-                # Of a tuple that one call returned, no part is told from the others.
+                # Items of a tuple that a call returned are not distinguished.
                 return (own[0] if len(own) == 1 else None), False
             case ast.AnnAssign(value=ast.expr() as value):
                 return value, False
@@ -394,7 +394,7 @@ def _last_in(block: Sequence[ast.stmt], name: str) -> tuple[ast.AST | None, bool
 
 
 def _changes(statement: ast.AST, name: str) -> bool:
-    """Return whether a statement may change what a variable holds: ``x[0] = 1``, ``x.sort()``."""
+    """Return whether a statement may change a variable in place: ``x[0] = 1``, ``x.sort()``."""
     for node in ast.walk(statement):
         match node:
             case ast.Subscript(value=value, ctx=ast.Store()) if _root_is(value, name):
@@ -409,7 +409,7 @@ def _changes(statement: ast.AST, name: str) -> bool:
 
 
 def _root_is(node: ast.AST, name: str) -> bool:
-    """Return whether an expression is a variable, or an item or a part of it."""
+    """Return whether an expression is a variable, or an item or attribute of it."""
     while isinstance(node, ast.Subscript | ast.Attribute):
         node = node.value
     return _is_name(node, name)
@@ -424,7 +424,7 @@ def _binds(target: ast.AST, name: str) -> bool:
 
 
 def _stores(statement: ast.AST, name: str) -> bool:
-    """Return whether a statement gives a variable a value, functions inside it left out."""
+    """Return whether a statement binds a variable, without functions inside it."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return statement.name == name
     for item in ast.walk(statement):
@@ -437,7 +437,7 @@ def _stores(statement: ast.AST, name: str) -> bool:
 
 
 def _statement(program: Program, at: Spot) -> Spot | None:
-    """Return the statement around an expression."""
+    """Return the enclosing statement of an expression."""
     if isinstance(at.node, ast.stmt):
         return at
     found = next((it for it in program.above(at) if isinstance(it, ast.stmt)), None)

@@ -1,7 +1,7 @@
-"""Try a fix at the API: the function that was refused is called again, on copies.
+"""Try a fix at the API: call the failing function again, on copies.
 
-A fix of shape has to succeed with other sizes of the data as well.  Not here: one call on copies
-(``attempt.py``), and which fixes are tried (``diagnosis/candidates.py``).
+A fix of a shape must also succeed with other sizes of the data.  A single call on copies is in
+``attempt.py``, the choice of fixes in ``diagnosis/candidates.py``.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from cudalens.evidence.variables import RunningLine, Variables, line_of
 from cudalens.source.safe_eval import instance_dict
 
 MAX_SECONDS = 0.5
-"""Of this thread's own time: what runs beside it does not decide which fix is shown."""
+"""CPU time of this thread, so that a busy machine does not change which fix is shown."""
 
 
 class ApiTrial(Variables):
-    """The API call that was refused, ready to be made again with changes, on copies.
+    """Tries changes of the failing API call, on copies.
 
     Args:
         call: the call, with the operands of the user's line.
         line: that line.
-        has_autograd: whether gradients may be recorded, which the call of a guard may not.
+        has_autograd: whether autograd may record the calls; inside a guard's kernel it may not.
     """
 
     is_possible = True
-    """Not under autocast, which does not reach copies on the host."""
+    """False under autocast, which does not apply to copies on the CPU."""
 
     def __init__(self, call: Call, line: RunningLine, *, has_autograd: bool) -> None:
         super().__init__(call, line)
@@ -66,9 +66,9 @@ class ApiTrial(Variables):
         self._succeeded: ApiCall | None = None
 
     def __call__(self, fix: Fix | None) -> TrialResult:
-        """Make the call as ``fix`` changes it; unchanged without one.
+        """Make the call with a fix, or unchanged without one.
 
-        A setting belongs to the function that takes it, which may be inside a module's call.
+        A changed option belongs to the function that takes it, which may be inside a module's call.
         """
         result = TrialResult()
         for api in (*self.call.enclosing, self.call.api):
@@ -84,7 +84,7 @@ class ApiTrial(Variables):
         return result
 
     def _is_failing(self, api: ApiCall) -> bool:
-        """Return whether the unchanged call fails here too: only then does a success say much."""
+        """Return whether the unchanged call fails, too: else a success proves nothing."""
         if id(api) not in self._reasons:
             result = self._run(api, None)
             self._reasons[id(api)] = (result.error or "") if result.succeeds is False else None
@@ -105,7 +105,7 @@ class ApiTrial(Variables):
                     return TrialResult()
                 except RefusedError:
                     return TrialResult(succeeds=False)
-                except Exception as error:  # whatever torch says of it
+                except Exception as error:  # any error of torch's
                     raise_if_outside(error)
                     return TrialResult(succeeds=False, error=_reason(error))
                 shape = tuple(result.shape) if is_tensor(result) else None
@@ -124,18 +124,18 @@ class ApiTrial(Variables):
     # --- another batch ---------------------------------------------------------------------------
 
     def survives(self, fix: Fix, dims: int) -> bool:
-        """Return whether a call that succeeds with ``fix`` does so with other sizes of the data.
+        """Return whether a fix that succeeds also does so with other sizes of the data.
 
-        Where shapes cannot be computed without values, the success on this batch counts.
+        True if the shapes depend on values, so that other sizes cannot be tried.
 
         Args:
-            dims: how many dimensions may be that of the batch.
+            dims: how many dimensions may be the batch dimension.
         """
         api, start = self._succeeded, time.thread_time()
         if api is None:
             return False
         survives = self._survives(api, fix, dims)
-        # The first of them loads much of torch: the changes not yet tried keep their time.
+        # The first meta call imports much of torch, so extend the deadline by its time.
         self._deadline = (self._deadline or start) + time.thread_time() - start
         return survives
 
@@ -148,12 +148,12 @@ class ApiTrial(Variables):
         batch = min(batches, default=shapes[0][0])
         sizes = {(0, batch)}
         if "#D" in (self._reasons[id(api)] or "") and "unsqueeze(0)" in str(fix.changes):
-            sizes = set()  # it takes no such rank: what it was given has no batch
+            sizes = set()  # the function takes no such rank, so there is no batch
         if dims > 1:
             sizes |= {
                 (1, item[1]) for item in shapes if len(item) > 2 and item[1] not in (1, batch)
             }
-        # The batch of what is written is another dimension of what it is written to.
+        # The batch of a written value is another dimension of the target.
         is_written = getattr(api.func, "__name__", "").strip("_") == "setitem"
         sizes = {(0, shapes[-1][0])} if is_written else sizes
         resizes = [Resize(*item, self._is_data, is_written) for item in sizes]
@@ -169,13 +169,13 @@ class ApiTrial(Variables):
         return True
 
     def _is_data(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is no parameter, no buffer and no slice of one."""
+        """Return whether a tensor is data: no parameter, no buffer, and no slice of one."""
         is_leaf = tensor.requires_grad and tensor.is_leaf
         return not is_leaf and tensor.untyped_storage().data_ptr() not in self._state
 
     @functools.cached_property
     def _state(self) -> frozenset[int]:
-        """The memory of all that modules on the stack contain."""
+        """The storage addresses of all parameters and buffers of modules on the stack."""
         frames = [self.line.frame, *self.line.below]
         found = tensors_and_modules(frame.f_locals for frame in frames)
         objects: list[object] = []
@@ -192,13 +192,13 @@ class ApiTrial(Variables):
 
 
 def _reason(error: Exception) -> str:
-    """Return an error's words without its numbers, which every change of a shape changes."""
+    """Return an error's message without numbers, which change with every shape."""
     return f"{type(error).__name__}: {re.sub(r'[0-9]+', '#', str(error))}"
 
 
 @contextmanager
 def quiet_torch(*, has_autograd: bool) -> Iterator[None]:
-    """Run torch unseen: no modes, no warnings, no trace in the random state."""
+    """Run torch without modes or warnings, and restore the random state."""
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
         stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -214,10 +214,10 @@ def quiet_torch(*, has_autograd: bool) -> Iterator[None]:
 def trial_of_error(
     error: BaseException, entries: Sequence[TracebackType], raised: ApiCall | None
 ) -> ApiTrial | None:
-    """Return the trial of the call that raised, ``None`` where the user's line cannot be read.
+    """Return the trial for the call that raised, ``None`` if the user's line cannot be read.
 
     Args:
-        raised: the call, where a recorder saw it.
+        raised: the call, if it was recorded.
     """
     line = line_of(entries)
     if line is None:
@@ -229,6 +229,6 @@ def trial_of_error(
 
 
 def call_of_finding(frames: Sequence[FrameType], op: OpCall) -> tuple[Call, RunningLine] | None:
-    """Return the call in which a value was found, and the user's line that makes it."""
+    """Return the call with the finding, and the user's line that makes it."""
     line = line_of(frames)
     return None if line is None else (call_of(frames, line, running_api_call(), op), line)

@@ -1,4 +1,4 @@
-"""Facts about a bad value of a guard or the host: its bound, its traits, where its NaN is."""
+"""Facts about a bad value: its bound, its marks, the origin of a NaN."""
 
 from __future__ import annotations
 
@@ -37,14 +37,13 @@ from cudalens.recorder.provenance import Provenance
 
 _OUT_OF_RANGE = "selected index k out of range"
 _MAX_READ = 1 << 26
-"""Values of parameters that are looked at for a NaN whose way is not known."""
+"""How many parameter values are searched for a NaN of unknown origin."""
 
 
 def nan_holder(failure: FailureContext, origin: Tensor | None) -> NanHolder | None:
-    """Return the tensor of the user's that a NaN came from, if it has a name.
+    """Return the named tensor that a NaN came from.
 
-    If the NaN cannot be traced: the first parameter that contains one, of those that were read on
-    the way where that is known.
+    If the NaN cannot be traced, the first parameter with one, among those read on the way if known.
     """
     violation, frames = failure.violation, failure.frames
     assert violation is not None
@@ -63,13 +62,12 @@ def _parameter_with_nan(failure: FailureContext, on_the_way: set[int] | None) ->
     """Return the first of the user's parameters that contains a NaN.
 
     Args:
-        on_the_way: ids of those that were read on the way to the failing call, ``None`` if that
-            is not known.
+        on_the_way: ids of the tensors read on the way to the failing call, ``None`` if unknown.
     """
     room = _MAX_READ
     for name, parameter in visible_parameters(failure.frames):
         if on_the_way is not None and id(parameter) not in on_the_way:
-            continue  # a model of an earlier cell may contain NaN too
+            continue  # a model of an earlier cell may contain NaN, too
         room -= parameter.numel()
         if room < 0:
             return None
@@ -86,7 +84,7 @@ def _parameter_with_nan(failure: FailureContext, on_the_way: set[int] | None) ->
 
 
 def _ids_on_the_way(failure: FailureContext) -> set[int] | None:
-    """Return the ids of the tensors that led to the one at fault, if its maker is recorded."""
+    """Return the ids of the tensors that led to the bad one, if its maker is recorded."""
     tensor = failure.bad
     if tensor is None or failure.recorder is None:
         return None
@@ -99,7 +97,7 @@ def _ids_on_the_way(failure: FailureContext) -> set[int] | None:
 def _writers_of_nan(
     failure: FailureContext, tensor: Tensor, held: NanHolder
 ) -> tuple[LineRef, ...]:
-    """Return the lines that wrote NaN to a tensor, to some elements or to all."""
+    """Return the lines that wrote NaN to some or all elements of a tensor."""
     if failure.recorder is None or failure.violation is None:
         return ()
     positions, is_nan = [item.position for item in held.nan.first], breaks(failure.violation)
@@ -109,12 +107,12 @@ def _writers_of_nan(
 
 
 def _last_change(failure: FailureContext, tensor: Tensor) -> LineRef | None:
-    """Return the line of this block that wrote to a tensor last, if no write went unseen."""
+    """Return the last line of this block that wrote to a tensor, if all writes were recorded."""
     if failure.recorder is None:
         return None
     snapshot = failure.recorder.snapshot()
     writes = snapshot.writes_to(ref(tensor))
-    # A write through .data has versions of its own.
+    # `>`, because a write through `.data` bumps another counter.
     if not writes or tensor._version > max(write.after for _, write in writes):
         return None
     call = writes[-1][0]
@@ -135,9 +133,9 @@ def _writes_nan(step: ProvenanceStep) -> bool:
 
 
 def nan_cause(way: Provenance) -> NanCause | None:
-    """Return why a softmax has made NaN, by what it was given.
+    """Return why a softmax has made NaN, from its input.
 
-    Finite scores beside -inf give no NaN, whatever the dimension is.
+    A row with finite scores beside -inf gives no NaN.
     """
     given, makers = way.given, [item for item in way.steps if item.note == FIRST_NAN]
     is_softmax = [stem_of(item.op or "") for item in makers] in (["softmax"], ["log_softmax"])
@@ -146,7 +144,7 @@ def nan_cause(way: Provenance) -> NanCause | None:
     with _torch.no_dispatch_modes(), _torch.plain_torch():
         has_inf, has_minus_inf = bool(given.isposinf().any()), bool(given.isneginf().any())
     if has_inf and has_minus_inf:
-        return None  # a row of either kind may have done it
+        return None  # there are rows of both kinds, so the cause is ambiguous
     return "infinity" if has_inf else "masked row" if has_minus_inf else None
 
 
@@ -158,7 +156,7 @@ def _holding(name: str, tensor: Tensor) -> NanHolder | None:
 
 
 def bound_of(failure: FailureContext) -> BoundOrigin | None:
-    """Return where the size behind the bound was chosen, or the ``k`` that is out of range."""
+    """Return where the size behind the bound was chosen, or a ``k`` that is out of range."""
     violation, recorder = failure.violation, failure.recorder
     running = None if failure.trial is None else failure.trial.line.running
     if violation is None:
@@ -172,7 +170,7 @@ def bound_of(failure: FailureContext) -> BoundOrigin | None:
         return None
     own = failure.values.get(violation.related or "self")
     bad = failure.bad
-    # A function of torch's may hand its op another tensor than it was given, or a number.
+    # A torch function may pass its op another tensor than its argument, or a number.
     given = [it for it in (own, *(value for _, value in failure.named)) if isinstance(it, Tensor)]
     fitting = [it for it in given if it is not bad and violation.size in it.shape]
     find = partial(
@@ -189,12 +187,12 @@ def bound_of(failure: FailureContext) -> BoundOrigin | None:
 
 
 def marks_of_finding(failure: FailureContext) -> Marks:
-    """Return what all the bad values have in common."""
+    """Return the marks of the bad values."""
     violation, way, trial = failure.violation, failure.way, failure.trial
     assert violation is not None
     if violation.is_nonfinite:
         statement = None if trial is None else trial.line.running.statement
-        if (node := failure.call.node) is not None:  # it computed forward in another line
+        if (node := failure.call.node) is not None:  # its forward call was on another line
             place = failure.forward_call(node.sequence_nr)[0]
             statement = None if place is None else statement_of(place.text)
         of_nan = failure.limits.attempt("NaN", partial(_of_nan, failure), Marks)
@@ -217,7 +215,7 @@ def marks_of_finding(failure: FailureContext) -> Marks:
 
 
 def _added(failure: FailureContext, tensor: Tensor, bad: Tensor) -> AddedNumber | None:
-    """Return what a line before this one added to the values at fault."""
+    """Return the number that an earlier line added to the bad values."""
     violation, recorder = failure.violation, failure.recorder
     if violation is None or recorder is None:
         return None
@@ -226,7 +224,7 @@ def _added(failure: FailureContext, tensor: Tensor, bad: Tensor) -> AddedNumber 
 
 
 def _of_nan(failure: FailureContext) -> Marks:
-    """Return where the NaN is in a tensor that had it already, and the lines that computed it."""
+    """Return the position of a NaN that the tensor already had, and the lines that computed it."""
     tensor = failure.bad
     if tensor is None or not tensor.is_floating_point() or not _torch.is_plain(tensor):
         return Marks()
@@ -238,7 +236,7 @@ def _of_nan(failure: FailureContext) -> Marks:
 
 
 def _of_ctc(failure: FailureContext) -> ShortInput | None:
-    """Return which item has too few steps, where ``ctc_loss`` made an infinity."""
+    """Return the item with too few steps, if ``ctc_loss`` made an infinity."""
     violation, op = failure.violation, failure.call.op
     is_ctc = violation is not None and "ctc_loss" in stem_of(violation.op)
     first = violation.offenders.first[:1] if violation is not None else ()
@@ -248,7 +246,7 @@ def _of_ctc(failure: FailureContext) -> ShortInput | None:
 
 
 def named_tensors(failure: FailureContext) -> list[tuple[str, Tensor]]:
-    """Return the tensors on the user's line, by their expressions."""
+    """Return the tensors on the user's line, by expression."""
     site = failure.site
     named = [(str(it.expression), failure.values[it.key]) for it in site.names]
     named += [(str(it.expression), it.value) for it in site.others if isinstance(it.value, Tensor)]
@@ -256,7 +254,7 @@ def named_tensors(failure: FailureContext) -> list[tuple[str, Tensor]]:
 
 
 def _length(failure: FailureContext) -> BoundOrigin | None:
-    """Return where the length of the user's ids was chosen, of which a library made positions."""
+    """Return where the length of the ids was chosen that a library made positions from."""
     violation, site = failure.violation, failure.site
     last = None if violation is None else violation.offenders.max
     bad = failure.bad
@@ -282,7 +280,7 @@ def _length(failure: FailureContext) -> BoundOrigin | None:
 
 
 def _aliases(way: Provenance) -> tuple[str, ...]:
-    """Return the keys of a batch under which the tensor is that the bad values came in."""
+    """Return the keys of a batch that hold the tensor with the bad values."""
     batch = way.batch
     if batch is None or batch.is_stacked:
         return ()
