@@ -71,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if rank is not None:
             error.__traceback__ = None
             rank.record(error)
+        # One rank of each machine prints the line.
         return _complain(str(error), MISUSED) if rank is None or rank.local == 0 else MISUSED
 
 
@@ -224,6 +225,7 @@ def _show_exception(session: CheckSession, error: BaseException) -> None:
     report = session.report if is_next else None
     if is_reported(error, report):
         trace = without_torch(trace)
+    # Not by assignment, which a class of the user's may refuse.
     BaseException.with_traceback(error, trace)
     with without_repeats(error, report):
         sys.excepthook(type(error), error, trace)

@@ -142,7 +142,7 @@ the call and nothing else.
 
 @dataclass(frozen=True, kw_only=True)
 class OpCall:
-    """An aten op that a guard looked at, with its arguments by schema name."""
+    """An aten op that a guard checked, with its arguments by schema name."""
 
     op: Any
     arguments: Mapping[str, Any]
@@ -174,7 +174,7 @@ class Call:
     """The calls inside which ``api`` failed, outermost first: of a library's module by the user's
     line, of a function of torch's that is written in Python."""
     op: OpCall | None = None
-    """The op, where a guard looked at it."""
+    """The op, where a guard checked it."""
     node: NodeMark | None = None
     """In backward: the autograd node that was running."""
     operands: tuple[Operand, ...] = ()

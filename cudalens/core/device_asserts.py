@@ -72,7 +72,7 @@ class AssertFold:
             function, expression = match["function"] or "", match["expression"]
             key = (file, match["line"], function, expression)
             if key not in self._lines and len(self._lines) == MAX_LINES:
-                continue
+                continue  # a new one is dropped, but the known ones are still counted
             first = AssertLine(
                 file=file,
                 line=int(match["line"]) if match["line"] else None,

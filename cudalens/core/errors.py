@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _ReportedError(Exception):
-    """An exception with the report of what it says."""
+    """An exception with its report."""
 
     def __init__(self, message: str, report: Report | None = None) -> None:
         super().__init__(message)

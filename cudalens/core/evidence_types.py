@@ -223,7 +223,7 @@ class Synchronization:
 
 @dataclass(frozen=True, kw_only=True)
 class NanHolder:
-    """The tensor, older than what was recorded, that the NaN in the tensor at fault came from."""
+    """The source of the NaN in the tensor at fault: a tensor that is older than the recording."""
 
     name: str
     """The user's name for it."""
@@ -233,7 +233,7 @@ class NanHolder:
     written: tuple[LineRef, ...] = ()
     """The lines that wrote NaN to such a parameter, where they were recorded, newest first."""
     changed: LineRef | None = None
-    """Where no line is known to have written NaN, the one that changed such a parameter last."""
+    """The last line that changed such a parameter, where no line is known to have written NaN."""
 
 
 NanCause = Literal["masked row", "infinity"]
@@ -242,7 +242,7 @@ NanCause = Literal["masked row", "infinity"]
 
 @dataclass(frozen=True, kw_only=True)
 class Binding:
-    """The statement that gave a name its value."""
+    """The statement that bound a name."""
 
     at: SourceSpan
     value: str | None = None

@@ -67,6 +67,7 @@ def _call_behind(loader: Any, callback: Callable[[ModuleType], None]) -> None:
     run = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
+        # The attribute of the instance goes, and the method of its class is visible again.
         vars(loader).pop("exec_module", None)
         run(module)
         callback(module)

@@ -119,8 +119,8 @@ class Facts:
 class Evidence(Facts):
     """Everything that was collected about one failure, before any conclusion is drawn.
 
-    The lists hold only what was proven: an expression is in ``tensors`` only when its value *is*
-    the tensor that the op was given.
+    The lists contain proven facts only: an expression is in ``tensors`` only when its value *is*
+    the tensor that the op received.
     """
 
     violation: Violation | None = None
@@ -437,6 +437,7 @@ def from_plain(cls: type[_T], data: dict[str, Any]) -> _T:
     """
     hints = get_type_hints(cls)
     names = _JSON_NAMES.get(cls, {})
+    # A missing key leaves the default: an earlier release has fewer fields.
     values = {}
     for item in dataclasses.fields(cls):  # type: ignore[arg-type]
         key = names.get(item.name, item.name)

@@ -119,7 +119,7 @@ class Trait(Flag):
     ACTIVATION = auto()
     """The result goes beyond 0 … 1."""
     FINITE = auto()
-    """Finite numbers give an infinity by overflow alone, division by 0 aside."""
+    """Finite inputs become infinite by overflow alone, apart from a division by 0."""
     DIVIDES = auto()
     """The first argument is divided by the second."""
     SPREAD = auto()
@@ -185,7 +185,7 @@ _ROWS = {
     "data": "in_order view property renews cuts",
     "detach_": "in_order view cuts",
     "requires_grad_": "in_order view asks",
-    # Views of some elements, of their bits, or of what they stand for.
+    # Views of some elements, of their bits, or of the values that they encode.
     "select narrow diagonal unfold as_strided": "keeps never_copies tensor",
     "chunk split split_with_sizes tensor_split dsplit hsplit vsplit unbind": "keeps view",
     "unsafe_chunk unsafe_split __iter__": "keeps view",

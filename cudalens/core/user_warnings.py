@@ -51,10 +51,12 @@ class _AtUserLine:
         registry = wrong.f_globals.get("__warningregistry__")
         key = (str(message.message), message.category)
         if isinstance(registry, dict):
+            # The keys under which the filter actions register a warning.
             for kind in (key, (*key, 0), (*key, message.lineno)):
                 registry.pop(kind, None)
         names, direct = right.f_globals, None
         with suppress(Exception):
+            # With our hooks torch calls ``forward`` on another line of the same function.
             direct = _line_without_hooks(right)
         _warnings.warn_explicit(
             message.message,
@@ -96,6 +98,7 @@ def _places(caller: FrameType, filename: str, line: int) -> tuple[FrameType, Fra
     if len(stack) > 1 and package_of(caller) == "cudalens":
         return None
     right = _next_without_us(caller)
+    # As many frames further out as Python counted, but without ours.
     for _ in stack[1:]:
         right = None if right is None else _next_without_us(right.f_back, right)
     return None if right is None or right is stack[-1] else (stack[-1], right)

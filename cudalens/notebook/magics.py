@@ -195,7 +195,7 @@ class FrontEnd:
         self._show_again(report, options, missing)
 
     def _show_again(self, report: Report | None, options: Options, missing: str) -> None:
-        """Show, write and bind a report as the options of a check say."""
+        """Show, write and bind a report according to the options of a check."""
         if report is None:
             print(missing)
         else:

@@ -42,6 +42,7 @@ def compiled(shell: Any, statement: str) -> list[CodeType]:
     tree = shell.compile.ast_parse(text, filename=place.filename)
     place.move(tree)
     body = shell.transform_ast(tree).body
+    # As in IPython, a semicolon at the end suppresses the value.
     has_value = bool(body) and isinstance(body[-1], ast.Expr) and not text.endswith(";")
     if not has_value:
         return [shell.compile(ast.Module(body, []), place.filename, "exec")]
@@ -95,6 +96,7 @@ def place_in_cell(shell: Any, text: str) -> CellPlace | None:
         return None
     filename, line = frame.f_code.co_filename, frame.f_lineno
     lines = [line.rstrip("\n") for line in linecache.getlines(filename)]
+    # An instruction has two bytes, and its column counts those of UTF-8.
     column = list(frame.f_code.co_positions())[frame.f_lasti // 2][2] or 0
     before = lines[line - 1].encode()[:column].decode()
     lines[line - 1] = before + text

@@ -113,6 +113,7 @@ class RunningCall:
             called, skipped = code if is_whole else None, 1
         if called is not code or any(isinstance(item, ast.Starred) for item in node.args):
             return
+        # ``co_varnames`` has the parameters first, then ``*args``, then ``**kwargs``.
         rebound = {step.argval for step in dis.get_instructions(code) if step.opname in _REBINDS}
         names = code.co_varnames
         count = code.co_argcount + code.co_kwonlyargcount
@@ -217,6 +218,7 @@ class RunningCall:
                 return _SUBSCRIPTS.get(self.place.operation.partition("_")[0])
         elif isinstance(node, ast.BinOp) and not self._is_pythons(node.left):
             left = self._is_tensor(node.left)
+            # A left operand that is known to be no tensor: the right one's reflected method runs.
             if left or (left is False and self._is_tensor(node.right)):
                 return f"{'' if left else 'r'}{method_of(node.op)}"
         elif isinstance(node, ast.AugAssign) and self._is_tensor(node.target):
@@ -238,6 +240,7 @@ class RunningCall:
             return False
         if isinstance(node, ast.NamedExpr):
             return self._is_tensor(node.target)
+        # From here on only True is proven: an item of a list, for one, may be a tensor.
         if isinstance(node, ast.IfExp):
             return (self._is_tensor(node.body) and self._is_tensor(node.orelse)) or None
         if isinstance(node, ast.Subscript | ast.BinOp):
@@ -337,6 +340,7 @@ def of_value(value: Any) -> str | None:
     if type(value) not in (FunctionType, BuiltinFunctionType):
         return None
     module = value.__module__
+    # Torch's own handler of overrides is no API.
     if module == "torch.overrides" or (module or "torch").partition(".")[0] != "torch":
         return None
     for home in _FUNCTION_HOMES:

@@ -78,6 +78,7 @@ class Running:
         Since Python 3.12 they are variables of the function, and end when an exception passes.
         """
         names: set[str] = set()
+        # The frame has not moved on, or it is that of a comprehension, as before Python 3.12.
         if frame.f_lasti == self.place.lasti or frame.f_code.co_name.endswith("comp>"):
             return names
         path = (*self.parents, self.node)
@@ -306,7 +307,7 @@ def _path_to(tree: ast.AST, position: Position, place: Place) -> tuple[ast.AST, 
 def _covers(node: ast.AST, position: Position) -> bool:
     first, last = getattr(node, "lineno", None), getattr(node, "end_lineno", None)
     if first is None or last is None:
-        return True
+        return True  # nodes such as ``arguments`` have no position, but their children do
     first = min([first, *(item.lineno for item in getattr(node, "decorator_list", ()))])
     return bool(first <= position.line and position.end_line <= last)
 
@@ -325,6 +326,7 @@ def _matches(node: ast.AST, position: Position, place: Place) -> bool:
 def _fits(node: ast.AST, place: Place) -> bool:
     """Return whether a node fits the running instruction, by kind and by names."""
     if isinstance(node, ast.stmt):
+        # The expression of an ``Expr`` has the same position, and did not fit.
         return not isinstance(node, ast.Expr)
     if place.operation in _SUBSCRIPTS and not isinstance(node, ast.Subscript):
         return False

@@ -22,6 +22,7 @@ _KEYS = (str, int, bool, float, bytes, type(None))
 _MAX_KEYS = 100_000
 _MAX_INT = 1 << 31
 _ABSENT = object()
+# The descriptor of a named tuple's fields, which reads an item without running Python code.
 _FIELD = type(collections.namedtuple("_FIELD", "field").field)  # type: ignore[attr-defined]
 _MODULE_LISTS = ("Sequential", "ModuleList", "ModuleDict")
 # Classes whose items and attributes are entries of one dict, and the way to that dict.
@@ -84,7 +85,7 @@ def value_or(evaluator: SafeEvaluator | None, node: ast.expr, default: object) -
         return default
     try:
         return evaluator[node]
-    except (CannotEval, RecursionError):
+    except (CannotEval, RecursionError):  # an expression may be nested too deep
         return default
 
 
@@ -111,6 +112,7 @@ def items_of(value: object, limit: int) -> list[tuple[object, object]]:
     store = _store(value)
     if store is not None:
         value = store
+    # A class with a method of its own could run code.
     base = _base_of(value, "__getitem__")
     if base is None or base is not _base_of(value, "__iter__") or base.__len__(value) > limit:
         return []
@@ -146,6 +148,7 @@ def _attribute(value: object, name: str) -> Any:
     if type(attribute) is _FIELD:
         return attribute.__get__(value, type(value))  # type: ignore[attr-defined]
     if _class_attribute(type(value), "__getattribute__") is object.__getattribute__:
+        # As in Python, an attribute of the class hides a registered parameter.
         if is_module(value) and attribute is _ABSENT:
             for kind in ("_parameters", "_buffers", "_modules"):
                 if name in registered(value, kind):
@@ -176,6 +179,7 @@ def _children(module: object) -> Mapping[Any, object] | None:
     if type(module) is loaded("torch.nn", "ModuleDict"):
         return children
     held = list(children.values())
+    # Negative indices, too, as the module's own ``__getitem__`` takes them.
     return {at: held[at] for at in range(-len(held), len(held))}
 
 

@@ -80,7 +80,7 @@ def _may_be_view(node: ast.AST) -> bool:
 def _may_write(node: ast.AST) -> bool:
     match node:
         case ast.Attribute(attr="data") | ast.NamedExpr() | ast.keyword(arg="out" | None):
-            return True
+            return True  # None: ``**options`` may contain ``out``
         case ast.Call(func=ast.Name(name)):
             return name not in _FUNCTIONS_THAT_READ
         case ast.Call(func=ast.Attribute(attr=name)):
