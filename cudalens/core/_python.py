@@ -188,7 +188,7 @@ def notes_of(error: BaseException) -> list[Any]:
 
 
 def is_own_note(note: object) -> bool:
-    """Return whether cudalens has added a note to an exception."""
+    """Return whether a note of an exception is one of cudalens."""
     return isinstance(note, str) and note.startswith("cudalens: ")
 
 
@@ -198,7 +198,7 @@ def own_notes(error: BaseException) -> list[str]:
 
 
 def add_note(error: BaseException, line: str) -> None:
-    """Add a note to an exception, as :func:`set_on` sets an attribute."""
+    """Add a note to an exception; a frozen class takes it, too."""
     notes = getattr(error, "__notes__", [])
     if isinstance(notes, list):
         set_on(error, "__notes__", [*notes, line])

@@ -21,7 +21,7 @@ from cudalens.core._python import Uninterrupted, live_instances
 from cudalens.core.report_types import TensorMeta
 
 ACCELERATORS = frozenset({"cuda", "xpu", "mps", "hpu", "npu", "mtia", "maia", "privateuseone"})
-"""Device types on which a bad value asserts, faults or is read silently: where guards act.
+"""Device types on which guards act: there a bad value asserts, faults or is read silently.
 
 On ``cpu`` the op's own error is exact, and ``meta`` tensors have no values.
 """
@@ -199,7 +199,7 @@ def is_capturing() -> bool:
 
 
 def current_device() -> torch.device:
-    """Return the CUDA device that ops run on."""
+    """Return the current CUDA device."""
     return torch.device("cuda", torch.cuda.current_device())
 
 

@@ -11,9 +11,9 @@ BACKWARD = "backward of "
 
 
 def stem_of(name: str) -> str:
-    """Return the last part of the name of an op or a function: ``add_`` of ``torch.Tensor.add_``.
+    """Return the last part of the name of an op or a function: ``add_`` for ``torch.Tensor.add_``.
 
-    Of ``aten::index.Tensor`` it is ``index``, of ``torch.Tensor.__setitem__`` it is ``setitem``.
+    For ``aten::index.Tensor`` it is ``index``, for ``torch.Tensor.__setitem__`` it is ``setitem``.
     """
     _, is_op, of_op = name.rpartition("::")
     stem = of_op.partition(".")[0] if is_op else name.rpartition(".")[2]

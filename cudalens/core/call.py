@@ -1,4 +1,4 @@
-"""A call of torch's public API, live: the function and its arguments as the user gave them."""
+"""A live call of torch's public API: the function and its arguments as the user passed them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ Extreme = tuple[str, float, float]
 
 
 class CallInProgress:
-    """The API call that a thread is making, for the recorders and guards that meet on it."""
+    """The API call that a thread is making, shared by the recorders and guards of the thread."""
 
     __slots__ = ("call", "extremes")
 
@@ -171,8 +171,8 @@ class Call:
     api: ApiCall | None = None
     """The public function and its arguments."""
     enclosing: tuple[ApiCall, ...] = ()
-    """The calls inside which ``api`` failed, outermost first: of a library's module by the user's
-    line, of a function of torch's that is written in Python."""
+    """The calls around ``api``, outermost first: the call of a library's module on the user's line,
+    or of a torch function that is written in Python."""
     op: OpCall | None = None
     """The op, where a guard checked it."""
     node: NodeMark | None = None

@@ -124,7 +124,7 @@ class AssertSite:
     def text(self) -> str:
         """Return the line that CUDA prints, without the thread.
 
-        For another torch than 2.15.0 the file is without a line.
+        It has no line number if torch is not 2.15.0.
         """
         release = getattr(sys.modules.get("torch"), "__version__", "")
         is_read = release.partition("+")[0] == READ_RELEASE

@@ -18,7 +18,7 @@ def address(name: str) -> str:
 
 
 def offline(name: str) -> str:
-    """Return the command that prints the same page where there is no network."""
+    """Return the command that prints the same page without a network."""
     return f"cudalens page {name}"
 
 

@@ -32,7 +32,7 @@ class CallSyntax:
     text: str
     """Its source on one line."""
     is_written_so: bool
-    """True if the source has this very text, so that columns of the syntax are places in it."""
+    """True if the source contains exactly this text, so that the syntax's columns point into it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +126,8 @@ class InPlaceChange:
     is_shared: bool = False
     """True if a caller or the base of a view has the tensor too: a new tensor changes neither."""
     stale: tuple[LineRef, ...] = ()
-    """The lines of the function that calls backward whose results were made with the parameters
-    as they were before, oldest first; empty where they are not all known."""
+    """Lines of the function that calls backward, oldest first, whose results come from the old
+    values of the parameters.  Empty unless all such lines are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class FreedGraph:
     made: LineRef | None = None
     freed: LineRef | None = None
     read: LineRef | None = None
-    """The line that read, after the backward, what ``holder`` had made before it."""
+    """The line that, after the backward, read the result that ``holder`` had made before it."""
     holder: LineRef | None = None
     name: str | None = None
     """The variable that the line read."""
@@ -180,7 +180,7 @@ class LostDimension:
 
 @dataclass(frozen=True, kw_only=True)
 class Regrouped:
-    """A recorded ``view`` or ``reshape`` that made another number of rows."""
+    """A recorded ``view`` or ``reshape`` that changed the number of rows."""
 
     line: LineRef
     before: tuple[int, ...]
@@ -208,7 +208,7 @@ class DeviceFault:
     was_before: bool = False
     """True if the context had ended before the block began."""
     was_handled_inside: bool = False
-    """True if the exception is a later one than that of the op which ended the context."""
+    """True if the op that ended the context had raised an earlier exception than this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,11 +253,11 @@ class Binding:
     name: str = ""
     """For a layer: the user's name for it."""
     tied: str | None = None
-    """For a layer: another one that has the same weight."""
+    """For a layer: another one that shares its weight."""
     beside: str | None = None
     """For a table: another layer of its size, as the output head of a language model is."""
     is_read_again: bool = False
-    """True if other code, or another turn of a loop, reads the name too."""
+    """True if other code, or another iteration of a loop, reads the name too."""
     dropped: tuple[str, SourceSpan] | None = None
     """A later statement that discards the result of a method of the name: ``x.to(device)``."""
     items: tuple[Binding, ...] = ()
@@ -266,7 +266,7 @@ class Binding:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetColumn:
-    """The column of a dataset that the bad values of a batch come from."""
+    """The column of a dataset from which the bad values of a batch come."""
 
     name: str
     """The user's name of the dataset."""
@@ -281,7 +281,7 @@ class DatasetColumn:
     kinds: int = 0
     """Number of distinct values."""
     distinct: tuple[int, ...] | None = None
-    """The different values where they are few."""
+    """The distinct values, where they are few."""
     bad_count: int = 0
     rows: tuple[int, ...] = ()
     """The first few rows with a bad value."""
@@ -330,7 +330,7 @@ class NamedConstant:
 
 
 class ShortInput(NamedTuple):
-    """An item of a batch that ``ctc_loss`` has too few steps for."""
+    """An item of a batch with too few steps for ``ctc_loss``."""
 
     item: int
     steps: int
@@ -371,7 +371,7 @@ class BadSlice(NamedTuple):
     is_full: bool
     """True if each value at that index is bad."""
     is_nan: bool = False
-    """True if it is where the NaN are; other values may be bad too."""
+    """True if all NaN are there; other bad values may be elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,11 +390,11 @@ class Marks:
     short_input: ShortInput | None = None
     """Of an infinite ``ctc_loss``, the first item that has more labels than steps for them."""
     is_size: bool = False
-    """True if each bad value is the size itself: one past the last place."""
+    """True if each bad value equals the size: one past the last index."""
     length: BoundOrigin | None = None
     """The place that chose the length which the last of the bad positions belongs to."""
     copies: int = 1
-    """Count of each element of the user's tensor in the op's, as ``expand`` shows it."""
+    """How often the op's tensor has each element of the user's, as after ``expand``."""
     maker: ProvenanceStep | None = None
     """The recorded call that made these integers: ``argmax``, a comparison, ``floor``."""
     vanished: tuple[str, ...] = ()

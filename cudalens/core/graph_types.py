@@ -1,4 +1,4 @@
-"""Types of where tensors come from: autograd nodes, and the steps of the bad values.
+"""Types for the origin of tensors: autograd nodes, and the steps of the bad values.
 
 Like the other pieces of a report they are frozen dataclasses of strings, numbers and tuples.
 """

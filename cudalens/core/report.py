@@ -128,7 +128,7 @@ class Evidence(Facts):
     call: CallSyntax | None = None
     """The running call in the user's line."""
     fitting_call: FittingCall | None = None
-    """After an assertion that no recorded op explains: the one call of the code that fits it."""
+    """After an assertion that no recorded op explains: the only call of the code that fits it."""
     module_type: str | None = None
     """Class name of the innermost module, such as ``BertEmbeddings`` or ``Embedding``."""
     module_names: tuple[tuple[str, str], ...] = ()
@@ -136,7 +136,7 @@ class Evidence(Facts):
     scalars: tuple[tuple[str, str], ...] = ()
     """Other arguments of the op by schema name, as text: ``("ignore_index", "-100")``."""
     node_saved: tuple[SavedValues, ...] = ()
-    """Tensors that the autograd node which failed in anomaly mode had saved."""
+    """Saved tensors of the autograd node that failed in anomaly mode."""
     bound: BoundOrigin | None = None
     """The place that chose the size behind the bound, and the object that has it."""
     marks: Marks = field(default_factory=Marks)
@@ -155,7 +155,7 @@ class Evidence(Facts):
     lost_dimension: LostDimension | None = None
     regrouped: Regrouped | None = None
     flattened: Regrouped | None = None
-    """The call before the failing one, where it made one row of features of each image."""
+    """The call before the failing one, if it flattened each image to a row of features."""
     earlier_shapes: tuple[EarlierShape, ...] = ()
     device_fault: DeviceFault = field(default_factory=DeviceFault)
     nan_holder: NanHolder | None = None

@@ -305,7 +305,7 @@ class Violation:
 
 _PLACEHOLDER = re.compile(r"\{(?:(argument|related)|input:([^{}]+))\}")
 _OPERANDS = re.compile(r"(?<= from )(?=\{input:)|, (?=\{input:)")
-"""Where a headline begins to name an operand with its value."""
+"""The place in a headline before each operand with its value."""
 
 
 def format_shape(sizes: Iterable[int] | None) -> str:
@@ -332,7 +332,7 @@ def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def ravel(position: Sequence[int], shape: Sequence[int]) -> int:
-    """Return the flat index of a position, as :func:`unravel` takes it."""
+    """Return the flat index of a position, the inverse of :func:`unravel`."""
     index = 0
     for place, size in zip(position, shape, strict=True):
         index = index * size + place

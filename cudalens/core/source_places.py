@@ -122,5 +122,5 @@ class Expression(str):
 
 
 def syntax(text: str | None) -> ast.expr | None:
-    """Return the syntax of an expression that was read on a line, ``None`` of any other text."""
+    """Return the syntax of an expression that was read on a line, ``None`` for any other text."""
     return text.node if isinstance(text, Expression) else None

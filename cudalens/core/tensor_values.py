@@ -140,7 +140,7 @@ def find_offenders(tensor: Tensor, bad: Tensor, marked: Sequence[int] = ()) -> O
 
 
 def _planes(tensor: Tensor, bad: Tensor, marked: Sequence[int]) -> tuple[Plane, ...]:
-    """Return the first planes that hold a bad value, as characters."""
+    """Return the first planes with a bad value, as characters."""
     shape = tuple(size for size in tensor.shape if size > 1)
     if len(shape) < _PLANE_DIMS or shape[-1] * shape[-2] > _PLANE_NUMEL:
         return ()
@@ -181,7 +181,7 @@ def _cell(number: float, bad: float, marked: float, good: float, level: float) -
 
 
 def _extremes_where(tensor: Tensor, mask: Tensor) -> tuple[Number, Number]:
-    """Return the smallest and the largest element that a mask selects, NaN left out."""
+    """Return the smallest and the largest element that a mask selects, without NaN."""
     ends: list[Any] = []
     for piece, marks in zip(_pieces(tensor.reshape(-1)), _pieces(mask.reshape(-1)), strict=True):
         values = piece[marks]
@@ -279,7 +279,7 @@ def _bounds(block: Tensor) -> Tensor:
 
 
 def _cuts(size: int, parts: int) -> Iterator[tuple[int, int, int]]:
-    """Return start, number and width of the longer parts, then of the shorter ones."""
+    """Yield start, number and width of the longer parts, then of the shorter ones."""
     width, longer = divmod(size, parts)
     if longer:
         yield 0, longer, width + 1

@@ -32,13 +32,13 @@ class Trait(Flag):
     NEVER_COPIES = auto()
     """The result always shares that memory: no kernel runs."""
     CHOOSES = auto()
-    """The other tensors choose among the elements of the first."""
+    """The other tensors select elements of the first."""
     JOINS = auto()
     """The elements of several tensors, one tensor after the other."""
     SUBSTITUTES = auto()
-    """The elements of a tensor at their places, with other tensors or numbers at some of them."""
+    """A tensor with the elements of other tensors, or numbers, at some positions."""
     BLANKS = auto()
-    """The elements of a tensor at their places, with 0 or a number at some of them."""
+    """A tensor with 0 or another number at some positions."""
     CONSTANT = auto()
     """Takes a number that is written to many elements."""
     FROM_PYTHON = auto()
@@ -338,7 +338,7 @@ TRAITS = _read(_ROWS)
 
 @cache
 def functions(having: Trait, without: Trait = _NONE) -> frozenset[str]:
-    """Return the names of the functions that have all of some traits, and none of others.
+    """Return the names of the functions with all traits of ``having`` and none of ``without``.
 
     Example:
         >>> sorted(functions(Trait.TO_HALF))

@@ -47,7 +47,7 @@ def files_of_rank(options: Options) -> Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """This process as one of those that torchrun has started."""
+    """This process, as one that torchrun has started."""
 
     number: int
     local: int

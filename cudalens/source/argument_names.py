@@ -31,7 +31,7 @@ _MAX_LIBRARY_NAMES = 3
 
 
 class Name(NamedTuple):
-    """An argument of the op and the user's expression that is that tensor."""
+    """An argument of the op, and the user's expression that evaluates to it."""
 
     key: str
     expression: Expression

@@ -25,7 +25,7 @@ _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
 def binding_of(run: Running, name: str) -> Binding | None:
-    """Return where ``name``, which the running code reads, was bound; ``None`` where unproven."""
+    """Return the binding of ``name``, which the running code reads, ``None`` if unproven."""
     scope = next(
         (item for item in reversed(run.parents) if isinstance(item, (*_INNER, ast.Module))), None
     )
@@ -84,7 +84,7 @@ def _binds(statement: ast.stmt, name: str) -> bool:
 
 
 def _names_of(node: ast.AST) -> tuple[str | None, ...]:
-    """Return the names that a piece of syntax binds."""
+    """Return the names that a node of the syntax binds."""
     match node:
         case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
             return (name,)

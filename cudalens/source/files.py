@@ -25,7 +25,7 @@ from cudalens.core._python import innermost
 from cudalens.source.edited import ImportedFiles, is_edited
 
 MAX_SOURCES = 128
-"""Files and cells whose lines, and whose syntax, are kept."""
+"""Number of files and cells whose lines and syntax are cached."""
 _IPYTHON_NAME = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
 _MARIMO_NAME = re.compile(r"[/\\]marimo_\d+[/\\]__marimo__cell_(.+)_\.py$")
 _IPYKERNEL_NAME = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py")
@@ -138,7 +138,7 @@ CELLS = CellRegistry()
 
 
 def title_of(filename: str) -> str:
-    """Return the name of a file that a report shows: marimo gives its cells a name each."""
+    """Return the name of a file that a report shows; for marimo's cells, that of the cell."""
     cell = _MARIMO_NAME.search(filename)
     return f"marimo cell {cell[1]}" if cell else CELLS.titles.get(filename, filename)
 

@@ -86,7 +86,7 @@ class RunningCall:
 
     @property
     def receiver(self) -> ast.expr | None:
-        """The expression before the dot of a call that is written as one of a method."""
+        """The expression before the dot of a method call."""
         is_method = isinstance(self.node, ast.Call) and isinstance(self.node.func, ast.Attribute)
         return self.node.func.value if is_method else None  # type: ignore[union-attr]
 

@@ -248,7 +248,7 @@ def mentioned(frame: FrameType) -> dict[str, object]:
 
 
 def kind_sources(node: ast.expr) -> tuple[ast.expr, ...]:
-    """Return the parts that decide what kind of value an expression has."""
+    """Return the parts of an expression that determine the kind of its value."""
     if isinstance(node, ast.IfExp):
         return node.body, node.orelse
     if isinstance(node, ast.BinOp):

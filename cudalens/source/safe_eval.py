@@ -34,7 +34,7 @@ _STORES = (
 
 
 class SafeEvaluator(Evaluator):  # type: ignore[misc]  # pure_eval comes without types for mypy
-    """Evaluates what can be read; anything else is :class:`pure_eval.CannotEval`."""
+    """Evaluates expressions that can be read, else raises :class:`pure_eval.CannotEval`."""
 
     gone: Collection[str] = ()
     """Names whose variables have ended; a variable that has such a name now is another one."""

@@ -179,7 +179,7 @@ def _is_between(entry: TracebackType) -> bool:
 
 
 def _is_once_more(call: TracebackType, entry: TracebackType) -> bool:
-    """Return whether a frame called code of ours that only runs the same line again."""
+    """Return whether ``entry`` is the line of ``call`` again, run by code of ours between them."""
     codes = [item.tb_frame.f_code for item in (call, entry)]
     is_line = all(is_top(code.co_name) for code in codes) and call.tb_lineno == entry.tb_lineno
     is_same = is_line and file_of(call) == file_of(entry)
