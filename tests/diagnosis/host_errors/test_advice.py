@@ -73,7 +73,8 @@ def test_a_layer_that_was_made_for_another_size(message: str, text: str) -> None
 def test_channels_in_another_place_are_no_other_size() -> None:
     message = "Given groups=1, weight of size [8, 4, 3, 3], expected input[2, 3, 8, {}] to have 4 "
     message += "channels, but got 3 channels instead"
-    assert len(hints(message.format(5), X)) == 1
+    for size in (5, 14):
+        assert len(hints(message.format(size), X)) == 1
     assert hints(message.format(4), X) == []
 
 
@@ -238,6 +239,7 @@ def test_samples_of_different_sizes_in_a_loader(
     ((name, text),) = hints(STACK.format(a, b), **inside(COLLATE))
     assert name == rule
     assert all(part in text for part in parts)
+    assert ("objects of images" in text) is (rule == "pad_samples" and "," in a)
 
 
 def test_tensors_of_different_sizes_elsewhere() -> None:
@@ -362,6 +364,7 @@ def test_parts_that_are_joined_with_more_dimensions(
 
 def test_samples_that_no_advice_is_known_for() -> None:
     assert hints(STACK.format("5", "5, 4"), **inside(COLLATE)) == []
+    assert hints(STACK.format("3, 8, 8", "3, 8"), **inside(COLLATE)) == []
     assert hints(STACK.format("5, 4", "5, 3"), **inside(COLLATE)) == []
 
 
@@ -371,4 +374,7 @@ def test_a_sample_that_is_none_or_lacks_a_key() -> None:
     assert explained(none).headline != "a sample of the batch is None"
     key = "a sample of the batch has no key 'label', which its first sample has"
     assert explained("'label'", kind="KeyError", **inside(COLLATE)).headline == key
+    worker = "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback\nKeyError: "
+    assert explained(f"{worker}'label'", kind="KeyError").headline == key
+    assert explained("'label'", kind="KeyError").headline != key
     assert explained("'label'", kind="ValueError", **inside(COLLATE)).headline != key

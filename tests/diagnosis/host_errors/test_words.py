@@ -208,7 +208,8 @@ def test_three_operands_at_most_are_shown() -> None:
 
 
 def test_a_number_that_a_message_names() -> None:
-    evidence = call(X, scalars=(("k", "9"), ("sorted", "True"), ("n", "-2")))
+    beside = on("cuda:0", None, "float32[7]", "z")  # another tensor of the line
+    evidence = call(X, beside, scalars=(("k", "9"), ("sorted", "True"), ("n", "-2")))
     assert with_user_names("k is too large", evidence) == "k is too large: k is 9, x is [3, 5]"
     assert with_user_names("n is too small", evidence) == "n is too small: n is -2, x is [3, 5]"
     assert with_user_names("'k is quoted", evidence) == "'k is quoted"
