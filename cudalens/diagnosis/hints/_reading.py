@@ -326,7 +326,7 @@ def shifted_source(evidence: Evidence) -> TensorFact | None:
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add | ast.Sub):
         return None
     item, high = next(iter(_on_line(evidence, [node.left])), None), at_fault[0].bounds.max
-    if item is None or not isinstance(high, int) or "float" in item.dtype:
+    if item is None or not isinstance(high, int):
         return None
     ends = (item.summary.min, item.summary.max)
     is_inside = all(isinstance(end, int) and 0 <= end <= high for end in ends)

@@ -246,7 +246,7 @@ def test_one_row_or_a_tensor_of_three_dimensions_has_no_ends() -> None:
 
 
 def test_ids_that_the_line_shifts() -> None:
-    def source(name: str, *values: int, dtype: str = "int64") -> TensorFact | None:
+    def source(name: str, *values: float, dtype: str = "int64") -> TensorFact | None:
         before = tensor(None, "y", list(values), dtype=dtype)
         return shifted_source(labels([1, 10], 10, name=name, others=(before,)))
 
@@ -254,6 +254,7 @@ def test_ids_that_the_line_shifts() -> None:
     assert source("y - k", 0, 9) is not None
     assert source("y * 2", 0, 9) is None
     assert source("y + 1", 0, 10) is None
+    assert source("y + 1", 0.0, 9.0, dtype="float32") is None
     assert source("y + 1", -1, 9) is None
     assert source("1 + y", 0, 9) is None
     assert shifted_source(Evidence()) is None
