@@ -235,7 +235,7 @@ def test_who_raised_it_where_each_op_was_waited_for() -> None:
     assert "It happened before" not in diagnose(evidence()).explanation
     text = diagnose(evidence(device_fault=handled)).explanation
     assert "The op's own error did not leave the block" in text
-    unwaited = "Ops were not waited for, so an earlier one can be at fault."
+    unwaited = "Ops were not waited for, so an earlier one can be at fault. Next step: "
     assert unwaited in diagnose(evidence(op=EMBEDDING, synchronization=UNWAITED)).explanation
     assert unwaited not in diagnose(evidence(op=EMBEDDING)).explanation
 

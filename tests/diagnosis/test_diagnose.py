@@ -188,11 +188,13 @@ def test_the_exception_of_an_error_is_its_first_line() -> None:
 
 def test_inputs_of_a_bad_element_have_the_users_names() -> None:
     first = Offender(position=(0,), value="nan", inputs=(("self", 0), ("other", 1)))
-    violation = Violation(headline="", offenders=Offenders(count=1, total=1, first=(first,)))
+    second = Offender(position=(1,), value="nan")
+    offenders = Offenders(count=2, total=2, first=(first, second))
+    violation = Violation(headline="", offenders=offenders)
     known = (fact("self", "float32[1]", "x"), fact("other", "float32[1]"))
     found = _offenders(Evidence(violation=violation, tensors=known))
     assert found is not None
-    assert found.first[0].inputs == (("x", 0), ("other", 1))
+    assert [it.inputs for it in found.first] == [(("x", 0), ("other", 1)), ()]
     assert _offenders(Evidence()) is None
 
 

@@ -220,6 +220,7 @@ def test_the_logarithm_of_softmax_alone_has_a_function_of_its_own(
     assert [hint.fix for hint in hints] == ([] if fix is None else [fix])
     for edit in (hint.fix for hint in hints):
         assert isinstance(edit, Fix) and edit.rearrange is not None
+        assert edit.changes[0][:2] == (inner, fix)
         assert edit.rearrange("torch.log", [1], {}) == ("positive", [1], {})  # what is given stays
 
 

@@ -426,6 +426,9 @@ def test_a_line_without_a_cell_stands_in_that_of_the_failing_line() -> None:
     ]
     file = FreedGraph(node="T", made=LineRef(file="net.py", line=3, text="y = f(x)"))
     assert texts("a second time", freed=file) == ["net.py:3 made this part of the graph: y = f(x)"]
+    script = SourceSpan(file="train.py", line=9, text="f(x, y)")
+    (found,) = observed("a second time", freed=freed, source=script)
+    assert (found.text[:7], found.sources[0].file) == ("line 3 ", "train.py")
 
 
 @pytest.mark.parametrize("span", [True, False])

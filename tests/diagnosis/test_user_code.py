@@ -135,9 +135,9 @@ def test_what_a_keyword_does_to_the_call() -> None:
 
 def test_another_function_with_the_same_arguments() -> None:
     fix = renamed(evidence("x.view(6)"), "view", "reshape")
-    assert (fix, fix and fix.rearrange and fix.rearrange(0, [1], {})) == (
+    assert (fix, fix and fix.rearrange and fix.rearrange(0, [1], {"k": 2})) == (
         "x.reshape(6)",
-        ("reshape", [1], {}),
+        ("reshape", [1], {"k": 2}),
     )
     assert renamed(evidence("x.view(6)"), "reshape", "view") is None
     made = renamed(evidence("BCELoss()(p, t)"), "BCELoss", "Other", "other")

@@ -110,6 +110,7 @@ def test_of_a_part_of_a_vector_all_values_are_known() -> None:
     same = tensor(None, "y", [1, 4, 10])
     assert not ids(labels([1, 4, 10], 10, **{**facts, "others": (same,)})).is_whole
     assert ids(labels([1, 4, 10], 10, **{**facts, "name": "y.to(d)[batch].long()"})).is_whole
+    assert ids(labels([1, 4, 10], 10, **{**facts, "name": "y.data[batch]"})).is_whole
     assert not ids(labels([1, 4, 10], 10, **{**facts, "name": "y.float()[batch]"})).is_whole
 
 

@@ -150,7 +150,7 @@ def test_the_last_part_of_a_path_names_the_table() -> None:
 
 def test_a_table_of_a_language_model() -> None:
     assert is_vocabulary(lookup([5], 5, path="net.wte"))
-    assert is_vocabulary(lookup([5], 5, name="input_ids"))
+    assert is_vocabulary(lookup([5], 5, name="INPUT_IDS"))
     assert is_vocabulary(bert([5], 5, "anything"))
     assert not is_vocabulary(lookup([5], 5, path="net.users", name="ids"))
 

@@ -36,7 +36,8 @@ def called(api: str, code: str = "") -> dict[str, Any]:
 
 
 def inside(file: str) -> dict[str, Any]:
-    return {"frames": (Frame(file=file, line=9, function="f"),)}
+    files = ("train.py", file)
+    return {"frames": tuple(Frame(file=it, line=9, function="f") for it in files)}
 
 
 # --- layers ---------------------------------------------------------------------------------------

@@ -142,7 +142,11 @@ def test_a_leaf_that_is_changed_in_place() -> None:
     assert said("w -= lr * g").startswith("w = w - … makes a new tensor with a graph")
     assert said("w *= 2").startswith("w = w * … makes a new tensor with a graph")
     assert said("w /= 2").startswith("w = w / … makes a new tensor with a graph")
-    assert said("w[0] = 2").startswith("change a parameter under torch.no_grad()")
+    assert said("self.w -= 2").startswith("change a parameter under torch.no_grad()")
+    assert said("w[0] = 2") == (
+        "change a parameter under torch.no_grad(), where autograd does not record it. A tensor "
+        "that collects results is made without requires_grad"
+    )
     assert said("w.mul_(2)").startswith("change a parameter under torch.no_grad()")
     assert hints(message, source=None)[0][1].startswith("change a parameter under torch.no_grad()")
 

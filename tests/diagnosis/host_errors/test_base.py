@@ -162,6 +162,7 @@ def test_a_row_fills_its_texts_from_the_message() -> None:
     found = explained(UNKNOWN)
     assert (found.pattern, found.headline, found.argument) == ("mine", "something is odd", "self")
     assert found.explanation == f"See my_op: something. {REFUSED}"
+    assert is_known_message(UNKNOWN)
 
 
 @pytest.mark.usefixtures("patterns")

@@ -195,6 +195,9 @@ def test_a_text_is_told_from_the_others(
     assert "not a device-side assert" in told and told.count("Next step") == 1
     assert ("TORCH_USE_CUDA_DSA under it does not help" in told) is (DSA in message)
     assert ("restart the kernel" in told) is (usable is False)
+    if family in {"memory_fraction", "out_of_memory", "invalid_device", "launch_refused"}:
+        assert "The context is intact." in told
+    assert told.find("not a device-side assert") < told.find("Next step")
     assert ("Nothing was launched. Next" in told) is (family == "no_gpu")
     assert ("%cudacheck simulate or cudalens.simulate()" in told) is (family == "no_gpu")
 

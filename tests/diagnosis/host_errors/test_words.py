@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,6 +72,7 @@ def test_the_numbers_of_a_shape() -> None:
             "expected scalar type int64 but found float32",
         ),
         ("Long ago", "Long ago"),
+        ("\n  below the first line\nMore", "below the first line"),
         ("It is bad!", "It is bad"),
         ("\"f\" not implemented for 'Half'", "\"f\" not implemented for 'float16'"),
         ("Input type (CUDABFloat16Type) differs", "Input type (bfloat16 tensor on cuda) differs"),
@@ -119,6 +121,8 @@ def test_a_parameter_is_named_by_its_layer() -> None:
     assert user_name(without_path, WEIGHT) == "net.weight"
     made_there = call(WEIGHT, module_type="Linear", call=syntax_of("nn.Linear(4, 2)(x)"))
     assert user_name(made_there, WEIGHT) == "nn.Linear(4, 2).weight"
+    assert user_name(replace(made_there, module_path="0"), WEIGHT) == "nn.Linear(4, 2).weight"
+    assert user_name(call(WEIGHT, module_type="Linear"), WEIGHT) == "Linear.weight"
     assert user_name(call(WEIGHT), WEIGHT) == "weight"
     assert user_name(call(X), on("cuda:0", None, "float32[1]")) == "a tensor"
 
