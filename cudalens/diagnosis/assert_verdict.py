@@ -1,7 +1,7 @@
-"""Conclude from a device-side assert that has happened: which op, which argument, how certainly.
+"""Explain a device-side assert: the op, the argument, and how certain that is.
 
-What counts: the op that the recorder had in flight, and the text that CUDA printed.  They are
-weighed against each other, never added up.
+The evidence is the op that the recorder had in flight, and the text that CUDA printed.  Each is
+checked against the other.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ _BLOCKING = (
     "one that launched the kernel. Otherwise the real cause may be an earlier line."
 )
 _REPORTED_LATE = "might be asynchronously reported"
-"""Torch says so in each error of CUDA's, unless it finds that launches block."""
+"""torch appends this to each CUDA error, unless it knows that launches block."""
 _OWN_NAMESPACES = ("aten", "prims", "prim", "quantized", "mkldnn", "c10d", "_c10d_functional")
 _HANDLED_INSIDE = "The op's own error did not leave the block: code there handled or replaced it."
 _OF_TORCH = re.compile(r"aten::|torch\.|\w+Backward\d+$")
-"""Ops, functions and the nodes of the graph that torch itself makes: a Function's has no number."""
+"""Ops, functions and graph nodes of torch itself: the node of a custom Function has no number."""
 _MAX_OPS = 3
 
 
 def explain_assert(evidence: Evidence) -> Verdict:
-    """Say what a device-side assert means, from the text and the recorded op."""
+    """Return the verdict on a device-side assert, from its text and the recorded op."""
     lines = fold(evidence.device_text or "")
     line = lines[0] if lines else None
     meaning = meaning_of(line, evidence.environment.torch) if line is not None else None
@@ -117,8 +117,8 @@ def _conclusion(
         detail = f": {meaning.sentence}" if meaning is not None else ""
         return "unknown", f"CUDA reported a device-side assert while {where} was called{detail}"
     if meaning is None:
-        # With a text that no kernel of torch's prints an op of torch's is not the likely cause.
-        # Without any text it is not either: something launched past the ops may have asserted.
+        # If no torch kernel prints this text, a torch op is not the likely cause.
+        # Nor is it without a text: a kernel launched outside torch's ops may have asserted.
         certainty: Certainty = "unknown" if _OF_TORCH.match(name) else "likely"
         if line is None:
             return certainty, f"{where} is the op after which CUDA reported a device-side assert"
@@ -139,7 +139,7 @@ def _conclusion(
 
 
 def _who_else(evidence: Evidence, line: AssertLine | None) -> str:
-    """Say what else may have asserted where an op of torch's met it, and no text names the op."""
+    """Return what else may have asserted, if a torch op met the error and no text names an op."""
     if not _OF_TORCH.match(evidence.op.name or ""):
         return ""
     if line is None:
@@ -153,7 +153,7 @@ def _who_else(evidence: Evidence, line: AssertLine | None) -> str:
 
 
 def _unnamed(evidence: Evidence, meaning: Meaning | None) -> str:
-    """Say why no op is named: waiting would have named one, or has cleared all recorded ones."""
+    """Return why no op is named: nothing waited for it, or waiting has cleared all recorded ops."""
     if evidence.op.name is not None or (meaning is not None and meaning.is_compiled):
         return ""
     if evidence.synchronization.waits is False:
@@ -180,7 +180,7 @@ def _without_op(
 
 
 def headline_of(call: FittingCall, meaning: Meaning) -> str:
-    """Return the headline that names the one call of some code that fits an assertion."""
+    """Return the headline for the only call in some code that fits an assertion."""
     argument = meaning.argument_of(call.op)
     of = f"{argument}: " if argument else ""
     fits = f"{call.text} in line {call.line} is the only call of {call.code} that fits the assert"
@@ -188,14 +188,14 @@ def headline_of(call: FittingCall, meaning: Meaning) -> str:
 
 
 def format_ops(meaning: Meaning) -> str:
-    """Return the functions behind a text, best known first: ``nn.Embedding, x[i] or another``."""
+    """Return the functions behind a text, most common first: ``nn.Embedding, x[i] or another``."""
     return joined(api_names_of_all(meaning.ops))
 
 
 def joined(names: Sequence[str]) -> str:
-    """Return a few names for reading: ``gather, scatter, scatter_add or another``.
+    """Return the first few names: ``gather, scatter, scatter_add or another``.
 
-    Of a function and its module, ``F.embedding`` and ``nn.Embedding``, the first is named.
+    Of a function and its module, ``F.embedding`` and ``nn.Embedding``, only the first is named.
     """
     each: dict[str, str] = {}
     for name in names:

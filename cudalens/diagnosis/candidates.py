@@ -1,9 +1,8 @@
-"""Try one-step edits of the refused call on copies, and keep the one with which it succeeds.
+"""Try one-step edits of the failing call on copies, and return the only one that succeeds.
 
-An edit is the running call with one operand replaced by what a move makes of it, in the user's own
-expressions, or with all operands that need the same move.  Where several different edits succeed,
-only the user knows which is meant, and none is returned.  Not here: the moves (``moves.py``), and
-the trial, which needs the live tensors (``evidence/trial.py``).
+An edit applies one move to one operand, or to all operands that need it, in the user's own
+expressions.  If several different edits succeed, only the user knows which is meant, and none is
+returned.  The moves are in ``moves.py``, the trial on live tensors in ``evidence/trial.py``.
 """
 
 from __future__ import annotations
@@ -46,91 +45,91 @@ _OF_DTYPE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """Result of a trial: ``None`` where it could not be made."""
+    """The result of a trial; ``None`` instead if it could not be made."""
 
     succeeds: bool | None = None
     shape: tuple[int, ...] | None = None
     error: str | None = None
-    """For what reason it failed; two that are equal are one reason."""
+    """The reason of a failure, comparable with others."""
 
 
 class Trial:
-    """Interface for trying edits of the failing call. By itself it tries none."""
+    """Interface for trying edits of the failing call.  The base class tries none."""
 
     operands: tuple[TensorFact, ...] = ()
-    """The tensors that the call works on, each by its text in the call."""
+    """The tensor operands of the call, by their text."""
     others: tuple[tuple[str, str], ...] = ()
-    """Arguments that a tensor can be made of: the text and the kind."""
+    """Arguments that can be converted to a tensor: text and kind."""
     lists: tuple[tuple[str, list[Any]], ...] = ()
-    """Arguments that are lists, each by its text in the call."""
+    """Arguments that are lists, by their text."""
     unregistered: tuple[str, str] | None = None
-    """The list or dict in which the called module is, with its kind, where no module has it."""
+    """The list or dict that contains the called module, and its kind, if no module registers it."""
     is_of_loop = False
-    """True if a loop around the line calls another function in each turn."""
+    """True if a loop around the line calls another object each time."""
     loop_names: frozenset[str] = frozenset()
-    """The variables of the loops and comprehensions around the call."""
+    """The loop variables around the call, including those of comprehensions."""
     loop_arguments: frozenset[str] = frozenset()
-    """The running function's arguments that a loop of its caller chooses: ``f(x[n])``."""
+    """Arguments of the running function that depend on a loop in the caller: ``f(x[n])``."""
     called = Called()
-    """Facts on the called module that the moves need."""
+    """Facts about the called module, for the moves."""
 
     def __call__(self, fix: Fix | None) -> TrialResult:
-        """Run the call as ``fix`` has it, on copies; unchanged without one."""
+        """Run the call on copies, with a fix or unchanged."""
         return TrialResult()
 
     def makes_finite(self, fix: Fix) -> bool:
-        """Return whether values and gradients are finite with ``fix``, and not without it."""
+        """Return whether values and gradients are finite with ``fix``, and are not without it."""
         return False
 
     def survives(self, fix: Fix, dims: int) -> bool:
-        """Return whether the call that has just succeeded does so with another batch size too."""
+        """Return whether the call also succeeds with another batch size."""
         return False
 
     def binding(self, expression: str, *, of_shape: bool = False) -> Binding | None:
-        """Return where a name, or an attribute of a module, got its value, where it is proven.
+        """Return where a name, or an attribute of a module, got its value, if proven.
 
         Args:
-            of_shape: its shape alone, which a write to the tensor leaves as it was.
+            of_shape: whether only its shape matters, which a write does not change.
         """
         return None
 
     def held_in(self, expression: str) -> tuple[str, str] | None:
-        """Return what of a module holds a tensor, or the class that registers it; and its kind."""
+        """Return the module attribute that is a tensor, or the class that registers it; and its kind."""
         return None
 
     def other_readers(self, expression: str) -> tuple[list[int], list[int]]:
-        """Return the lines from the running one on that read an operand in another place, and all
-        that need its numbers as they are.
+        """Return the other lines that read an operand, from the running one on, and those that
+        need its exact numbers.
         """
         return [], []
 
     def layer(self, path: str, shape: tuple[int, ...] | None = None) -> Binding | None:
-        """Return what the user calls the module of a path, and where it was made.
+        """Return the user's name for the module at a path, and where it was made.
 
         Args:
-            shape: of a parameter of the module.
+            shape: the shape of one of its parameters.
         """
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """One move, of one tensor or of all that need the same."""
+    """One move, applied to one tensor or to all that need it."""
 
     rule: str
     words: str
     cost: int
     changes: tuple[tuple[TensorFact, str], ...]
-    """The tensors, and the template that takes the place of each."""
+    """The tensors, and the template that replaces each."""
 
     @property
     def has_shape(self) -> bool:
-        """True if the shape of a tensor is another one then."""
+        """True if the shape of a tensor changes."""
         return self.rule not in (*OF_KIND, "made_tensor")
 
 
 def verify_fixes(hints: Iterable[Hint], trial: Trial) -> tuple[Hint, ...]:
-    """Drop the hints whose fixes fail; keep as words those whose fixes cannot be tried."""
+    """Drop hints whose fixes fail; drop only the code of fixes that cannot be tried."""
     checked = []
     for hint in hints:
         outcome = trial(hint.fix) if isinstance(hint.fix, Fix) else TrialResult()
@@ -142,11 +141,11 @@ def verify_fixes(hints: Iterable[Hint], trial: Trial) -> tuple[Hint, ...]:
 
 
 def search(evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
-    """Return the smallest changes of the call with which it succeeds."""
+    """Return the smallest edits with which the call succeeds."""
     operands = [item for item in trial.operands if item.expression]
     is_own = bool(evidence.frames) and evidence.frames[-1].is_user
     if evidence.error is not None and _VIEW in evidence.error.message and is_own:
-        # torch itself says to use reshape; another order of the dimensions moves the elements.
+        # torch's message says to use reshape. A permutation would move elements.
         return ()
     if (model := _of_model(evidence, trial, operands)) is not None:
         return (model,)
@@ -160,9 +159,9 @@ def search(evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
 def _succeeding(
     evidence: Evidence, trial: Trial, steps: Sequence[_Step], operands: Sequence[TensorFact]
 ) -> list[Hint]:
-    """Try the steps, cheapest first; return those of the lowest cost that succeed.
+    """Try the steps, cheapest first; return the successful ones of the lowest cost.
 
-    A change of shape has to succeed with another batch size as well.
+    A change of shape must also succeed with another batch size.
     """
     reason = trial(None).error
     seen: dict[tuple[str | None, str], Hint] = {}
@@ -174,10 +173,10 @@ def _succeeding(
         if fix is None or not _holds(evidence, step, trial(fix), operands):
             continue
         if step.has_shape and _is_broadcast(evidence, step):
-            return []  # it runs as an outer product, and so may what nobody meant
+            return []  # the call runs as an outer product, so success proves nothing
         if step.has_shape and not trial.survives(fix, 1 + _is_elementwise(evidence)):
             continue  # these sizes fit by chance
-        # What rows of another line, or several labels a row, mean is known to the user alone.
+        # Only the user knows what rows of another line, or several labels in a row, mean.
         is_code = step.rule not in ("labels_in_order", "one_hot_classes")
         hint = Hint(
             rule=step.rule, text=step.words, fix=fix if is_code else None, tried=is_code or None
@@ -188,9 +187,9 @@ def _succeeding(
 
 
 def _is_asked_for(step: _Step, reason: str | None) -> bool:
-    """Return whether a refusal speaks of a kind of number, where a step casts.
+    """Return whether a step that casts answers an error about dtypes.
 
-    A cast may let a call run by what it takes away: an integer tensor has no graph.
+    A cast may remove the error by accident: an integer tensor has no graph.
     """
     message = (reason or "").partition(": ")[2]
     return step.rule != "cast_needed" or not message or bool(_OF_DTYPE.search(message))
@@ -202,17 +201,17 @@ def _holds(
     """Return whether a trial succeeded without an outer-product broadcast."""
     if not outcome.succeeds or outcome.shape is None or not _is_elementwise(evidence):
         return bool(outcome.succeeds)
-    # Three dimensions that line up, as in scores and a mask of them, do so on purpose.
+    # Three matching dimensions, as of attention scores and their mask, are intended.
     if not way.has_shape and max(len(item.shape) for item in operands) > 2:
         return True
-    # (32,) + (10,) as a table of 32 x 10 runs, and is seldom what was meant.
+    # (32, 1) + (10,) runs and gives 32 x 10, which is seldom meant.
     return not outcome.shape or max(prod(item.shape) for item in operands) >= prod(outcome.shape)
 
 
 def _is_broadcast(evidence: Evidence, way: _Step) -> bool:
-    """Return whether a change lets an op compute each of one tensor with each of another.
+    """Return whether an edit makes an op combine each element of one tensor with each of another.
 
-    A mask is for just that.
+    Not for a mask, which is meant to broadcast.
     """
     added = [
         fact for fact, template in way.changes if "unsqueeze" in template or "None" in template
@@ -231,9 +230,9 @@ def _is_elementwise(evidence: Evidence) -> bool:
 def _of_operands(
     evidence: Evidence, operands: Sequence[TensorFact], called: Called
 ) -> Iterator[_Step]:
-    """Yield edits of one operand each, and of all operands that need the same one."""
+    """Yield edits of single operands, and of all operands that need the same one."""
     groups: dict[tuple[str, str, object], list[tuple[TensorFact, Move]]] = {}
-    # Of two factors it is the second one that is transposed, as a rule.
+    # In a matrix product, usually the second factor should be transposed.
     for fact in operands[::-1] if api_function(evidence) in PRODUCTS else operands:
         for move in moves(evidence, fact, operands, called):
             yield _step([(fact, move)])
@@ -245,13 +244,13 @@ def _of_operands(
         if len(distinct) > 1:
             yield _step(list(distinct.values()))
         elif len(group) > 1:
-            # A name that stands there twice is changed before the call.
+            # A name that occurs twice in the call is changed in a line before it.
             fact, move = group[0]
             yield _step([(replace(fact, span=None), move)])
 
 
 def _alike(evidence: Evidence, move: Move, fact: TensorFact, *, is_first: bool) -> object:
-    """Return what tensors that need the same move have in common, ``None`` where none does."""
+    """Return the key by which tensors share a move, ``None`` for a move of one tensor alone."""
     if move.rule in OF_KIND:
         return fact.device if move.rule == "move_tensor" else fact.dtype
     is_state = (evidence.module_type or "").startswith(("LSTM", "GRU", "RNN")) and not is_first
@@ -269,7 +268,7 @@ def _step(group: Sequence[tuple[TensorFact, Move]]) -> _Step:
 
 
 def _of_others(trial: Trial) -> Iterator[_Step]:
-    """Make a tensor of what is none: of a list, an array, a method that was not called."""
+    """Yield edits that make a tensor of a list, an array, or a method that was not called."""
     for text, kind in trial.others:
         fact = TensorFact(argument=None, expression=text)
         for template, words in to_tensor_templates(text, kind, trial.called.device):
@@ -278,7 +277,7 @@ def _of_others(trial: Trial) -> Iterator[_Step]:
 
 
 def _written(evidence: Evidence, step: _Step) -> Fix | None:
-    """Write the call with the changes of a step, or one assignment for each before it."""
+    """Return the call with the changes of a step, or with an assignment for each before it."""
     changes = [
         Change(fact.expression or "", template, fact.span) for fact, template in step.changes
     ]
@@ -290,7 +289,7 @@ def _written(evidence: Evidence, step: _Step) -> Fix | None:
 
 
 def _whole_division(evidence: Evidence, trial: Trial) -> Hint | None:
-    """Try ``//`` in place of a ``/`` that the line itself makes a size of."""
+    """Try ``//`` for a ``/`` in the line that computes a size."""
     divisions = [
         node
         for node in ast.walk(call_node(evidence) or ast.Pass())
@@ -311,7 +310,7 @@ def _whole_division(evidence: Evidence, trial: Trial) -> Hint | None:
 
 
 def _of_model(evidence: Evidence, trial: Trial, operands: Sequence[TensorFact]) -> Hint | None:
-    """Try the call with its module on the device of its input."""
+    """Try the call with its module moved to the device of its input."""
     tree = call_node(evidence)
     if not isinstance(tree, ast.Call):
         return None
@@ -329,11 +328,11 @@ def _of_model(evidence: Evidence, trial: Trial, operands: Sequence[TensorFact]) 
         text += f"its optimizer miss them: make it an {made}"
         return Hint(rule="not_registered", text=text)
     if isinstance(tree.func, ast.Call):
-        # A layer that a forward makes is new in every step, and no optimizer has its parameters.
+        # A layer made in forward is new in every step, so no optimizer trains its parameters.
         text = f"{model} is made anew in each call and is never trained: make it in __init__"
         return Hint(rule="move_model", text=text)
     if model.startswith("self."):
-        # Its parts on other lines are where it is, and are moved with it.
+        # Move the whole module: its other parts are used on other lines.
         text = f"move the module that contains {model} to {device}, where its input is"
         return Hint(rule="move_model", text=text)
     text = f"move {model} to {device}, where its input is"

@@ -46,15 +46,15 @@ from cudalens.diagnosis.user_code import (
 
 _ASSERT_SENTENCE = "device-side assert triggered"
 _CAUSES = ("table_of_positions", "input_beyond_positions", "problem_type")
-"""Readings of an exception that say more than an edit with which the call succeeds."""
+"""Explanations of an exception that say more than a successful edit of the call."""
 
 
 def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
-    """Draw the conclusions that the evidence carries, and none that it does not.
+    """Return the report of a failure.
 
     Args:
         evidence: what was collected about the failure.
-        trial: runs the failing call with a fix; without it no fix is shown as code.
+        trial: runs the failing call with a fix.  Without it, no fix is shown as code.
     """
     verdict = _verdict(evidence)
     limits = Limits()
@@ -71,9 +71,9 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
     observations = tuple(
         item
         for item in limits.attempt("observations", lambda: observe(evidence, trial, limits), tuple)
-        if item.text not in headline  # what an argument is may stand there
+        if item.text not in headline  # the headline may contain it already
     )
-    # The report keeps the text of a fix alone.
+    # A report keeps only the text of a fix, without its syntax.
     hints = tuple(replace(item, fix=item.fix and str(item.fix)) for item in hints)
     offenders = _offenders(evidence)
     bounds = bounds_of(evidence.violation) if evidence.violation else None
@@ -102,7 +102,7 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
 
 
 def _exception(evidence: Evidence, sentence: str) -> RaisedException | None:
-    """Return the exception of the failure: the one that came, or the one that a guard raises."""
+    """Return the failure's exception: the one that was caught, or the one that a guard raises."""
     error, violation = evidence.error, evidence.violation
     if error is not None:
         message = error.message.strip().partition("\n")[0]
@@ -120,19 +120,19 @@ def _exception(evidence: Evidence, sentence: str) -> RaisedException | None:
 def _hints(
     evidence: Evidence, verdict: Verdict, causes: tuple[Hint, ...], trial: Trial
 ) -> tuple[Hint, ...]:
-    """Return at most one reading, or one edit that was tried, of those that the facts allow."""
+    """Return at most one hint: an explanation, or an edit that was tried."""
     readings = verify_fixes((*verdict.hints, *causes), trial)
     if verdict.kind == "nonfinite":
         edit = finite_edit(evidence, trial)
         return readings if edit is None else (edit,)
-    # What a distribution refused for its values may pass in another shape by chance.
+    # A value that a distribution rejected may pass in another shape by chance.
     is_hosts = verdict.kind in ("host_error", "python_error") and not evidence.has_run_kernels
     if is_hosts and evidence.lost_dimension is not None:
-        # What makes this call succeed leaves the line as it is.
+        # The lost dimension was lost on another line, so an edit of this one is not the fix.
         return (lost_dimension(evidence, evidence.lost_dimension),)
     second = batch_second(evidence, trial) if is_hosts else None
     if second is not None:
-        return (second,)  # another change of the shapes would mix the samples
+        return (second,)  # any other change of the shapes would mix samples
     has_cause = any(item.fix or item.rule in _CAUSES for item in readings)
     edits = search(evidence, trial) if is_hosts and not has_cause else ()
     if not edits and any(item.rule == "size_of_layer" for item in readings):
@@ -145,13 +145,10 @@ def _hints(
 
 
 def _argument_changed(evidence: Evidence, hints: tuple[Hint, ...]) -> str | None:
-    """Return the argument that the change with which the call succeeds alters.
-
-    ``None`` where several changes succeed, of different arguments.
-    """
+    """Return the argument that the successful edits change, ``None`` if they change several."""
     fixes = [item.fix for item in hints if isinstance(item.fix, Fix) and item.tried]
     if evidence.violation is not None and evidence.violation.is_nonfinite:
-        return None  # what an edit changes is no bad value: the result is
+        return None  # the result is bad, not the argument that an edit changes
     firsts = [item.changes[0] for item in fixes if len({c.template for c in item.changes}) == 1]
     texts = {item.text for item in firsts}
     if len(firsts) < len(fixes) or len(texts) != 1:
@@ -162,7 +159,7 @@ def _argument_changed(evidence: Evidence, hints: tuple[Hint, ...]) -> str | None
 
 
 def _offenders(evidence: Evidence) -> Offenders | None:
-    """Return the bad elements; the inputs of a first NaN or infinity by the user's names."""
+    """Return the bad elements, with the user's names for the inputs of a NaN or infinity."""
     offenders = offenders_of(evidence.violation) if evidence.violation else None
     if offenders is None or not any(item.inputs for item in offenders.first):
         return offenders
@@ -211,19 +208,19 @@ def _expression(evidence: Evidence, argument: str | None) -> str | None:
             return fact.expression
     name, bracket, place = argument.partition("[")
     if name == "tensors" and bracket:
-        # The item that the line spells, of which no variable holds the tensor.
+        # An item of a list display, which no variable holds.
         return dict(enumerate(list_items(evidence))).get(int(place.rstrip("]")))
     return None
 
 
 def _is_one_hot(evidence: Evidence) -> bool:
-    """Return whether ``F.one_hot`` failed in its ``scatter_``: the index is labels[..., None]."""
+    """Return whether ``F.one_hot`` failed in its ``scatter_``, whose index is labels[..., None]."""
     is_scatter = evidence.violation is not None and evidence.op.name == "aten::scatter_"
     return is_scatter and evidence.op.api == "torch.nn.functional.one_hot"
 
 
 def _replay(evidence: Evidence) -> Replay:
-    """Return the result of the CPU's kernel, for ``F.one_hot`` that of its own check of values."""
+    """Return the result of the CPU's kernel; for ``F.one_hot``, that of its own value check."""
     replay = evidence.replay
     if not _is_one_hot(evidence) or replay.outcome != "raised":
         return replay
@@ -238,7 +235,7 @@ def _labels_of_one_hot(evidence: Evidence) -> str | None:
     node = call_node(evidence)
     if not isinstance(node, ast.Call) or not node.args or isinstance(node.args[0], ast.Starred):
         return None
-    # A library that calls it got other arguments from the user's line.
+    # If a library calls it, the user's line has other arguments.
     is_users = not evidence.frames or evidence.frames[-1].is_user
     return written(evidence, node.args[0]) if is_users else None
 
@@ -250,7 +247,7 @@ _DISCARD = "so discard everything computed from its result."
 
 
 def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
-    is_host = evidence.error is not None  # the host has refused the value, and no guard
+    is_host = evidence.error is not None  # the CPU has rejected the value, not a guard
     parts = violation.explanation.strip(), _what_became_of_it(evidence, violation)
     return Verdict(
         kind="host_error" if is_host else _kind_of(violation),
@@ -263,7 +260,7 @@ def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
 
 
 def _what_became_of_it(evidence: Evidence, violation: Violation) -> str:
-    """Say what CUDA does about the values, and what was done about them here."""
+    """Return what CUDA does with such values, and what was done here."""
     if evidence.error is not None:
         return "" if evidence.has_run_kernels or is_of_cpu(evidence) else REFUSED
     if violation.is_nonfinite:
@@ -284,13 +281,13 @@ def _what_became_of_it(evidence: Evidence, violation: Violation) -> str:
 
 
 def _name_in_manual(evidence: Evidence, related: str | None) -> str | None:
-    """Return the name under which the manual of the called function knows the op's ``self``."""
+    """Return the documented name, in the called function, for the op's ``self``."""
     functional = (evidence.op.api or "").startswith("torch.nn.functional.")
     return "input" if related == "self" and functional else related
 
 
 def _in_own_names(evidence: Evidence, violation: Violation) -> str:
-    """Return the headline with the user's expressions for the tensors, where they are proven."""
+    """Return the headline with the user's expressions for tensors, if proven."""
     related = _name_in_manual(evidence, violation.related)
     facts = [evidence.tensor(name) for name in (violation.related, related) if name]
     names = [_own_name(fact.expression) for fact in facts if fact is not None]
@@ -308,7 +305,7 @@ def _in_own_names(evidence: Evidence, violation: Violation) -> str:
         names = [f"{owner.text} ({owner.kind})"]
     name = next(filter(None, names), None)
     if name is None and template is None and (evidence.op.name or "").startswith("aten::"):
-        # `input`, `self` and `weight` are no words of the user's.
+        # Without the user's expression: `input`, `self` and `weight` would say nothing to them.
         template = violation.headline.replace(" of {related}", "")
     if _is_of_a_part(evidence):
         template = (template or violation.headline).replace(" of {related}", "")
@@ -322,9 +319,9 @@ def _in_own_names(evidence: Evidence, violation: Violation) -> str:
 
 
 def _is_of_a_part(evidence: Evidence) -> bool:
-    """Return whether a subscript has other dimensions than the user's tensor.
+    """Return whether the op of a subscript got fewer or other dimensions than the user's tensor.
 
-    For ``x[0, i]`` and ``x[:, None, i]`` the op is given a view of x.
+    For ``x[0, i]`` and ``x[:, None, i]`` the op gets a view of x.
     """
     node: ast.AST | None = call_node(evidence)
     fact = evidence.tensor("self")
@@ -341,14 +338,14 @@ def _is_of_a_part(evidence: Evidence) -> bool:
     tensors = {it.expression for it in evidence.tensors}
     parts = [it for it in node.slice.elts if not isinstance(it, ast.Slice)]
     unknown = [it for it in parts if ast.unparse(it) not in tensors]
-    # Slices keep the dimensions.  What is alone beside them is the index at fault itself.
+    # Slices keep the dimensions.  A single index beside them is the one at fault.
     return bool(unknown) and (len(parts) > 1 or isinstance(parts[0], ast.Constant))
 
 
 def _own_element(evidence: Evidence, violation: Violation) -> dict[str, Any]:
-    """Return the user's name for the tensor at fault, and the bad value's place where it differs.
+    """Return the user's name for the tensor at fault, and the bad position in it.
 
-    The op may have got the user's tensor in another shape.
+    The op may have got the tensor in another shape.
     """
     expression = _expression(evidence, violation.argument or None)
     if expression is not None and _is_one_hot(evidence) and violation.offenders.first:
@@ -362,21 +359,21 @@ def _own_element(evidence: Evidence, violation: Violation) -> dict[str, Any]:
             return {"argument": name, "position": fact.bad_at}
     if own:
         return {"argument": violation.argument, "position": own[0].bad_at}
-    # No function of torch's has an argument of this name for its callers.
+    # `self` is the op's name. torch's documentation says `input`.
     name = "input" if violation.argument == "self" else violation.argument
     item = "" if violation.list_position is None else f"[{violation.list_position}]"
     if name == "indices" and item:
-        name, item = "index", ""  # which of the indices it is, the dimension says
+        name, item = "index", ""  # the dimension says which index it is
     if re.search(rf"(?<![\w.]){re.escape(name)}\b(?!=)", evidence.call_text or ""):
-        # A variable of the user's has the name too.
+        # The user may have a variable with this name.
         return {"argument": f"argument {name}{item}"}
     return {"argument": f"{name}{item}"} if name else {}
 
 
 def _own_name(expression: str | None) -> str | None:
-    """Return an expression that a position can follow, ``None`` when it is too long to be one.
+    """Return an expression to which a position can be appended, ``None`` if it is too long.
 
-    Of a long call it is the function: ``torch.tanh(…)``.
+    A long call is shortened to its function: ``torch.tanh(…)``.
     """
     node = syntax(expression)
     if expression and len(expression) > LONGEST_NAME and isinstance(node, ast.Call):
@@ -384,12 +381,12 @@ def _own_name(expression: str | None) -> str | None:
     if not expression or len(expression) > LONGEST_NAME:
         return None
     binds = isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call)
-    # The text of `:=` has parentheses of its own.
+    # The text of a `:=` expression has its own parentheses.
     return expression if binds or isinstance(node, ast.NamedExpr) else f"({expression})"
 
 
 def format_sentence(report: Report) -> str:
-    """Return the headline with bounds and count: the one sentence that says everything."""
+    """Return the one-sentence summary: the headline with bounds and count."""
     return _sentence(report.headline, report.bounds, report.offenders)
 
 
@@ -470,7 +467,7 @@ def format_place(report: Report, *, forward: bool = False) -> str | None:
 
 
 def format_note(report: Report) -> str:
-    """Return the one line that is added to an exception which torch raised itself."""
+    """Return the line that is added as a note to an exception of torch's."""
     place = format_place(report)
     hint = _first_hint(report)
     advice = None if hint is None else f"try {hint.fix}" if hint.fix else hint.text
@@ -482,19 +479,19 @@ def format_note(report: Report) -> str:
 
 
 def offenders_of(violation: Violation) -> Offenders | None:
-    """Return the bad elements, ``None`` where the guard counted none: 0 of 0 would be untrue."""
+    """Return the bad elements, ``None`` if the guard did not count them."""
     return None if violation.offenders == Offenders() else violation.offenders
 
 
 def bounds_of(violation: Violation) -> Bounds | None:
-    """Return the allowed values, ``None`` where the guard named none."""
+    """Return the allowed values, ``None`` if the guard has none."""
     return None if violation.bounds == Bounds() else violation.bounds
 
 
 def bare_report_of_violation(
     violation: Violation, *, is_deferred: bool, limits: tuple[str, ...]
 ) -> Report:
-    """Report a finding from nothing but what its guard said: it is as certain as ever."""
+    """Return a report from the violation alone, when collecting evidence has failed."""
     is_noticed = violation.is_silent or violation.is_nonfinite
     return Report(
         kind=_kind_of(violation),
@@ -520,6 +517,6 @@ def _kind_of(violation: Violation) -> Kind:
 
 
 def bare_report_of_error(error: ErrorFacts, limits: tuple[str, ...]) -> Report:
-    """Report an exception of torch's in its own words."""
+    """Return a report from an exception's message alone, when collecting evidence has failed."""
     first = error.message.strip().split("\n", 1)[0]
     return Report(kind="python_error", headline=first or error.type_name, limits=limits)

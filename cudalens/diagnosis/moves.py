@@ -1,7 +1,7 @@
-"""The changes of one argument of a refused call that are tried, by device, dtype, shape and kind.
+"""Possible edits of one argument of a failing call: its device, dtype, shape or kind.
 
-A move replaces a tensor by what a template makes of it.  No move drops or invents values, and none
-mixes the samples of a batch.  Not here: which of them are tried together (``candidates.py``).
+A move replaces a tensor by a template's expression.  No move drops or invents values, or mixes the
+samples of a batch.  Which moves are tried together is decided in ``candidates.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cudalens.diagnosis.host_errors._words import INTEGERS
 from cudalens.diagnosis.user_code import api_function
 
 OF_KIND = ("cast_needed", "move_tensor")
-"""Moves that leave the shape as it is."""
+"""Moves that keep the shape."""
 _CASTS = {
     "float32": ".float()",
     "float64": ".double()",
@@ -33,27 +33,27 @@ _CASTS = {
 PRODUCTS = functions(Trait.PRODUCT)
 _COUNTED = ("pack_padded_sequence", "_pack_padded_sequence")
 _ON_HOST = ("__getitem__", "numpy", *_COUNTED)
-"""They take one of their tensors on the CPU, and not on another device."""
+"""Functions that require one of their tensors on the CPU."""
 _WHOLE_BATCH = ("linear", "batch_norm", "layer_norm", "group_norm")
-"""Their first dimension is the batch, which stays where it is, as it does in other layers."""
+"""Layers whose first dimension is the batch, which no move may change."""
 _OF_IMAGES = (
     *("conv", "batchnorm", "batch_norm", "max_pool", "maxpool", "avg_pool", "avgpool"),
     *("adaptive", "instance", "interpolate", "unfold"),
 )
-"""Layers and functions whose channels are dimension 1."""
+"""Layers and functions with channels in dimension 1."""
 _BATCHED = {"conv1d": 3, "conv2d": 4, "conv3d": 5, "lstm": 3, "gru": 3, "rnn": 3}
 _BATCHED |= {"instancenorm1d": 3, "instancenorm2d": 4, "instancenorm3d": 5}
-"""Dimensions of their input with a batch; they take one sample without it as well."""
+"""Rank of the input with a batch, for layers that also accept one sample without it."""
 _SEQUENCES = ("LSTM", "GRU", "RNN", "Multihead", "Transformer")
 _OF_MASK = re.compile(r"^only bool and floating types of \w+ are supported")
-"""Of integers it is not known whether 1 marks what is read or what is left out."""
+"""Arguments that are masks: for integers it is unknown whether 1 means keep or drop."""
 _TAKES_RANK = ("expand", "expand_as", "permute")
-"""They name the dimensions that they want, where no other tensor shows how many there are."""
+"""Errors that state the expected rank, which no other tensor shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A change of one tensor: what it is replaced by, in words and in code."""
+    """A change of one tensor: its replacement, in words and in code."""
 
     rule: str
     template: str
@@ -63,32 +63,32 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class Called:
-    """Facts on the call that the moves need besides its operands."""
+    """Facts about the call that the moves need, besides its operands."""
 
     device: str | None = None
-    """Of the parameters of the called module."""
+    """The device of the called module's parameters."""
     is_model: bool = False
-    """True if a library's model is called, to which another shape means another thing."""
+    """True if a library's model is called, whose meaning of dimensions is unknown."""
     is_batch_second: bool = False
-    """True if a layer for sequences is called that was made without ``batch_first``."""
+    """True if a sequence layer made without ``batch_first`` is called."""
 
 
 def moves(
     evidence: Evidence, fact: TensorFact, operands: Sequence[TensorFact], called: Called
 ) -> Iterator[Move]:
-    """Yield the changes of one operand that may let the call succeed."""
+    """Yield the changes of one operand with which the call may succeed."""
     others = [item for item in operands if item.expression != fact.expression]
     function = api_function(evidence)
     writes = is_in_place(function) or function == "__setitem__"
     writes |= function.startswith("__i") and function not in ("__invert__", "__int__")
     if writes and function != "requires_grad_" and fact is operands[0]:
-        return  # what is written to a copy is lost
+        return  # a write to a copy would be lost
     yield from _of_device(evidence, fact, others, called.device)
     yield from _of_dtype(evidence, fact, operands, others)
     if not _is_contiguous(fact):
         words = f"{fact.expression} is not contiguous: copy it"
         yield Move(rule="not_contiguous", template="{x}.contiguous()", words=words)
-    # Of what is indexed, another order has other elements at the index.
+    # Permuting an indexed tensor would select other elements.
     if called.is_model or (function == "__getitem__" and fact is operands[0]):
         return
     has = f"{fact.expression} has shape {format_shape(fact.shape)}"
@@ -120,7 +120,7 @@ def _of_device(
         if device == fact.device:
             continue
         at = next((item.expression for item in others if item.device == device), None)
-        # Only a name is read a second time: a call would run again.
+        # Repeat only names: a repeated call would run again.
         target = f"{at}.device" if at and "(" not in at and at.isidentifier() else f'"{device}"'
         is_back = device == "cpu"
         yield Move(
@@ -144,22 +144,22 @@ def _of_dtype(
     if (function == "__getitem__" and fact.dtype == "bool") or _OF_MASK.search(message):
         return
     if _is_loss(evidence) and fact is operands[0] and fact.dtype in INTEGERS:
-        return  # class numbers in the place of scores have no gradient
+        return  # class indices instead of scores have no gradient
     is_scores = any(item.shape == fact.shape for item in others) and len(fact.shape) > 1
     is_class_code = _has_classes(evidence) and is_scores and fact.dtype in INTEGERS
-    # Numbers that are added to scores are no mask of them, which 0 and 1 are.
+    # A float attention mask is added to the scores. 0 and 1 are a boolean mask.
     is_mask = "attention" in function and fact.dtype in INTEGERS
     for name in ("bool",) if is_mask else dict.fromkeys([*seen, "float32", "int64", "bool"]):
         if name == fact.dtype or name not in _CASTS:
             continue
         if is_class_code and "float" in name:
-            continue  # marks of several classes would be taken for probabilities
-        # Weights are narrower than the input, as a rule; of scores and labels none may lose digits.
+            continue  # multi-label targets would be read as probabilities
+        # Weights may be narrower than the input. Scores and labels must not lose digits.
         is_narrower = (name, fact.dtype) == ("float32", "float64")
         is_loss = _is_loss(evidence)
         is_late = is_narrower is is_loss if "float64" in (name, fact.dtype) else name not in seen
         cost = 3 if is_late and "float" in fact.dtype else 1 + is_late
-        # As many flags as rows, each 0 or 1, are a mask of them and no list.
+        # One 0 or 1 for each row is a mask, not a list of indices.
         is_list = fact.shape != operands[0].shape[: len(fact.shape)] or fact.shape <= (2,)
         yield Move(
             rule="cast_needed",
@@ -170,7 +170,7 @@ def _of_dtype(
 
 
 _Change = tuple[str, str, str, int]
-"""Of a shape: the rule, the template, the words behind the shape, and what it costs."""
+"""A change of shape: rule, template, words and cost."""
 
 
 def _of_shape(
@@ -180,13 +180,13 @@ def _of_shape(
     others = [item for item in operands if item.expression != fact.expression]
     is_paired = _is_loss(evidence) and not _has_classes(evidence)
     if is_paired and prod(shape) not in [prod(item.shape) for item in others]:
-        return  # it would be broadcast: each of one would meet each of the other
+        return  # it would broadcast to an outer product
     function = api_function(evidence)
     is_sequence = (evidence.module_type or "").startswith(_SEQUENCES)
     is_state = is_sequence and fact is not operands[0]
     first = int(function.startswith(_WHOLE_BATCH) or (called.device is not None and not is_state))
     layer = (evidence.module_type or function).lower()
-    # One sample of a batch of such a rank would be read as a batch, a batch as one sample.
+    # At this rank, the layer would read a batch as one sample, or a sample as a batch.
     is_batch = rank <= _BATCHED.get(layer, 0)
     for dim in range(rank - 1, -1, -1):
         if shape[dim] == 1 and rank > 1 and not is_batch:
@@ -194,10 +194,10 @@ def _of_shape(
             words = f": without its dimension {dim} of size 1 it is {left}"
             yield "extra_dimension", f"{{x}}.squeeze({dim})", words, 1
     yield from _of_missing(evidence, fact, others, called, layer)
-    # Of the steps of a sequence a loss would take each feature for a class.
+    # A loss would read the features of a sequence's steps as classes.
     if rank > 2 and not _is_loss(evidence):
         words = ": make one dimension of all behind the first"
-        # Beside a tensor of another rank a dimension may be missing there as well.
+        # If the other tensor has another rank, it may lack a dimension instead.
         yield "not_flattened", "{x}.flatten(1)", words, 1 + (function != "linear")
     yield from _of_order(evidence, fact, others, first)
     if _is_loss(evidence):
@@ -205,7 +205,7 @@ def _of_shape(
 
 
 def _called(evidence: Evidence) -> str:
-    """Return the names of the called function and of its module, in small letters."""
+    """Return the names of the called function and its module, in lower case."""
     return f"{api_function(evidence)} {evidence.module_type or ''}".lower()
 
 
@@ -215,7 +215,7 @@ def _is_loss(evidence: Evidence) -> bool:
 
 
 def _has_classes(evidence: Evidence) -> bool:
-    """Return whether the loss compares the classes of a row, which no reshape may mix."""
+    """Return whether the loss has a class dimension, which no reshape may mix."""
     name = _called(evidence).replace("_", "")
     return ("crossentropy" in name or "nll" in name) and "binary" not in name
 
@@ -223,13 +223,13 @@ def _has_classes(evidence: Evidence) -> bool:
 def _of_missing(
     evidence: Evidence, fact: TensorFact, others: Sequence[TensorFact], called: Called, layer: str
 ) -> Iterator[_Change]:
-    """Add dimensions of size 1: of a batch, of channels, or to line up with another tensor."""
+    """Add dimensions of size 1: a batch, channels, or to line up with another tensor."""
     shape, rank = fact.shape, len(fact.shape)
     is_layer = bool(called.device) and "loss" not in (evidence.module_type or "").lower()
     is_wanted = is_layer or api_function(evidence) in _TAKES_RANK
     larger = [item.shape for item in others if len(item.shape) == rank + 1]
     added = {dim: (*shape[:dim], 1, *shape[dim:]) for dim in dict.fromkeys((0, min(1, rank), rank))}
-    # Where one place lines its sizes up with those of another tensor, no other place is meant.
+    # If one position makes the sizes match another tensor's, only that one is meant.
     lined = {
         dim
         for dim, made in added.items()
@@ -241,11 +241,11 @@ def _of_missing(
         if is_paired and made not in [item.shape for item in others]:
             continue
         if api_function(evidence) == "permute" and dim and shape[-1] in (1, 3, 4):
-            continue  # what one image with channels lacks is the batch
+            continue  # an image with channels lacks only the batch
         if fact.dtype == "bool" and len(lined) > 1:
-            continue  # scores of as many queries as keys: both can be flagged
+            continue  # as many queries as keys: the mask may be of either
         if layer.startswith("conv") and dim == rank:
-            continue  # a length of 1, which only padding makes long enough
+            continue  # a length of 1, which only padding could extend
         is_beside = any(rank < len(item.shape) for item in others)
         if rank < 4 and (is_wanted or is_beside) and (not lined or dim in lined):
             rule, words = "missing_dimension", ": with a dimension of size 1 it is "
@@ -267,16 +267,16 @@ def _of_missing(
 def _of_order(
     evidence: Evidence, fact: TensorFact, others: Sequence[TensorFact], first: int
 ) -> Iterator[_Change]:
-    """Put the dimensions from ``first`` on in another order."""
+    """Permute the dimensions from ``first`` on."""
     shape, rank, function = fact.shape, len(fact.shape), api_function(evidence)
     is_product, name = function in PRODUCTS, _called(evidence)
-    # (2, 3) @ (4, 2) may be meant in the other order as well.
+    # (2, 3) @ (4, 2) may also be meant with swapped factors.
     is_ordered = [item.shape for item in others if len(item.shape) == 2 and rank == 2]
     is_either = any(a[-1] == shape[0] or a[0] == shape[-1] for a in is_ordered)
     if rank == 2 and is_product and not is_either:
         yield "transposed_operand", "{x}.T", ": transpose it", 2
     for one, two in itertools.combinations(range(first, rank), 2):
-        # Steps and classes of one size would be taken for each other.
+        # With equal sizes, steps and classes could not be distinguished.
         if _has_classes(evidence) and len(set(shape)) < rank:
             break
         is_common = rank == 3 or (is_product and one > 0 and two - one == 1)
@@ -297,10 +297,10 @@ def _of_labels(
 ) -> Iterator[_Change]:
     shape, rank = fact.shape, len(fact.shape)
     if any(item.shape == shape for item in others) and rank > 1:
-        # The cast is tried as well: it succeeds where no digit is lost.
+        # With a cast to integers, which the trial rejects if it changes values.
         cast = "" if fact.dtype in INTEGERS else ".long()"
         words = " and is one-hot: this loss takes class numbers"
-        # Of several labels a row, a batch of integers may have one in each.
+        # Integer labels may be multi-label, with a single one in each row of this batch.
         is_one = bool(cast) or "crossentropy" not in _called(evidence).replace("_", "")
         rule = "one_hot_target" if is_one else "one_hot_classes"
         yield rule, f"{{x}}{cast}.argmax(1)", words, 1
@@ -317,7 +317,7 @@ def _of_labels(
 
 
 def _shape_before(evidence: Evidence, fact: TensorFact) -> tuple[int, ...]:
-    """Return the shape of what a line reshapes, empty where it does not show it."""
+    """Return the shape before a reshape in the line, empty if the line has none."""
     match fact.node:
         case ast.Call(func=ast.Attribute(value, "view" | "reshape" | "flatten")):
             text = ast.unparse(value)
@@ -341,16 +341,16 @@ _MADE_OF = {
 }
 """Templates that make a tensor, by the kind of the value.
 
-A tuple or the outputs of a model are not here: which part is meant, only the user knows.
+Not for tuples and model outputs: only the user knows which part is meant.
 """
 
 
 def to_tensor_templates(text: str, kind: str, device: str | None) -> Iterator[tuple[str, str]]:
-    """Yield templates, and their words, that make a tensor of an argument that is none.
+    """Yield templates, and their words, that convert an argument to a tensor.
 
     Args:
         text, kind: see ``Trial.others``.
-        device: of the called module.
+        device: the device of the called module.
     """
     made = list(_MADE_OF.get(kind, ()))
     if device not in (None, "cpu"):

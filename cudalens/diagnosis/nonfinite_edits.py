@@ -1,9 +1,9 @@
-"""Edits of one step that keep a call, or its gradient, finite.
+"""One-step edits that keep a call, or its gradient, finite.
 
-Only where the facts leave no choice: a number that is 0 in the type of the tensor, a branch that
-``where`` discards, a count that is 0, a slope that is infinite at 0, a logarithm of 0, a row of
-masked scores.  Each is tried on copies, forward and backward, before it is shown.  What depends on
-the user's intention, as the sign of what is under a root does, has none.
+Only for causes with one obvious fix: a constant that is 0 in the tensor's dtype, a branch that
+``where`` discards, a count of 0, an infinite slope at 0, a logarithm of 0, a fully masked row of
+scores.  Each edit is tried on copies, forward and backward, before it is shown.  A negative number
+under a root has no edit: the fix depends on the user's intention.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from cudalens.diagnosis.user_code import (
 )
 
 _SAFE = {**dict.fromkeys(functions(Trait.ARC), 0), "atanh": 0, "exp": 0, "expm1": 0, "acosh": 2}
-"""Where a function and its slope are finite; for all others at 1."""
+"""An argument at which a function and its derivative are finite; 1 for functions not listed."""
 _LOOKS = functions(Trait.COMPARES) | functions(Trait.FACT) | functions(Trait.NEVER_COPIES)
 _LOOKS |= {"isfinite", "isnan", "isinf", "logical_not", "any", "all", "abs", "sum", "bool", "float"}
-"""Calls that a condition may make a second time: they only look."""
+"""Functions without side effects, which a condition may call again."""
 _TO_NUMBERS = functions(Trait.CAST | Trait.VIEW, without=Trait.TO_INTEGER) | {"sum"}
-"""Calls that make numbers of truth values, or counts."""
+"""Functions that turn truth values into numbers, or count them."""
 _STEPS_UP = ("1e-7", "1e-6", "1e-5", "1e-4")
-"""Numbers to take in place of one that vanishes in float16, smallest first."""
+"""Replacements for a constant that vanishes in float16, smallest first."""
 
 
 def finite_edit(evidence: Evidence, trial: Trial) -> Hint | None:
-    """Return the first edit with which all values and gradients of the call are finite."""
+    """Return the first edit that makes all values and gradients of the call finite."""
     violation = evidence.violation
     if violation is None or not violation.is_nonfinite or violation.overwritten:
         return None
@@ -68,7 +68,7 @@ def _edits(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
 
 
 def _is_written_here(evidence: Evidence) -> bool:
-    """Return whether the user's line spells the call itself, and no module around it."""
+    """Return whether the user's line contains the call itself, not a module around it."""
     node, name = call_node(evidence), made(evidence)
     if isinstance(node, ast.BinOp):
         return isinstance(node.op, ast.Div) and name in ("div", "rdiv")
@@ -79,7 +79,7 @@ def _is_written_here(evidence: Evidence) -> bool:
 
 
 def _larger_constant(evidence: Evidence) -> Iterator[Hint]:
-    """A number that is to keep an argument above 0 is 0 in its type: take a larger one."""
+    """A constant that should keep an argument above 0 is 0 in its dtype: use a larger one."""
     for fact in (evidence.tensor("other"), evidence.tensor("self")):
         lost = vanished_in(fact)
         if fact is None or lost is None or fact.dtype != "float16":
@@ -116,7 +116,7 @@ def _exchanged(whole: ast.expr | None, part: ast.expr, text: str) -> ast.expr:
 
 
 def _log_softmax(evidence: Evidence) -> Iterator[Hint]:
-    """The logarithm of a softmax has a function of its own, which is finite."""
+    """Replace the logarithm of a softmax by ``log_softmax``, which stays finite."""
     fact, call = evidence.tensor("self"), call_node(evidence)
     inner = fact.node if fact is not None else None
     is_softmax = isinstance(inner, ast.Call) and last_name(inner.func) == "softmax"
@@ -137,7 +137,7 @@ def _log_softmax(evidence: Evidence) -> Iterator[Hint]:
 
 
 def _within_domain(evidence: Evidence) -> Iterator[Hint]:
-    """A logarithm of 0, and a number that rounding took beyond the end of a domain."""
+    """Clamp the argument of a logarithm of 0, or one that rounding moved out of the domain."""
     fact, name = evidence.tensor("self"), made(evidence)
     if fact is None:
         return
@@ -151,7 +151,7 @@ def _within_domain(evidence: Evidence) -> Iterator[Hint]:
     if name in functions(Trait.ARC) and max(-1 - low, high - 1) <= ROUNDING:
         text = f"rounding took a value beyond the numbers from -1 to 1, which {name} takes"
         inside = "0.999" if fact.dtype in ("float16", "bfloat16") else "0.999999"
-        for end in ("1", inside):  # at 1 the slope is infinite
+        for end in ("1", inside):  # at 1 the derivative is infinite
             template = f"{{x}}.clamp(-{end}, {end})"
             yield from _hint(evidence, fact, template, "rounded_out_of_domain", text)
     if name == "sqrt" and -ROUNDING <= low < 0 and high > 0:
@@ -170,7 +170,7 @@ def _hint(
 
 
 def _count_of_none(evidence: Evidence) -> Iterator[Hint]:
-    """A sum of nothing is divided by a count of 0."""
+    """Clamp a count of 0 that an empty sum is divided by."""
     if made(evidence) != "div" or input_of(evidence, "self") != 0:
         return
     node, fact = call_node(evidence), evidence.tensor("other")
@@ -188,7 +188,7 @@ def _at_least_one(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any
 
 
 def _is_count(fact: TensorFact) -> bool:
-    """Return whether a tensor counts: whole numbers, or the sum of what a comparison made."""
+    """Return whether a tensor is a count: integers, or the sum of a comparison."""
     low = fact.summary.min
     if fact.dtype.startswith(("int", "uint")):
         return not isinstance(low, str) and low is not None and low >= 0
@@ -204,7 +204,7 @@ def _is_length(node: ast.expr) -> bool:
 
 
 def _unmasked_row(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
-    """A row is masked everywhere: its scores become the lowest number, which softmax can take."""
+    """Mask a row with the lowest finite number instead of -inf, which softmax can handle."""
     fact = evidence.tensor("self") or evidence.tensor("input")
     is_masked = evidence.violation is not None and evidence.violation.is_masked_row
     if fact is None or fact.expression is None or not is_masked:
@@ -232,7 +232,7 @@ def _unmasked_row(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
 
 
 def _is_still(mask: ast.expr, binding: Binding, trial: Trial) -> bool:
-    """Return whether the names of a mask hold now what they held where it was used."""
+    """Return whether the names in a mask still have the values with which it was used."""
     if not all(isinstance(item, _PLAIN) for item in ast.walk(mask)):
         return False
     for item in ast.walk(mask):
@@ -248,7 +248,7 @@ _PLAIN = (ast.Name, ast.UnaryOp, ast.Invert, ast.Compare, ast.Constant, ast.Eq, 
 
 
 def _lowest(node: ast.expr | None, fact: TensorFact) -> ast.expr | None:
-    """Return ``masked_fill(mask, -inf)`` with the lowest number of its type in place of -inf."""
+    """Return ``masked_fill(mask, -inf)`` with the dtype's lowest number for -inf."""
     match node:
         case ast.Call(ast.Attribute(of, "masked_fill"), [mask, value], []) if _is_minus_inf(value):
             dtype = f"{of.id}.dtype" if isinstance(of, ast.Name) else f"torch.{fact.dtype}"
@@ -272,7 +272,7 @@ def _is_minus_inf(node: ast.expr) -> bool:
 
 
 def _safe_branch(evidence: Evidence) -> Iterator[Hint]:
-    """``where`` discards a value, but not its infinite gradient: make the input safe before it."""
+    """``where`` discards a value, but not its infinite gradient: make the input safe first."""
     line, name = _statement(evidence), _of_node(evidence)
     wheres = [item for item in _calls(line) if last_name(item.func) == "where"]
     if len(wheres) != 1 or len(wheres[0].args) != 3 or wheres[0].keywords:
@@ -299,7 +299,7 @@ def _safe_branch(evidence: Evidence) -> Iterator[Hint]:
 
 
 def _slope_at_zero(evidence: Evidence) -> Iterator[Hint]:
-    """A root has an infinite slope at 0: a small number beneath it bounds that."""
+    """A root has an infinite derivative at 0: add a small number under it."""
     name, line = _of_node(evidence), _statement(evidence)
     is_root = name == "sqrt" and input_of(evidence, "result") == 0
     if name == "pow":
@@ -337,7 +337,7 @@ def _of_node(evidence: Evidence) -> str:
 
 
 def _inputs(tree: ast.AST, name: str) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield the calls of a function in an expression, each with what can make it infinite."""
+    """Yield the calls of a function in an expression, each with its critical argument."""
     for node in ast.walk(tree):
         match node:
             case ast.BinOp(_, ast.Div(), below) if name in ("div", "reciprocal"):
@@ -357,7 +357,7 @@ def _calls(tree: ast.AST | None) -> list[ast.Call]:
 
 
 def _statement(evidence: Evidence) -> ast.stmt | None:
-    """Return the syntax of the forward line, if the whole statement stands on it."""
+    """Return the syntax of the forward line, if it contains the whole statement."""
     text = evidence.forward_source.text if evidence.forward_source is not None else None
     if not text or "\n" in text:
         return None
@@ -369,13 +369,13 @@ def _statement(evidence: Evidence) -> ast.stmt | None:
 
 
 def _text(evidence: Evidence, node: ast.AST) -> str:
-    """Return a part of the forward line as it was typed."""
+    """Return a part of the forward line as typed."""
     text = evidence.forward_source.text if evidence.forward_source is not None else None
     return ast.get_source_segment(text or "", node) or ast.unparse(node)
 
 
 def _replaced(evidence: Evidence, whole: ast.expr, part: ast.expr, new: str) -> str | None:
-    """Return an expression of the forward line with a part of it replaced."""
+    """Return an expression of the forward line with one part replaced."""
     old, start = _text(evidence, whole).encode(), whole.col_offset
     ends = part.col_offset - start, (part.end_col_offset or 0) - start
     text = (old[: ends[0]] + new.encode() + old[ends[1] :]).decode()
@@ -383,7 +383,7 @@ def _replaced(evidence: Evidence, whole: ast.expr, part: ast.expr, new: str) -> 
 
 
 def _span(evidence: Evidence, node: ast.expr) -> SourceSpan | None:
-    """Return the place of an expression of the forward line, if it stands there once."""
+    """Return the position of an expression in the forward line, if it occurs once."""
     at, text = evidence.forward_source, _text(evidence, node)
     line = next((it.text for it in at.context if it.line == at.line), "") if at else ""
     if at is None or line.count(text) != 1:
