@@ -94,7 +94,7 @@ class Trial:
         return None
 
     def held_in(self, expression: str) -> tuple[str, str] | None:
-        """Return the module attribute that is a tensor, or the class that registers it; and its kind."""
+        """Return the module attribute that is a tensor, or the class that registers it."""
         return None
 
     def other_readers(self, expression: str) -> tuple[list[int], list[int]]:
