@@ -1,7 +1,7 @@
-"""Observers: the proven facts of a failure beyond its headline, one line each; none advises.
+"""Observers: the proven facts about a failure beyond its headline, one line each.  No advice.
 
-An observer takes the evidence and the variables of the user's line, and yields observations.  All
-templates of a finding of a guard stand here, those of an exception in ``observed_errors.py``.
+An observer takes the evidence and the variables of the user's line, and yields observations.  The
+templates for findings of guards are here, those for exceptions in ``observed_errors.py``.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ _INTEGER_MAKERS = {
     "topk": "positions of the largest",
     **dict.fromkeys(functions(Trait.COMPARES), "the truth of a comparison, 0 or 1"),
 }
-"""Meaning of the integers that a function makes."""
+"""What the integers are that a function makes."""
 
 
 def observe(evidence: Evidence, trial: Trial, limits: Limits) -> tuple[Observation, ...]:
-    """Return the proven facts of a failure, in the order in which they are read.
+    """Return the proven facts about a failure, in the order of the report.
 
-    An observer that fails leaves one line in ``limits``, and the others are asked all the same.
+    An observer that fails leaves one line in ``limits``, and the others still run.
 
     Example:
         >>> [item.text for item in observe(evidence, trial, limits)]
@@ -87,7 +87,7 @@ def _listed(observer: Observer, evidence: Evidence, trial: Trial) -> tuple[Obser
 
 
 def values(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
-    """Yield how many values are bad, how many are allowed besides, and the range of the others."""
+    """Yield how many values are bad, how many are ``ignore_index``, and the range of the others."""
     at_fault, role = fault(evidence), role_of(evidence)
     if at_fault is None or at_fault[1].dtype == "bool":
         return
@@ -158,14 +158,14 @@ def values(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
 
 
 def _copies(evidence: Evidence, offenders: Offenders) -> int:
-    """Return how many times ``expand`` shows each value, 1 if it has not shown all alike."""
+    """Return how often ``expand`` repeats each value, 1 if not all equally often."""
     copies = evidence.marks.copies
     is_whole = not (offenders.count % copies or offenders.total % copies or offenders.allowed)
     return copies if copies > 1 and is_whole else 1
 
 
 def _allowed(evidence: Evidence) -> str:
-    """Return how many values are allowed besides the bound: ``8 are -100 (allowed)``."""
+    """Return the count of values allowed outside the bound: ``8 are -100 (allowed)``."""
     violation = evidence.violation
     if violation is None or not (count := violation.offenders.allowed):
         return ""
@@ -182,7 +182,7 @@ def _share(count: int, total: int, noun: str, bad: str, others: str | None, more
 
 
 def _as_typed(ends: str | None) -> str | None:
-    """Return the ends of an interval, whole numbers without a fraction: ``0 … 1``."""
+    """Return an interval, with integers for whole floats: ``0 … 1``."""
     if ends is None:
         return None
     try:
@@ -192,7 +192,7 @@ def _as_typed(ends: str | None) -> str | None:
 
 
 def _numbers(items: Iterable[int]) -> str:
-    """Return numbers for reading: ``-4 … -1, 15 … 18``, ``3, 5``."""
+    """Return numbers as text, runs as ranges: ``-4 … -1, 15 … 18``, ``3, 5``."""
     ordered = sorted(items)
     runs = [
         [value for _, value in run]
@@ -204,7 +204,7 @@ def _numbers(items: Iterable[int]) -> str:
 
 
 def earlier(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
-    """Yield the values of earlier calls of the line, and the modules that have another size."""
+    """Yield the range of earlier calls of the line, and the modules with another bound."""
     seen = evidence.seen_before
     if seen is None or seen.min is None or seen.max is None:
         return
@@ -220,7 +220,7 @@ def earlier(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
 
 
 def _of_module(evidence: Evidence, other: OtherModule) -> str:
-    """Return what another module took: ``stores.0 has 8 places and took 0 … 3 in 4 calls``."""
+    """Return the values of another module: ``stores.0 has 8 places and took 0 … 3 in 4 calls``."""
     calls = format_count(other.calls, "call")
     unit = _UNITS.get(role_of(evidence), "place")
     has = f"has {format_count(other.size, unit)} and " if other.size is not None else ""
@@ -237,7 +237,7 @@ def _interval(low: Number, high: Number) -> str:
 
 
 def bound(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
-    """Yield the line that chose the size, and the one that made what has that size."""
+    """Yield the line that chose the size, and the line that made the object of that size."""
     violation, origin = evidence.violation, evidence.bound
     if violation is None or not violation.size or violation.is_nonfinite:
         return
@@ -278,7 +278,7 @@ def bound(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
 def _bound_of_variables(
     evidence: Evidence, trial: Trial, many: str, facts: dict[str, object]
 ) -> Iterator[Observation]:
-    """Name the layer, tensor or number that has the size, by the variables of the line."""
+    """Name the layer, tensor or number with the size, from the variables of the line."""
     made, size = bounding(evidence, trial)
     if made is None or is_failing_line(made.at, evidence):
         return
@@ -296,7 +296,7 @@ def _bound_of_variables(
         text = f"{many}, {verb} in {place(made.at, evidence)}: {code_of(made)}"
         sources = [marked(made.at, f"{_are(many)} {verb} here")]
     elif made.value and made.name and not re.fullmatch(r"[\w.]+\(\)", made.value):
-        # Its number is from elsewhere; an empty container has no size of its items.
+        # The number is from elsewhere, or the container was made empty.
         text = f"{many}, those of {made.name}, made in {place(made.at, evidence)}: {code_of(made)}"
         sources = [marked(made.at, f"{made.name} is made here ({many})")]
     elif made.name and not made.name.isidentifier():
@@ -309,10 +309,10 @@ def _bound_of_variables(
 
 
 def _verb(code: str, *, is_set: bool = True) -> str:
-    """Return whether code sets a size, or reads that of a tensor which another line has made.
+    """Return the verb: code sets a size, or reads that of a tensor from another line.
 
     Args:
-        is_set: false if a name in the code has the number from elsewhere.
+        is_set: false if a name in the code got the number elsewhere.
     """
     node: ast.AST | None = parsed(code.rpartition(" = ")[2])
     if not is_set and not isinstance(node, ast.Call):
@@ -330,13 +330,13 @@ def _shows(code: str, number: int | None) -> bool:
 
 
 def _chooses(code: str) -> bool:
-    """Return whether an expression computes a number, or reads one off a tensor."""
+    """Return whether an expression computes a number, or reads a size."""
     is_name = isinstance(syntax(code), ast.Name | ast.Attribute | ast.Subscript | ast.Tuple)
     return not is_name or _verb(code) == "read"
 
 
 def _beside(made: Binding | None) -> str:
-    """Return what else has to change with the size: what shares the weight, or has as many."""
+    """Return what else must change with the size: a shared weight, an equal size."""
     if made is not None and made.tied:
         return f", and its weight is that of {made.tied} too"
     return f", and {made.beside} has the same size" if made is not None and made.beside else ""
@@ -350,7 +350,7 @@ def _are(many: str) -> str:
 
 
 def pattern(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
-    """Yield what all the bad values have in common, each of them looked at."""
+    """Yield what all bad values have in common; every one of them was read."""
     marks, violation = evidence.marks, evidence.violation
     if violation is None:
         return
@@ -395,7 +395,7 @@ def pattern(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
 
 
 def shifted(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
-    """Yield the range of what a line adds a number to, and the range that fits."""
+    """Yield the range of the values that a line adds a number to, and the range that would fit."""
     if (sums := evidence.marks.added) is not None and not is_failing_line(sums.line, evidence):
         name = sums.name if sums.column is None else f"{sums.name}[:, {sums.column}]"
         what = f"{sums.number} to {name}, which is {_interval(sums.low, sums.high)}: at most "
@@ -427,7 +427,7 @@ def _plural(unit: str) -> str:
 
 
 def _made_by(evidence: Evidence) -> tuple[str, dict[str, object], LineRef | None] | None:
-    """Return what the integers are, where the call that made them says it."""
+    """Return what the integers are, if the call that made them shows it."""
     step = evidence.marks.maker
     name = stem_of(step.op or "").strip("_") if step is not None else ""
     if step is None or name not in _INTEGER_MAKERS or role_of(evidence) is None:
@@ -441,14 +441,14 @@ def _made_by(evidence: Evidence) -> tuple[str, dict[str, object], LineRef | None
 
 
 def other_dimension(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
-    """Yield the one other dimension of the tensor that has as many places as the values need."""
+    """Yield the only other dimension of the tensor that is large enough for the values."""
     ids, violation = ids_of(evidence, "index"), evidence.violation
     along = ("aten::gather", "aten::index_select", "aten::take_along_dim")
     if ids is None or violation is None or evidence.op.name not in along or not ids.is_above:
         return
     target, own = evidence.tensor(violation.related or "self"), violation.dim
     if target is None or own is None or (len(ids.fact.shape) > 1 and ids.fact.shape[own] == 1):
-        return  # one number a row: there are as many rows by chance
+        return  # one value for each row, so the number of rows fits by chance
     dims = [at for at, size in enumerate(target.shape) if at != own and size == ids.high + 1]
     if len(dims) == 1:
         places = format_count(ids.size, "place")
@@ -457,15 +457,15 @@ def other_dimension(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
 
 
 def other_indices(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
-    """Yield the other tensors of one subscript with values outside their dimensions.
+    """Yield the other index tensors of a subscript with values out of range.
 
-    A guard stops at the first.
+    The guard stops at the first.
     """
     violation = evidence.violation
     target = evidence.tensor("self")
     listed = [(_LISTED.fullmatch(it.argument or ""), it) for it in evidence.tensors]
     indices = {int(match[1]): fact for match, fact in listed if match is not None}
-    # A mask stands for as many dimensions as it has itself.
+    # A boolean mask indexes as many dimensions as it has.
     if violation is None or target is None or any("int" not in it.dtype for it in indices.values()):
         return
     for dim, fact in indices.items():
@@ -481,16 +481,16 @@ def other_indices(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
 
 
 def within_library(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
-    """Yield the range of the user's tensor that has a bad value of an index a library made."""
+    """Yield the range of the user's tensor that contains the bad values of a library's index."""
     at_fault, violation = fault(evidence), evidence.violation
     if at_fault is None or violation is None or not violation.size or at_fault[1].expression:
         return
     if role_of(evidence) == "position":
-        return  # counted by the library: an id of the same value is another thing
+        return  # positions counted by the library: an equal id means something else
     bad = bad_values(evidence)
     for fact in evidence.tensors:
         unique, low, high = fact.summary.unique, fact.summary.min, fact.summary.max
-        # One number may be in it by chance.
+        # A single value may be in it by chance.
         shared = {*(unique or ())} & bad
         if not fact.expression or fact is at_fault[1] or len(shared) < _SHARED:
             continue
@@ -517,4 +517,4 @@ OF_FINDING: tuple[Observer, ...] = (
     other_dimension,
     shifted,
 )
-"""The observers of a guard's finding, in the order of the report."""
+"""The observers for findings of guards, in the order of the report."""

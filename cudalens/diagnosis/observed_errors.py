@@ -45,11 +45,11 @@ _INVALID = re.compile(r"^shape '\[(?P<sizes>-?\d+(?:, -?\d+)*)\]' is invalid for
 _MAX_MISFITS = 3
 _MAX_EARLIER = 2
 _FEW = 20
-"""Items of a list that a line shows."""
+"""How many items of a list a line shows."""
 
 
 def observe_error(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
-    """Yield the arguments of a refused call with their lines, or autograd's writes and graphs."""
+    """Yield the arguments of a failing call with their lines, or autograd's writes and graphs."""
     error = evidence.error
     if error is None:
         return
@@ -70,7 +70,7 @@ def observe_error(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     if (weights := _OF_WEIGHTS.search(message)) is not None:
         yield from _class_weights(evidence, trial, int(weights["given"]))
     kind: ObservationKind | None = None
-    # The parameters of a called module take part as well, and are no operands of its call.
+    # A called module's parameters are not among its operands, but count for the devices.
     devices = {item.device for item in trial.operands} | ({trial.called.device} - {None})
     if len(devices) > 1 and _OF_DEVICES.search(message):
         kind = "device"
@@ -101,7 +101,7 @@ def _number(evidence: Evidence) -> Iterator[Observation]:
 
 
 def _earlier_shapes(evidence: Evidence) -> Iterator[Observation]:
-    """Yield the other shape that a tensor of the line had before: a last batch is smaller."""
+    """Yield the other shape that a tensor of the line had in earlier calls."""
     for it in evidence.earlier_shapes[:_MAX_EARLIER]:
         calls = format_count(it.calls, "earlier call")
         text = f"{it.name} is {format_shape(it.shape)}, and was {format_shape(it.earlier)} in "
@@ -110,9 +110,9 @@ def _earlier_shapes(evidence: Evidence) -> Iterator[Observation]:
 
 
 def _given_sizes(evidence: Evidence, trial: Trial, message: str) -> Iterator[Observation]:
-    """Yield how many elements are left for a last size, and the lines of the names given as sizes.
+    """Yield the last size that would fit, and the lines that chose the names passed as sizes.
 
-    Of ``x.view(batch, steps, width)`` where the others are the first sizes of ``x``.
+    For ``x.view(batch, steps, width)`` if the other sizes are the first ones of ``x``.
     """
     match, call = _INVALID.match(message), call_node(evidence)
     if match is None or not isinstance(call, ast.Call) or len(trial.operands) != 1:
@@ -139,7 +139,7 @@ def _given_sizes(evidence: Evidence, trial: Trial, message: str) -> Iterator[Obs
 
 
 def _sizes_of(evidence: Evidence, call: ast.Call, x: TensorFact) -> Sequence[ast.expr]:
-    """Return the sizes that a call gives one by one; empty where it may give a sequence of them."""
+    """Return the sizes that a call passes one by one, empty if it may pass a sequence."""
     if call.args and isinstance(call.args[-1], ast.Tuple | ast.List):
         return call.args[-1].elts
     method = call.func if isinstance(call.func, ast.Attribute) else None
@@ -148,7 +148,7 @@ def _sizes_of(evidence: Evidence, call: ast.Call, x: TensorFact) -> Sequence[ast
 
 
 def _class_weights(evidence: Evidence, trial: Trial, count: int) -> Iterator[Observation]:
-    """Yield the labels of which there are as many as weights, and where the weights were made."""
+    """Yield the labels that are as many as the class weights, and where the weights were made."""
     for fact in evidence.tensors:
         labels = fact.summary.unique
         if labels is not None and len(labels) == count and fact.expression:
@@ -170,9 +170,9 @@ def _is_weight(node: ast.AST) -> TypeGuard[ast.keyword]:
 
 
 def _not_numbers(evidence: Evidence) -> Iterator[Observation]:
-    """Yield which tensors of the line contain NaN, where the message says nothing of values.
+    """Yield which tensors of the line contain NaN, if the message does not mention values.
 
-    Comparisons with NaN are false and factorizations of it fail, in a library's words.
+    Comparisons with NaN are false, and factorizations fail with a library's message.
     """
     for fact in evidence.tensors:
         bad, total = fact.summary.nan, prod(fact.shape)
@@ -185,26 +185,26 @@ def _not_numbers(evidence: Evidence) -> Iterator[Observation]:
 
 
 def marked(line: LineRef | SourceSpan, mark: str) -> MarkedLine:
-    """Return the line with its mark, as ``10 is made here``."""
+    """Return a line with a mark such as ``10 is made here``."""
     ref = line.ref if isinstance(line, SourceSpan) else line
     return MarkedLine(line=ref.line, text=ref.text, cell=ref.cell, file=ref.file, mark=mark)
 
 
 _PLAIN = frozenset({"int", "float", "bool", "tuple", "str", "module"})
-"""Types that most arguments have: to be one is no fact about a refused call."""
+"""Types that are too common to mention for a failing call."""
 
 
 _REFUSED = "received an invalid combination of arguments"
 
 
 def _arguments(evidence: Evidence) -> Iterator[Observation]:
-    """Yield what an argument is whose type the message speaks of."""
+    """Yield what the argument is whose type the message mentions."""
     message = evidence.error.message if evidence.error is not None else ""
     for item in evidence.refused_arguments.odd_arguments:
         is_meant = bool(re.search(rf"(?<!\w){re.escape(item.type_name)}\b", message))
-        # Up to torch 2.10 the message does not say what a tuple of sizes holds.
+        # Up to torch 2.10 the message does not show the items of a tuple of sizes.
         is_meant = is_meant or (item.type_name == "method" and _REFUSED in message)
-        is_written_out = item.name.startswith(("[", "(", "{"))  # the line shows what it is
+        is_written_out = item.name.startswith(("[", "(", "{"))  # the line shows the value
         if item.type_name in _PLAIN or is_written_out:
             continue
         if is_meant and item.name not in message:
@@ -220,7 +220,7 @@ _MISFIT = re.compile(
 
 
 def _misfits(message: str) -> Iterator[Observation]:
-    """Yield all parameters of a checkpoint that do not fit, where the headline has the first."""
+    """Yield all parameters of a checkpoint that do not fit; the headline has only the first."""
     found = _MISFIT.findall(message)
     if len(found) > 1:
         each = [
@@ -240,7 +240,7 @@ def _shape(digits: str) -> str:
 
 
 def _lists(evidence: Evidence, trial: Trial, message: str) -> Iterator[Observation]:
-    """Yield the list that a message shows, and the item of one whose length differs."""
+    """Yield the list in a message, and the item of a nested list whose length differs."""
     match = re.match(r"expected sequence of length (\d+) at dim (\d+)", message)
     for name, items in trial.lists:
         if match is not None and (odd := _odd_item(items, int(match[2]), int(match[1]))):
@@ -263,7 +263,7 @@ def _lists(evidence: Evidence, trial: Trial, message: str) -> Iterator[Observati
 
 
 def _odd_item(items: object, depth: int, length: int) -> tuple[str, int] | None:
-    """Return the path and the length of the first list at a depth that has another length."""
+    """Return path and length of the first list at a depth with another length."""
     if type(items) is not list:
         return None
     if depth == 0:
@@ -278,7 +278,7 @@ def _odd_item(items: object, depth: int, length: int) -> tuple[str, int] | None:
 def _operands(
     evidence: Evidence, trial: Trial, kind: ObservationKind, message: str
 ) -> Iterator[Observation]:
-    """Yield what each operand is and where it was made; those first that the message speaks of."""
+    """Yield what each operand is and where it was made, those in the message first."""
     facts = [item for item in trial.operands if item.expression]
     numbers = {int(number) for number in re.findall(r"\d+", message)} - {0, 1}
     if kind == "shape":
@@ -328,7 +328,7 @@ _FACTORIES = functions(Trait.FACTORY) | {"tensor"}
 
 
 def _is_without_device(made: Binding) -> bool:
-    """Return whether a function of torch's made a tensor on the CPU as nothing named a device."""
+    """Return whether a torch function made a tensor on the CPU because no device was passed."""
     module, _, function = (made.called or "").rpartition(".")
     is_factory = f"{module}.".startswith("torch.") and function in _FACTORIES
     return is_factory and not {"device", "**"} & {*made.keywords}
@@ -339,11 +339,11 @@ _MAY_DO_NOTHING = re.compile(r"[Dd]ropout|^(?:Identity|Sequential|Flatten)$")
 
 
 def _is_new(made: Binding, trial: Trial) -> bool:
-    """Return whether a line makes its value, and does not hand on one of another place.
+    """Return whether a line makes its value, rather than passing on an existing one.
 
-    A call of the user's may return a tensor that it has kept, a dropout the one that it is given.
+    A user's function may return a stored tensor. A dropout may return its argument.
     """
-    # What ``torch.zeros(2).cuda()`` moves has been made on the same line.
+    # ``torch.zeros(2).cuda()`` moves a tensor that is made on the same line.
     first = syntax(made.value)
     while isinstance(first, ast.Call) and isinstance(first.func, ast.Attribute):
         if not isinstance(first.func.value, ast.Call):
@@ -376,7 +376,7 @@ def _what(fact: TensorFact, kind: ObservationKind) -> str:
 
 
 def _made_of(fact: TensorFact, trial: Trial) -> Iterator[tuple[str, Binding]]:
-    """Yield where the tensor or the layer was made that an expression begins with."""
+    """Yield where the tensor or layer was made that an expression starts with."""
     node = fact.node
     while isinstance(node, ast.Compare | ast.Subscript | ast.Call):
         if isinstance(node, ast.Call):
@@ -396,7 +396,7 @@ def _made_of(fact: TensorFact, trial: Trial) -> Iterator[tuple[str, Binding]]:
 
 
 def _writes(evidence: Evidence) -> Iterator[Observation]:
-    """Yield which line saved the tensor, and each that changed it since."""
+    """Yield the line that saved the tensor, and each line that changed it since."""
     change = evidence.modified
     assert change is not None
     name = f" {change.name}" if change.name else ""
@@ -419,7 +419,7 @@ def _writes(evidence: Evidence) -> Iterator[Observation]:
 
 
 def _graph(evidence: Evidence) -> Iterator[Observation]:
-    """Yield what made the part of the graph, what freed it, and what led back into it."""
+    """Yield what made a part of the graph, what freed it, and what led back to it."""
     freed, here = evidence.freed, evidence.source
     assert freed is not None and freed.made is not None
     made = _here(freed.made, evidence)
@@ -441,7 +441,7 @@ def _graph(evidence: Evidence) -> Iterator[Observation]:
 
 
 def _here(line: LineRef, evidence: Evidence) -> LineRef:
-    """Return a line with the cell and file of the failing one where it has none of its own."""
+    """Return a line with the failing line's cell and file, if it has none."""
     here = evidence.source
     if here is None or line.cell is not None or line.file is not None:
         return line

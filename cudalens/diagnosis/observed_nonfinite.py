@@ -1,4 +1,4 @@
-"""Observers of NaN and infinity: what is proven of their making beyond the headline."""
+"""Observers of NaN and infinity: facts about how they were made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cudalens.diagnosis.hints.nonfinite import made
 
 
 def discarded(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
-    """Yield that ``where`` discards a value whose gradient is NaN all the same."""
+    """Yield that ``where`` discards a value, but not its NaN gradient."""
     violation = evidence.violation
     if violation is None or not violation.is_discarded:
         return
@@ -21,7 +21,7 @@ def discarded(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
 
 
 def short_input(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
-    """Yield which item has more labels than ``ctc_loss`` can place in its steps."""
+    """Yield the item with more labels than ``ctc_loss`` can align with its time steps."""
     short = evidence.marks.short_input
     if short is None:
         return

@@ -1,4 +1,4 @@
-"""Observers of where bad values came from: the lines that made them, the batch, the item."""
+"""Observers of the origin of bad values: the lines that made them, the batch, the item."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _MAX_LINES = 3
 
 
 def format_number(value: Number) -> str:
-    """Return a number for reading: ``255`` of 255.0, ``0.3333`` of a third."""
+    """Return a number as text: ``255`` for 255.0, ``0.3333`` for a third."""
     if not isinstance(value, float):
         return str(value)
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
 
 
 def came_from(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
-    """Yield every line that made or wrote the bad values, with how many each."""
+    """Yield every line that made or wrote the bad values, with their counts."""
     steps: dict[LineRef, list[ProvenanceStep]] = {}
-    holder = evidence.nan_holder  # a parameter that is NaN: no call since then has made it
+    holder = evidence.nan_holder  # a parameter with NaN, which no call since has made
     for step in maker_steps(evidence):
         is_held = holder is not None and not holder.is_read and not step.note
         if step.source is not None and not is_failing_line(step.source, evidence) and not is_held:
@@ -71,7 +71,7 @@ def came_from(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
 
 
 def computed(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
-    """Yield the lines of Python or NumPy that the bad values came from."""
+    """Yield the lines of Python or NumPy that computed the bad values."""
     bad = _the_bad(evidence)
     what = f"{format_number(bad[0])} comes" if bad else "bad values come"
     for line in evidence.marks.computed:
@@ -100,10 +100,10 @@ def _comes(
     *,
     is_many: bool,
 ) -> str:
-    """Return what the steps of a line do with the bad values: make them, or hand them on.
+    """Return whether the steps of a line made the bad values or passed them on, in words.
 
     Args:
-        makers: those of the steps that may have made them.
+        makers: the steps that may have made them.
     """
     value = bad[0] if bad else None
     if any(makes_value(item, value) for item in steps):
@@ -118,10 +118,10 @@ def _is_write(step: ProvenanceStep) -> bool:
 
 
 def _the_bad(evidence: Evidence) -> Sequence[Number]:
-    """Return the bad value where all are equal, nothing where they differ."""
+    """Return the bad value if all are equal, else nothing."""
     violation = evidence.violation
     if violation is not None and violation.is_nonfinite and not violation.argument:
-        return ["inf"]  # what a call made NaN of: the way is that of an infinity it was given
+        return ["inf"]  # a call made NaN from an infinity, whose path this is
     listed = [item.value for item in violation.offenders.first] if violation is not None else []
     is_one = violation is not None and len(listed) == violation.offenders.count
     if evidence.marks.value is not None:
@@ -130,7 +130,7 @@ def _the_bad(evidence: Evidence) -> Sequence[Number]:
 
 
 def item(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
-    """Yield the batch, and the item of the data set where that is proven."""
+    """Yield the batch, and the dataset item if proven."""
     step = next((it for it in evidence.provenance if it.op is None), None)
     if step is None or not step.note:
         return

@@ -1,7 +1,7 @@
-"""Put a fix where the values were made, and say how they came to be of the wrong kind.
+"""Move a fix to the line that made the values, and explain how they got the wrong kind.
 
-Inside one call a fix leaves every other use of the tensor as it was.  Not here: how a binding is
-proven (``source/bindings.py``).
+A fix inside one call does not change other uses of the tensor.  Bindings are proven in
+``source/bindings.py``.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _AT_ORIGIN = frozenset(
     {"image_not_divided", "labels_as_binary_target", "mask_of_0_and_255"}
     | {"one_based_labels", "one_hot_target", "relabel", "segment_ids"}
 )
-"""Rules whose fix is of the values themselves, which all calls have to read alike.
+"""Rules whose fix changes the values, for all calls that read them.
 
-A cast and a move act at the failing call alone: others may need the dtype and device as they are.
+A cast or a move is applied at the failing call only: others may need the current dtype and device.
 """
 _MAX_HOPS = 4
 _NAMES = re.compile(r"(?<=\bid=)'\w+'|(?<=\bvalue=)[\d.]+")
@@ -48,13 +48,13 @@ _NAMES = re.compile(r"(?<=\bid=)'\w+'|(?<=\bvalue=)[\d.]+")
 
 
 def at_origin(hints: Iterable[Hint], evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
-    """Return the hints, those whose tensor is used again with a fix at the line that made it."""
+    """Return the hints, with the fix at the line that made the tensor if it is used again."""
     placed = (_placed(item, evidence, trial) if item.fix else item for item in hints)
     return tuple(_where_it_acts(item, evidence, trial) for item in placed if item.text)
 
 
 def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
-    """Keep the code of a fix only where nothing else that the user's code reads forbids it."""
+    """Drop the code of a fix if other code of the user's may need the old value."""
     fix, text = hint.fix, hint.text
     if not isinstance(fix, Fix) or not fix.changes:
         return hint
@@ -66,16 +66,16 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     if hint.rule in (*_AT_ORIGIN, *OF_KIND) and len(fix.changes) == 1:
         every, counting = trial.other_readers(name := fix.changes[0].text)
         if hint.rule == "image_not_divided" and (made := _argument(name, trial)) is not None:
-            # The caller may read the bytes as well, as a model does that learns to repeat them.
+            # The caller may need the bytes, too, as an autoencoder's target.
             text += f". It is {made.name}, made in {place(made.at, evidence)}: divide it there"
             return replace(hint, text=text, fix=None, tried=None, at=None)
     if trial.is_of_loop and hint.at is None and hint.rule != "move_tensor":
-        # On another device every function needs it, of another type or shape perhaps not.
+        # Any function needs it on the right device, but maybe not with this dtype or shape.
         text += ". The loop may call other functions here: change what is given to it"
     elif others := evidence.other_functions:
         text += f". This call was {others[-1].rpartition('.')[2]} before, which took it as it is"
     elif hint.rule in OF_KIND:
-        # What else reads it may need the dtype and the device as they are.
+        # Other readers may need the current dtype and device.
         reads = _elsewhere(every, name, evidence) if every else ""
         alike = _alike(evidence)
         more = (reads, f"The line has {alike} too" if alike else "")
@@ -91,10 +91,10 @@ def _where_it_acts(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
 
 
 def _is_chosen_in_loop(hint: Hint, fix: Fix, trial: Trial) -> bool:
-    """Return whether a variable of a loop chooses what is changed: ``truth[n]``, ``tensor(y)``.
+    """Return whether the changed expression depends on a loop variable, like ``truth[n]``.
 
-    The batch of a loop over a loader is the variable itself, or a constant entry of it.  What a
-    caller's loop chooses may be cast and moved here, but another turn may have other values.
+    Not for the loop variable itself, or a constant entry of it, as in a loop over batches.  A
+    tensor that a caller's loop chooses may be cast or moved, but iterations may differ in values.
     """
     has_values = hint.rule in (*_AT_ORIGIN, "shift_on_the_line")
     for change in fix.changes:
@@ -108,7 +108,7 @@ def _is_chosen_in_loop(hint: Hint, fix: Fix, trial: Trial) -> bool:
 
 
 def _elsewhere(lines: Iterable[int], name: str, evidence: Evidence) -> str:
-    """Return which other lines read a name."""
+    """Return the other lines that read a name."""
     here = evidence.source.line if evidence.source is not None else None
     others = [line for line in lines if line != here]
     if not others:
@@ -121,7 +121,7 @@ def _elsewhere(lines: Iterable[int], name: str, evidence: Evidence) -> str:
 
 
 def _alike(evidence: Evidence) -> str:
-    """Return another call in the failing line that differs in its names and numbers alone."""
+    """Return another call in the failing line that differs only in names and numbers."""
     node, source = call_node(evidence), evidence.source
     if node is None or source is None:
         return ""
@@ -133,14 +133,14 @@ def _alike(evidence: Evidence) -> str:
 
 
 def _root(node: ast.AST | None) -> ast.AST | None:
-    """Return the expression that calls, attributes and indexes begin with."""
+    """Return the innermost expression of calls, attributes and subscripts."""
     while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node
 
 
 def _argument(expression: str, trial: Trial) -> Binding | None:
-    """Return where a caller made what an expression is a view of: the running function's."""
+    """Return where a caller made the argument that an expression is a view of."""
     node = _root(parsed(expression))
     made = trial.binding(node.id, of_shape=True) if isinstance(node, ast.Name) else None
     return made if made is not None and made.name else None
@@ -185,7 +185,7 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
 
 
 def _indexed(fix: Fix) -> str:
-    """Return the name or attribute of which a fix changes the whole or some elements."""
+    """Return the name or attribute that a fix changes, as a whole or in some elements."""
     if len(fix.changes) != 1:
         return ""
     node: ast.expr | None = syntax(fix.changes[0].text)
@@ -197,7 +197,7 @@ def _indexed(fix: Fix) -> str:
 def _keep_result(
     hint: Hint, name: str, value: str, dropped: tuple[str, SourceSpan], trial: Trial
 ) -> Hint:
-    """Advise to keep what a line computed and threw away, where that is what is missing."""
+    """Return the advice to keep a result that a line computed and dropped, if that is the cause."""
     text, at = dropped
     for written in (text, value):
         template = re.sub(rf"\b{re.escape(name)}\b(?!\s*=)", "{x}", written)
@@ -211,9 +211,9 @@ def _keep_result(
 
 
 def bounding(evidence: Evidence, trial: Trial) -> tuple[Binding | None, Binding | None]:
-    """Return the layer, tensor or number that sets the bound, and the number that sized it.
+    """Return the layer, tensor or number that sets the bound, and the number behind its size.
 
-    By the variables of the running code; a layer whose line shows another size is not the one.
+    Found in the variables of the running code.  A layer whose line shows another size is discarded.
     """
     violation = evidence.violation
     if violation is None:
@@ -229,7 +229,7 @@ def bounding(evidence: Evidence, trial: Trial) -> tuple[Binding | None, Binding 
 
 
 def _may_have_size(made: Binding, size: int | None) -> bool:
-    """Return whether a layer's line can have made this size: no other number stands there."""
+    """Return whether a layer's line may have made this size: it has no other number there."""
     tree, kind = syntax(made.value), (made.called or "").rpartition(".")[2]
     at = 0 if kind.startswith("Embedding") else 1
     if not isinstance(tree, ast.Call) or len(tree.args) <= at:
@@ -239,7 +239,7 @@ def _may_have_size(made: Binding, size: int | None) -> bool:
 
 
 def _number_of_classes(evidence: Evidence) -> str | None:
-    """Return the variable that the line gives ``F.one_hot`` as the number of classes."""
+    """Return the variable passed to ``F.one_hot`` as the number of classes."""
     tree = call_node(evidence)
     if not isinstance(tree, ast.Call) or api_function(evidence) != "one_hot":
         return None
@@ -248,7 +248,7 @@ def _number_of_classes(evidence: Evidence) -> str | None:
 
 
 def _layer_of_bound(evidence: Evidence, trial: Trial) -> Binding | None:
-    """Return the table that was read, or the layer that made the scores."""
+    """Return the embedding that was read, or the layer that computed the scores."""
     violation, tree = evidence.violation, call_node(evidence)
     assert violation is not None
     if evidence.op.name in LOOKUP_OPS:
@@ -257,14 +257,14 @@ def _layer_of_bound(evidence: Evidence, trial: Trial) -> Binding | None:
             layer = trial.binding(name := ast.unparse(tree.func))
             layer = layer and replace(layer, name=name)
         return layer
-    # The nearest parameter of the graph is that of the layer that made the scores.
+    # The nearest parameter in the graph belongs to the layer that computed the scores.
     nodes = {item.id: item for item in evidence.graph.nodes}
     near = next((item for item in nodes.values() if item.role == "parameter"), None)
     if near is None or not near.shape or near.shape[0] != violation.size:
         return None
     if near.module_path:
         return trial.layer(near.module_path, near.shape)
-    # A layer that no other module contains: by the name that its line calls.
+    # A layer outside any module: use the name on its line.
     reads = (edge.dst for edge in evidence.graph.edges if edge.src == near.id)
     line = next((nodes[item].source for item in reads), None)
     whole = ast.Module(statements_of(line.text if line is not None else None), [])
@@ -276,13 +276,13 @@ def _layer_of_bound(evidence: Evidence, trial: Trial) -> Binding | None:
 
 
 def _bounding_tensor(evidence: Evidence, trial: Trial) -> Binding | None:
-    """Return the tensor with too few places, where a name of the line is bound to it."""
+    """Return the tensor with too few places, if the line has a name for it."""
     violation = evidence.violation
     if violation is None or violation.size is None:
         return None
     fact = evidence.tensor(violation.related or "self")
     name = (fact.expression if fact is not None else None) or ""
-    # How wide scores are, the layer says that made them, and not the line that calls the model.
+    # The width of scores was set by the layer that computed them, not by the model's call.
     is_result = fact is not None and fact.grad_fn is not None
     if fact is None or is_result or not all(it.isidentifier() for it in name.split(".")):
         return None
@@ -291,7 +291,7 @@ def _bounding_tensor(evidence: Evidence, trial: Trial) -> Binding | None:
 
 
 def _size_of(made: Binding, trial: Trial) -> Binding | None:
-    """Return the variable that a size was taken from, and where that was set before."""
+    """Return the variable that a size came from, and where it was set."""
     tree = syntax(made.value) if made.name.isidentifier() else None
     names = {item.id for item in ast.walk(tree) if isinstance(item, ast.Name)} if tree else set()
     bindings = [(name, trial.binding(name)) for name in sorted(names)]
@@ -304,7 +304,7 @@ def _size_of(made: Binding, trial: Trial) -> Binding | None:
 
 
 def true_division(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
-    """Yield which line made a float of integers with ``/``, where the call refuses a float."""
+    """Yield the line that made a float from integers with ``/``, if the call rejects floats."""
     message = evidence.error.message.partition("\n")[0] if evidence.error is not None else ""
     is_asked = _OF_INTEGERS.search(message)
     for node in ast.walk(call_node(evidence) or ast.Pass()) if is_asked else ():
@@ -329,9 +329,9 @@ _RECURRENT = ("RNN", "LSTM", "GRU")
 
 
 def batch_second(evidence: Evidence, trial: Trial) -> Hint | None:
-    """Return that a layer of torch takes dimension 1 for the batch where its inputs have it first.
+    """Return that a torch layer reads dimension 1 as the batch, if its inputs have it first.
 
-    Then the sizes do not fit as the layer reads them, and fit with dimension 0 as the batch.
+    Proven if the sizes fit with dimension 0 as the batch, and not as the layer reads them.
     """
     tree, inputs = call_node(evidence), [item for item in trial.operands if item.expression]
     x = next((item for item in inputs if len(item.shape) == 3), None)
@@ -359,7 +359,7 @@ def batch_second(evidence: Evidence, trial: Trial) -> Hint | None:
 
 
 def lost_dimension(evidence: Evidence, lost: LostDimension) -> Hint:
-    """Say which ``squeeze`` took the batch dimension away, and the dimensions it is meant for."""
+    """Return which ``squeeze`` removed the batch dimension, and what it should remove instead."""
     old, new = lost.earlier
     dropped = [at for at, size in enumerate(old) if size == 1]
     text = f"{place(lost.line, evidence)} took the batch dimension away: {lost.line.text}. It made "
@@ -371,9 +371,9 @@ def lost_dimension(evidence: Evidence, lost: LostDimension) -> Hint:
 
 
 def features_of_images(evidence: Evidence, trial: Trial) -> Hint | None:
-    """Return the linear layer behind flattened images with as many features as they have.
+    """Return the linear layer after a flatten whose size equals the features of one image.
 
-    What flattens has no size of its own.  A sample without a batch looks like a batch of rows.
+    Without a batch dimension, one image looks like a batch of rows.
     """
     weight, flat = evidence.tensor("weight"), evidence.flattened
     if flat is None or weight is None or not evidence.history or not evidence.module_path:
@@ -399,7 +399,7 @@ def features_of_images(evidence: Evidence, trial: Trial) -> Hint | None:
 
 def _with_features(old: int, new: int) -> Rearrange:
     def put(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        # Of the called module the one layer of that size; a function has none, and is not tried.
+        # The only layer of that size in the called module. A function has no modules.
         (layer,) = (it for it in function.modules() if getattr(it, "in_features", None) == old)
         layer.weight.data = layer.weight.data.new_zeros(layer.out_features, new)
         return function, args, kwargs

@@ -1,7 +1,7 @@
 """Read the user's running call, and write fixes as that call with one expression replaced.
 
-Expressions are found by their place in the syntax tree, never by counting texts, and a fix that
-cannot be read back as Python is not given.
+Expressions are found by position in the syntax tree, not by text search.  A fix that does not parse
+is dropped.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Expression, LineRef, SourceSpan, TensorFact, syntax
 
 Rearrange = Callable[[Any, list[Any], dict[str, Any]], tuple[Any, list[Any], dict[str, Any]]]
-"""Function and arguments of a call -> those of another call."""
+"""Maps function and arguments of a call to those of another call."""
 
 
 class Change(NamedTuple):
-    """Replacement of an operand."""
+    """The replacement of an operand."""
 
     text: str
-    """The operand, as the line spells it."""
+    """The operand as the line spells it."""
     template: str
-    """``{x}`` is the operand: ``{x} - 1``."""
+    """The new expression, with ``{x}`` for the operand: ``{x} - 1``."""
     span: tuple[int, int, int] | None = None
-    """Of an operand that the line spells more than once: which of them; ``None`` for all."""
+    """The position, if the line has the operand several times; ``None`` for all."""
 
 
 class Fix(str):
-    """A fix as the user would write it, and the change of the API call that it stands for.
+    """A fix as the user would write it, and its effect on the API call.
 
     Args:
-        text: the user's call, changed, or an assignment before it.
-        changes: of operands.
-        rearrange: what else becomes of the call.
-        device: where the parameters of the called module go.
+        text: the user's changed call, or an assignment before it.
+        changes: the changes of operands.
+        rearrange: any other change of the call.
+        device: the device that the called module is moved to.
     """
 
     changes: tuple[Change, ...]
@@ -52,7 +52,7 @@ class Fix(str):
         rearrange: Rearrange | None = None,
         device: str | None = None,
     ) -> Fix:
-        """Make the text, with the change beside it."""
+        """Make the string, with the changes as attributes."""
         made = super().__new__(cls, text)
         made.changes = tuple(changes)
         made.rearrange = rearrange
@@ -60,7 +60,7 @@ class Fix(str):
         return made
 
     def of_name(self) -> tuple[str, str] | None:
-        """Return the one name or attribute that is changed, and to what; else ``None``."""
+        """Return the only changed name or attribute, and its new expression; else ``None``."""
         if len(self.changes) != 1 or self.rearrange is not None or self.device is not None:
             return None
         name, template, _ = self.changes[0]
@@ -72,21 +72,21 @@ _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant, ast.Li
 _TARGETS = (ast.Name, ast.Attribute, ast.Subscript)
 _LONGEST_CODE = 80
 LONGEST_NAME = 40
-"""Characters; a longer expression is no name to begin a sentence with."""
+"""How many characters an expression may have at the start of a sentence."""
 
 
 def code_of(binding: Binding) -> str:
-    """Return the code that gave a name its value, cut where it is long."""
+    """Return the code that assigned a name, shortened if long."""
     return shortened(binding.value or binding.at.text or "")
 
 
 def shortened(code: str) -> str:
-    """Return code to stand in a sentence, cut where it is long."""
+    """Return code for use in a sentence, shortened if long."""
     return code if len(code) <= _LONGEST_CODE else f"{code[:_LONGEST_CODE].rstrip()}…"
 
 
 def parsed(expression: str) -> ast.expr | None:
-    """Return the syntax tree of an expression, ``None`` when the text is none."""
+    """Return the syntax tree of an expression, ``None`` if the text is not one."""
     try:
         return parse_expression(f"({expression}\n)").body
     except (SyntaxError, ValueError):
@@ -94,7 +94,7 @@ def parsed(expression: str) -> ast.expr | None:
 
 
 def statements_of(code: str | None) -> list[ast.stmt]:
-    """Return the statements of a recorded line, none where it is not whole."""
+    """Return the statements of a recorded line, none if it is incomplete."""
     try:
         return parse((code or "").strip()).body
     except (SyntaxError, ValueError):
@@ -102,7 +102,7 @@ def statements_of(code: str | None) -> list[ast.stmt]:
 
 
 def statement_of(code: str | None) -> ast.stmt:
-    """Return the syntax of a recorded line, ``pass`` where it is not one statement."""
+    """Return the syntax of a recorded line, ``pass`` if it is not a single statement."""
     statements = statements_of(code)
     return statements[0] if len(statements) == 1 else ast.Pass()
 
@@ -120,20 +120,20 @@ def chooses(tree: ast.AST, names: Set[str]) -> bool:
 
 
 def in_library(evidence: Evidence, name: str) -> bool:
-    """Return whether the op was reached through a library, below the user's line."""
+    """Return whether a library called the op, below the user's line."""
     last = max((at for at, frame in enumerate(evidence.frames) if frame.is_user), default=-1)
     below = [frame.file.replace("\\", "/") for frame in evidence.frames[last + 1 :]]
     return any(f"/{name}/" in file for file in below)
 
 
 def call_node(evidence: Evidence) -> ast.expr | None:
-    """Return the syntax of the running call, ``None`` where it is no expression."""
+    """Return the syntax of the running call, ``None`` if it is no expression."""
     node = None if evidence.call is None else evidence.call.node
     return node if isinstance(node, ast.expr) else None
 
 
 def written(evidence: Evidence, node: ast.expr) -> str:
-    """Return a part of the running call as the user typed it."""
+    """Return a part of the running call as typed."""
     call, whole = evidence.call, call_node(evidence)
     if call is None or whole is None or not call.is_written_so:
         return Expression(ast.unparse(node), node)
@@ -143,7 +143,7 @@ def written(evidence: Evidence, node: ast.expr) -> str:
 
 
 def spliced(evidence: Evidence, values: Mapping[Any, str]) -> str | None:
-    """Return the running call with texts in the place of parts of its syntax."""
+    """Return the running call with parts of its syntax replaced by texts."""
     call, whole = evidence.call, call_node(evidence)
     if call is None or whole is None:
         return None
@@ -161,10 +161,10 @@ def spliced(evidence: Evidence, values: Mapping[Any, str]) -> str | None:
 
 
 def rewritten(evidence: Evidence, fact: TensorFact | None, template: str) -> Fix | None:
-    """Return the call with ``fact`` replaced by ``template``, where ``{x}`` stands for itself.
+    """Return the call with ``fact`` replaced by ``template``, in which ``{x}`` is the expression.
 
-    Where the call does not spell the expression, as in ``model(**batch)``, the fix is an
-    assignment before it.
+    If the call does not contain the expression, as in ``model(**batch)``, the fix is an assignment
+    before it.
     """
     if fact is None or fact.expression is None:
         return None
@@ -175,7 +175,7 @@ def rewritten(evidence: Evidence, fact: TensorFact | None, template: str) -> Fix
 
 
 def with_changes(evidence: Evidence, changes: Iterable[tuple[TensorFact, str]]) -> str | None:
-    """Return the call with each expression replaced, ``None`` where it does not spell one."""
+    """Return the call with each expression replaced, ``None`` if it lacks one."""
     values = {}
     for fact, template in changes:
         wanted = fact.node
@@ -204,7 +204,7 @@ _Place = tuple[ast.expr, ast.AST | None]
 
 
 def _place_of(evidence: Evidence, fact: TensorFact, wanted: ast.expr) -> _Place | None:
-    """Return the part of the call that is an expression, and its parent; ``None`` if not sure."""
+    """Return an expression's node in the call, and its parent; ``None`` if ambiguous."""
     tree, key = call_node(evidence), ast.dump(wanted)
     places: list[_Place] = []
     waiting: list[tuple[ast.AST, ast.AST | None]] = [] if tree is None else [(tree, None)]
@@ -223,7 +223,7 @@ def _place_of(evidence: Evidence, fact: TensorFact, wanted: ast.expr) -> _Place 
 
 
 def _stands_alone(node: ast.expr, parent: ast.AST | None) -> bool:
-    """Return whether any expression can take the node's place without parentheses."""
+    """Return whether any expression can replace the node without parentheses."""
     if isinstance(parent, ast.Call):
         return parent.func is not node
     if isinstance(parent, ast.Subscript):
@@ -239,7 +239,7 @@ def with_keyword(
 ) -> Fix | None:
     """Return the call with ``keyword=value`` added or replaced.
 
-    ``None`` when the line does not spell a call of one of ``functions``, by its last name.
+    ``None`` if the line has no call of one of ``functions``, by last name.
     """
     node = _call_of(evidence, set(functions))
     if node is None:
@@ -264,21 +264,21 @@ def with_keyword(
 
 
 def _call_of(evidence: Evidence, names: Container[str | None]) -> ast.Call | None:
-    """Return the first call of one of these names in the running one."""
+    """Return the first call of one of these names inside the running call."""
     tree = call_node(evidence)
     nodes = (item for item in ast.walk(tree) if isinstance(item, ast.Call)) if tree else ()
     return next((item for item in nodes if last_name(item.func) in names), None)
 
 
 def last_name(node: ast.AST) -> str | None:
-    """Return the last part of a dotted name: ``cross_entropy`` of ``F.cross_entropy``."""
+    """Return the last part of a dotted name: ``cross_entropy`` for ``F.cross_entropy``."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else None
 
 
 def is_name(expression: str | None) -> bool:
-    """Return whether an expression is a name, an attribute or an entry of readable length."""
+    """Return whether an expression is a short name, attribute or entry."""
     return isinstance(syntax(expression), _TARGETS) and len(expression or "") <= LONGEST_NAME
 
 
@@ -292,10 +292,10 @@ def called_name(evidence: Evidence) -> str | None:
 
 
 def renamed(evidence: Evidence, old: str, new: str, function: str | None = None) -> Fix | None:
-    """Return the call with its function ``old`` replaced by ``new``, the arguments as they are.
+    """Return the call with its function ``old`` replaced by ``new``.
 
     Args:
-        function: what torch calls the new one, where it has another name than ``new``.
+        function: torch's name of the new function, if it differs from ``new``.
     """
     node = _call_of(evidence, {old})
     name = node and ast.unparse(node.func).removesuffix(old) + new
@@ -306,7 +306,7 @@ def renamed(evidence: Evidence, old: str, new: str, function: str | None = None)
 
 
 def function_named(name: str) -> Rearrange:
-    """Return the change of a call to another function of the same kind."""
+    """Return the change that calls another function with the same arguments."""
 
     def put(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return name, args, kwargs
@@ -315,10 +315,10 @@ def function_named(name: str) -> Rearrange:
 
 
 def list_of(values: Iterable[int], limit: int = 4, *, first: Container[int] = ()) -> str:
-    """Return a few numbers for reading: ``10, 11, 12 and 3 more``.
+    """Return the first few numbers: ``10, 11, 12 and 3 more``.
 
     Args:
-        first: the numbers that must not be among those which are left out.
+        first: numbers that must not be left out.
     """
     ordered = sorted(values)
     if len(ordered) > limit:
@@ -332,13 +332,13 @@ def list_of(values: Iterable[int], limit: int = 4, *, first: Container[int] = ()
 
 
 def api_function(evidence: Evidence) -> str:
-    """Return the last part of the name of the called function: ``conv1d``, ``__matmul__``."""
+    """Return the last part of the called function's name: ``conv1d``, ``__matmul__``."""
     return (evidence.op.api or "").rpartition(".")[2]
 
 
 def list_items(evidence: Evidence) -> tuple[str, ...]:
-    """Return the expressions of the list of tensors that the line passes first, if it spells it."""
-    # With nothing of Python below it, the line's call is the one that raised.
+    """Return the item expressions of the list display that the line passes first."""
+    # Without a Python frame below it, the line's call is the one that raised.
     call = call_node(evidence) if evidence.frames and evidence.frames[-1].is_user else None
     if not isinstance(call, ast.Call) or last_name(call.func) != api_function(evidence):
         return ()
@@ -352,14 +352,14 @@ def list_items(evidence: Evidence) -> tuple[str, ...]:
 
 
 def place(at: SourceSpan | LineRef, evidence: Evidence) -> str:
-    """Return ``line 7``, with the cell or file where that is not the failing line's."""
+    """Return ``line 7``, with the cell or file if it differs from the failing line's."""
     if evidence.source is None:
         return f"line {at.line}"
     return LineRef(line=at.line, cell=at.cell, file=at.file).near(evidence.source)
 
 
 def is_failing_line(at: SourceSpan | LineRef, evidence: Evidence) -> bool:
-    """Return whether a place is on one of the lines of the failing statement."""
+    """Return whether a place is on a line of the failing statement."""
     here = evidence.source
     if here is None or here.line is None or at.line is None:
         return False
