@@ -214,7 +214,7 @@ def lost_dimension(tensors: Iterable[Tensor], snapshot: Snapshot) -> LostDimensi
     def visit(current: Ref, call: Recorded | None) -> Sequence[Ref]:
         if call is None or lost:
             return ()
-        if call.api.stem.strip("_") == "squeeze":
+        if call.api.stem == "squeeze":
             lost.extend(_lost_by(call, snapshot))
         return call.inputs
 
