@@ -283,6 +283,20 @@ LINES: dict[str, tuple[str, str | None]] = {
         "for a in x + 1:\n    torch.tensor(a)",
     ),
     "a part of an item of a loop": ("for a, b in x + 1:\n    torch.tensor(a)", None),
+    "a class of the name of a copy": (
+        "class list(tuple):\n    pass\na = x + 1\ntorch.tensor(list(a))",
+        None,
+    ),
+    "a variable of the name of a copy": ("list = h\na = x + 1\ntorch.tensor(list(a))", None),
+    "a function inside another": (
+        "a = x + 1\ndef g():\n    a = [9]\n    def f():\n        return torch.tensor(a)",
+        None,
+    ),
+    "a method of a part of the object": (
+        "class A:\n    def f(self, x):\n        y = x + 1\n        return y\n"
+        "    def g(self):\n        return torch.tensor(self.h.f(3))",
+        "y = x + 1",
+    ),
     "a script": ("a = x + 1\nget_ipython().run_line_magic('run', 's.py')\ntorch.tensor(a)", None),
 }
 
@@ -315,6 +329,7 @@ METHOD = "a = x + 1\nclass A:\n    def f(self, v):\n        return torch.tensor(
         (f"{CALLED}g(a)\ng([9])", ["g([9])", "f(u)"], None),
         (f"{METHOD}A().f(a)\nA().f([9])", ["A().f(a)"], "a = x + 1"),
         (f"{METHOD}A.f(a, [9])\nA().f([9])", ["A.f(a, [9])"], None),  # self is a
+        (f"{METHOD}m = A()\nm.f(a)\nm.f([9])", ["m.f(a)"], "a = x + 1"),
     ],
 )
 def test_of_several_calls_the_one_that_was_running(
@@ -340,6 +355,7 @@ def test_of_several_calls_the_one_that_was_running(
         (f"{NUMPY}here()", ["t = torch.from_numpy(a)", "a = np.zeros(1)"]),
         (f"{NUMPY}a[0] = 9\nhere()", []),
         (f"{MADE}t.zero_()\nhere()", []),
+        (f"{MADE.strip()}.clone()\nhere()", [f"{TWO[0]}.clone()", TWO[1]]),
         pytest.param("\n" * 5000 + f"{MADE}here()", [], id="too many lines"),
     ],
 )

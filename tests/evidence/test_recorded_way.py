@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -258,8 +259,12 @@ for n in (32, 32, 32, 4):
         # What made it is the line of another function, or none that names it.
         ("f = lambda t: t.relu(); y = f(x); y + self.rows", []),
         ("self.y = x.relu(); self.y + self.rows", []),
+        (
+            "for m in (3, 3, 4): y = self.table(ids[:m]); y + self.rows[:3]",
+            ["y is [4, 20, 16], and was [3, 20, 16] in 2 earlier calls"],
+        ),
     ],
-    ids=["layer", "second part", "another function", "attribute"],
+    ids=["layer", "second part", "another function", "attribute", "one layer in a loop"],
 )
 def test_the_last_batch_in_a_forward(lines: str, says: list[str]) -> None:
     assert earlier(TAGGER.format(lines=lines)) == says
@@ -317,6 +322,7 @@ def test_the_view_that_made_other_rows_of_so_many() -> None:
             assert (found.before, found.after) == ((2, 6), (4, 3))
             assert "reshape(4, 3)" in (found.line.text or "")
         assert recorded_way.regrouped(made, 3, snapshot) is None
+        assert recorded_way.regrouped(made[:3], 2, snapshot) is None
         assert recorded_way.regrouped(same, 2, snapshot) is None
         assert recorded_way.regrouped(whole, 2, snapshot) is None
 
@@ -355,6 +361,37 @@ def test_what_has_led_to_a_tensor_nearest_first() -> None:
         assert len(sources) == 4  # the product is gone
         assert len(recorded_way.refs_of(third, snapshot)) == 5
         assert [it is first for it in recorded_way.sources_of(first, snapshot)] == [True]
+
+
+def test_what_was_written_to_has_led_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sources(names: dict[str, Any], snapshot: Any) -> list[str]:
+        found = recorded_way.sources_of(names["x"], snapshot)
+        return [name for name in "xab" if any(it is names[name] for it in found)]
+
+    code = "a, b = torch.ones(2), torch.ones(2)\nx = a * 1\nx.mul_(b)"
+    assert after(code, sources) == ["x", "a", "b"]
+    monkeypatch.setattr(recorded_way, "_MAX_CALLS", 2)
+    assert after(code, sources) != ["x", "a", "b"]
+
+
+def test_a_tensor_is_of_a_graph_as_it_was_when_it_was_read() -> None:
+    def graphs(names: dict[str, Any], snapshot: Any) -> list[bool]:
+        read, top = (snapshot.maker(ref(names[name])) for name in ("y", "top"))
+        dead = next(it for it in snapshot.calls if it.api.stem == "topk").outputs
+        x = ref(names["x"])
+        pairs = [(x, read.seq), (x, top.seq), *((it, top.seq) for it in dead)]
+        return [recorded_way._is_of_graph(it, seq, snapshot) for it, seq in pairs]
+
+    code = "x = torch.ones(2)\ny = x * 2\nx.add_(w)\nw.topk(1)\ntop = x * 2"
+    assert after(code, graphs) == [False, True, True, False]
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_frozen_parameter_beside_a_cut_may_be_the_reason(is_alone: bool) -> None:
+    code = "f = torch.nn.Parameter(torch.ones(2), requires_grad=False)\nout = w.exp().detach()"
+    code += "" if is_alone else " * f"
+    cut = after(code, lambda names, snapshot: recorded_way.graph_cut(names["out"], snapshot))
+    assert (cut is not None) is is_alone
 
 
 def test_the_last_line_that_made_a_number_of_a_variable() -> None:
