@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cudalens.evidence import replay as module
 from cudalens.evidence.replay import replay
@@ -11,6 +14,7 @@ from tests.processes import python
 from tests.releases import needs_rehearsal
 
 aten = torch.ops.aten
+X = torch.ones(1)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +60,7 @@ def test_too_much_to_copy_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(module, "MAX_BYTES", size)
     assert replay(aten.embedding.default, (table, ids), {}).outcome == "returned"
     monkeypatch.setattr(module, "MAX_BYTES", size - 1)
-    refused = replay(aten.embedding.default, (table, ids), {})
+    refused = replay(aten.embedding.default, (table,), {"indices": ids})
     reason = "the arguments are too large to copy to the CPU"
     assert (refused.outcome, refused.reason) == ("unavailable", reason)
 
@@ -137,6 +141,30 @@ def test_a_copy_that_fails_is_no_answer_of_the_op(monkeypatch: pytest.MonkeyPatc
     result = replay(aten.relu.default, (torch.ones(1),), {})
     assert result.outcome == "unavailable"
     assert result.reason == "RuntimeError: CUDA error: it ended"
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_what_came_from_outside_is_no_answer(copies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise RuntimeError("stop")
+
+    def is_raised(error: BaseException) -> None:
+        raise error
+
+    monkeypatch.setattr(module, "raise_if_outside", is_raised)
+    if copies:
+        monkeypatch.setattr(module, "_to_cpu", interrupt)
+    with pytest.raises(RuntimeError, match="stop"):
+        replay(interrupt, (torch.ones(1),), {})
+
+
+def test_a_mode_of_the_users_does_not_see_the_replay() -> None:
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, *_: Any) -> None:
+            raise AssertionError(func)
+
+    with Mode():
+        assert replay(aten.relu.default, (X,), {}).outcome == "returned"
 
 
 def test_the_op_is_given_the_host_and_no_generator() -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from cudalens.core import _torch
 from cudalens.core.report_types import Bounds, Offender, Offenders, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.evidence import tensors as module
 from cudalens.evidence.tensors import (
     bad_key,
     facts_of,
+    of_meta,
     same_spot,
     scalars_of,
     tensor_facts,
@@ -53,6 +56,14 @@ def test_slices_are_those_of_the_users_tensor(bad: int, is_own: bool) -> None:
     assert (seen.offenders.planes[0].size == (4, 5)) is is_own
     assert seen.offenders.planes[0].index == ((1, 2) if is_own else ())
     assert seen.offenders.first == found.first
+    for other in (
+        replace(finding, offenders=replace(found, planes=())),
+        replace(finding, offenders=replace(found, count=99)),
+        replace(finding, bounds=Bounds(min=0, max=None)),
+    ):
+        assert with_own_planes(other, {"target": row}, site) == other
+    apart = site_of("torch.relu(vol.reshape(2, 1, 60))", "relu", vol=volume.flip(0))
+    assert with_own_planes(finding, {"target": row}, apart) == finding
 
 
 def test_the_key_of_the_tensor_at_fault() -> None:
@@ -91,6 +102,15 @@ def test_what_the_line_shows_goes_before_what_a_library_made() -> None:
     facts = tensor_facts(values, site, "self")
     assert "mat2" not in [item.argument for item in facts]
     assert [item.argument for item in tensor_facts(values, CallSite(), None)] == ["self", "mat2"]
+    site = site_of("torch.relu(y.view(-1) * 1)", "relu", y=IDS)
+    for values, bad, has_y in (
+        ({"other": X}, None, True),
+        ({"target": X, "weight": IDS}, "target", True),
+        ({"target": IDS.detach()}, "target", False),
+    ):
+        facts = tensor_facts(values, site, bad)
+        assert [it.argument for it in facts if it.argument] == [*filter(None, [bad])]
+        assert ("y" in [it.expression for it in facts]) is has_y
 
 
 def test_the_bad_value_on_the_line_has_its_place() -> None:
@@ -144,6 +164,23 @@ def test_what_cannot_be_read_leaves_a_line(monkeypatch: pytest.MonkeyPatch) -> N
     (fact,) = tensor_facts({"self": X}, CallSite(), None)
     assert fact.summary.max is None
     assert lines[0].startswith("values of self unavailable: RuntimeError")
+    tensor_facts({"self": X}, site_of("torch.relu(x)", "relu", x=X), None)
+    assert lines[1].startswith("values of x unavailable: RuntimeError")
+    with monkeypatch.context() as context:
+        context.setattr(module._torch, "is_plain", lambda tensor: False)
+        tensor_facts({"self": X}, CallSite(), None)
+    tensor_facts({"self": X.to("meta")}, CallSite(), None)
+    assert len(lines) == 2
+
+
+def test_what_is_said_of_a_tensor_without_its_values() -> None:
+    tensor = torch.ones(2, 3, requires_grad=True)
+    for item in (tensor, tensor.t() * 1, X):
+        meta = _torch.meta_of(item)
+        fact = of_meta("self", meta, "x")
+        assert (fact.argument, fact.expression) == ("self", "x")
+        names = ("shape", "dtype", "device", "stride", "requires_grad", "grad_fn")
+        assert [getattr(fact, it) for it in names] == [getattr(meta, it) for it in names]
 
 
 def test_the_tensors_of_a_models_output() -> None:
@@ -151,6 +188,8 @@ def test_the_tensors_of_a_models_output() -> None:
         def __init__(self) -> None:
             self.logits, self.size = X, 3
 
+    assert tensors_of_output(Output()) == {}
+    Output.__module__ = "transformers_of_mine"
     assert tensors_of_output(Output()) == {}
     Output.__module__ = "transformers.modeling_outputs"
     assert tensors_of_output(Output()) == {"logits": X}
