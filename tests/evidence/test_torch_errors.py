@@ -14,6 +14,7 @@ from cudalens.evidence import torch_errors
 from cudalens.evidence.torch_errors import is_torch_error, visible_entries
 from cudalens.source.running_call import ABSENT
 from tests.hostcells import run_cell
+from tests.probes import cell
 
 pytestmark = pytest.mark.usefixtures("sim")
 SETUP = """
@@ -21,7 +22,7 @@ import torch, json, functools, types, numpy as np
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 x = torch.ones(2, 3, device="cuda")
-t, two, number = torch.tensor(4), torch.tensor([1, 2]), 2.5
+t, two, number, count = torch.tensor(4), torch.tensor([1, 2]), 2.5, 0
 def given(value): return value
 class Words:
     def __getitem__(self, key): return {}[key]
@@ -133,6 +134,7 @@ TORCHS = [
     "torch.norm(x.grad)",
     "nn.functional.softmax(nn.ReLU(), dim=0)",
     "number.backward()",
+    "count.backward()",
 ]
 HIDDEN = [
     "given(x).gather(1, y)",
@@ -395,6 +397,107 @@ def test_the_traceback_ends_where_it_enters_this_package(
     # The function that divides by zero stands in this file, innermost.
     found = [item.tb_frame.f_code.co_filename for item in visible_entries(failing(files))]
     assert [name for name in found if name in {*files}] == seen
+
+
+def test_of_our_own_frames_alone_none_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_errors, "is_own_file", lambda file: True)
+    assert list(visible_entries(failing(["own"]))) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "uses"),
+    [
+        ({"__name__": "torch.no_such"}, True), ({"__name__": "torchlike"}, False),
+        ({"torch": torch}, True), ({"nn": torch.nn}, True), ({"F": torch.nn.functional}, True),
+        ({"nn": ast}, False), ({"x": torch}, False),
+    ],
+)  # fmt: skip
+def test_a_module_that_uses_torch(names: dict[str, object], uses: bool) -> None:
+    frame: Any = types.SimpleNamespace(f_globals=names)
+    assert torch_errors.uses_torch(frame) is uses
+
+
+@pytest.mark.parametrize(
+    ("call", "is_it"),
+    [
+        ("func(args)", True), ("cls.__torch_function__(func, types)", True),
+        ("types(args)", False), ("cls.other(func)", False), ("args(func)", False),
+    ],
+)  # fmt: skip
+def test_a_hook_that_runs_what_it_was_given(call: str, is_it: bool) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    owner = types.SimpleNamespace(__torch_function__=fails, other=fails)
+    with cell(f"def hook(cls, func, types, args):\n    return {call}") as code:
+        exec(code, space := {})
+        with pytest.raises(ZeroDivisionError) as caught:
+            space["hook"](owner, fails, fails, fails)
+        assert torch_errors._hands_on(caught.tb.tb_next) is is_it
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "frame", "caller", "is_it"),
+    [
+        ("'list' object has no attribute 'size'", "size", "torch", "lib", True),
+        ("'list' object has no attribute 'size'", "size", "lib", "torch", False),
+        ("no size", "size", "lib", "torch", True), ("no size", "size", "torch", "lib", False),
+        ("no name", "name_of", "torch", "lib", True), ("no name", "name_of", "lib", "torch", False),
+    ],
+)  # fmt: skip
+def test_an_attribute_that_torch_misses(
+    text: str, name: str, frame: str, caller: str, is_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a list in place of a tensor, of what torch was given, and in torch's own ``raise``."""
+    code = types.SimpleNamespace(co_filename="lib.py", co_name="f")
+    frames: list[Any] = [
+        types.SimpleNamespace(f_globals={"__name__": it}, f_code=code) for it in (frame, caller)
+    ]
+    entry: Any = types.SimpleNamespace(tb_frame=frames[0])
+    monkeypatch.setattr(torch_errors, "is_user_file", lambda file: False)
+    operation = types.SimpleNamespace(operation="RAISE_VARARGS")
+    monkeypatch.setattr(torch_errors, "place_of", lambda entry: operation)
+    error = AttributeError(text, name=name)
+    assert torch_errors._is_torch_attribute(error, entry, frames[1]) is is_it
+
+
+@pytest.mark.parametrize(("moved", "is_it"), [(None, False), (0, True), (2, False)])
+def test_a_call_that_was_seen_to_raise_is_that_of_the_instruction(
+    moved: int | None, is_it: bool
+) -> None:
+    with cell("def f(g):\n    g()") as code:
+        exec(code, space := {})
+        with pytest.raises(ZeroDivisionError) as caught:
+            space["f"](lambda: 1 / 0)
+        entry: Any = caught.tb.tb_next
+        call: Any = None
+        if moved is not None:
+            call = types.SimpleNamespace(code=entry.tb_frame.f_code, lasti=entry.tb_lasti + moved)
+        assert torch_errors._is_raised_below(caught.value, entry, call) is is_it
+
+
+@pytest.mark.parametrize(
+    ("files", "kept"),
+    [
+        ("user lib hook lib", 2), ("hook lib", 2), ("user hook lib user", 4),
+        ("user hook lib hook lib", 1), ("user hook other lib", 4), ("user lib", 2),
+    ],
+)  # fmt: skip
+def test_what_stands_above_the_hooks_of_the_user(
+    files: str, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``other`` is a hook that does something else."""
+
+    def entry(file: str) -> Any:
+        name = "__torch_function__" if file in ("hook", "other") else "f"
+        code = types.SimpleNamespace(co_name=name)
+        return types.SimpleNamespace(file=file, tb_frame=types.SimpleNamespace(f_code=code))
+
+    monkeypatch.setattr(torch_errors, "file_of", lambda it: it.file)
+    monkeypatch.setattr(torch_errors, "is_user_file", lambda file: file != "lib")
+    monkeypatch.setattr(torch_errors, "_hands_on", lambda it: it.file == "hook")
+    entries = [entry(file) for file in files.split()]
+    assert torch_errors._above_hook(entries) == entries[:kept]
 
 
 def test_without_a_traceback_nothing_is_known() -> None:
