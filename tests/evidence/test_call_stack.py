@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -93,8 +94,6 @@ def ids() -> torch.Tensor:
         (lambda: torch.optim.Adam([WEIGHT]).step((WEIGHT * 2).backward), "backward"),
         (lambda: Sam([WEIGHT]).step(adds), "forward"),
         (lambda: Sam([WEIGHT]).step(closure=WEIGHT.sum), "optimizer"),
-        (lambda: Sam([WEIGHT]).step(closure=adds), "forward"),
-        (lambda: Sam([WEIGHT]).step(runs_module), "forward"),
         (lambda: torch.optim.SGD([], lr=1.0), "unknown"),
         (lambda: nn.MultiheadAttention(10, 3), "unknown"),
         (lambda: nn.Linear(3, 3).load_state_dict({}), "unknown"),
@@ -118,8 +117,11 @@ def test_a_finding_in_what_a_step_calls_is_of_the_forward_pass(
     kind: Any, closure: Callable[[], object], phase: str, *, fast: bool
 ) -> None:
     parameter = nn.Parameter(torch.ones(3, device="cuda"))
-    report = report_of(lambda: kind([parameter]).step(closure), DeviceAssertError, fast=fast)
-    assert report.phase == phase
+    for step in (
+        lambda: kind([parameter]).step(closure),
+        lambda: kind([parameter]).step(closure=closure),
+    ):
+        assert report_of(step, DeviceAssertError, fast=fast).phase == phase
 
 
 # --- entries of a stack ---------------------------------------------------------------------------
@@ -247,6 +249,28 @@ def test_names_of_parameters_and_buffers() -> None:
     assert parameters == ["net", "alone", "made", "plain"]
 
 
+def test_parameters_of_a_caller_are_visible() -> None:
+    text = "def f():\n    here()\ndef g(net):\n    f(), net\ng(n)"
+    ask = lambda frames: [name for name, _ in visible_parameters(frames)]
+    assert asked(text, ask, n=nn.Linear(1, 1)) == [["weight", "bias"]]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "name"),
+    [
+        ("step.py", "def f(v):\n    return ask(v)\nfound = f(w)", "v"),
+        (torch.overrides.__file__, "def f(v):\n    return ask(v)\nfound = f(w)", None),
+        ("step.py", "def f(v):\n    return ask()\nfound = f(1)", None),  # a variable of a module
+    ],
+)
+def test_names_are_those_of_the_users_functions_that_run(
+    file: str, text: str, name: str | None
+) -> None:
+    names = {"w": WEIGHT, "ask": lambda *_: parameter_names([sys._getframe(1)])}
+    exec(compile(text, file, "exec"), names)
+    assert names["found"] == ({id(WEIGHT): name} if name else {})
+
+
 def test_tensors_and_modules_among_variables_are_found_by_their_types() -> None:
     net, x = nn.Linear(1, 1), torch.ones(1)
     inner = {"w": WEIGHT, "kind": torch.Tensor, "odd": Untouchable()}
@@ -264,17 +288,16 @@ def test_the_parameters_of_a_function_leave_out_what_is_left_over(line: str, a: 
 
 @pytest.mark.parametrize("is_edited", [True, False])
 def test_what_the_frames_of_a_line_do_not_tell(
-    monkeypatch: pytest.MonkeyPatch, *, is_edited: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_edited: bool
 ) -> None:
     given = CallSite(limits=("no column",))
     monkeypatch.setattr(call_stack, "locate_call", lambda *_: given)
     monkeypatch.setattr(call_stack, "source", lambda file: SimpleNamespace(is_edited=is_edited))
     monkeypatch.setattr(call_stack.eager, "limit_of", lambda codes: ("compiled",))
-    torchs = entry("relu", "nn/functional.py")
-    (found,) = asked("def f():\n    here()\nf()", lambda it: locate([*it, torchs], {}).limits)
-    assert [it for it in found if "has changed" not in it] == ["no column", "compiled"]
-    said = [it.partition(" a probe")[0] for it in found[1:-1]]
-    assert said == (["<cell of"] if is_edited else [])
+    code = entry("f", str(tmp_path / "step.py"))
+    found = locate([code, code, entry("relu", "nn/functional.py")], {}).limits
+    said = "step.py has changed since it was imported: its lines are not shown"
+    assert found == ("no column", *([said] * is_edited), "compiled")
 
 
 def test_the_running_frames_end_before_our_own() -> None:
