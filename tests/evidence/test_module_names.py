@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -101,9 +102,18 @@ def test_the_owner_of_an_argument_is_the_innermost_module_that_has_it() -> None:
     assert kind.endswith(owners({"weight": net.table}, [net])[0][2])
     assert owners({"m": net.mean}, [net, inner])[0][3] == "mean"
     del inner
+    net.tied = net.inner[0].weight
     assert owners({"w": net.inner[0].weight}, [net, net.inner[0]]) == [
         ("w", "net.inner[0]", "nn.Linear", "weight")
     ]
+
+
+@pytest.mark.parametrize(("is_it", "text"), [(True, "f.head"), (False, "net")])
+def test_the_owner_that_the_line_calls_has_its_name_there(is_it: bool, text: str) -> None:
+    net = Holder()
+    node = ast.parse("f.head(x)", mode="eval").body
+    line = SimpleNamespace(node=node, value=lambda function: net if is_it else None)
+    assert owners({"weight": net.table}, [net], line=line)[0][1] == text
 
 
 def test_nothing_owns_what_the_line_names_or_no_module_has() -> None:
@@ -121,6 +131,11 @@ def test_a_module_of_two_names_has_none() -> None:
     del other
     assert len(owners({"weight": net.table}, [net])) == 1
 
+    def run(self: Holder, _last: Holder, held: Holder) -> list[tuple[str, ...]]:
+        return owners({"weight": self.table}, [self])
+
+    assert run(net, net, net)[0][1] == "held"
+
 
 def others(seen: list[Any], held: Any, size: int, dim: int = 0) -> list[tuple[Any, ...]]:
     found = module_names.other_modules(
@@ -136,9 +151,25 @@ def test_other_modules_that_ran_the_line_with_another_bound() -> None:
     assert others([longer], net, 5, dim=1) == [("longer", 3, 0, 9, 2)]
     assert others([longer], net, 5, dim=2) == []
     assert others([longer], net, 9) == []
+    of_another_class = type("Other", (Holder,), {})(9)
+    assert others([of_another_class], net, 5) == []
     layers = [longer, same]
     del longer
     assert others(layers, net, 5) == [("layers.0", 3, 0, 9, 9)]
+    pair = (layers.pop(0),)
+    found = others([*pair], net, 5)
+    assert found == [("pair.0", 3, 0, 9, 9)]
+
+
+@pytest.mark.parametrize("name", ["mean", "plain"])
+def test_a_buffer_or_another_tensor_of_a_module_may_set_the_bound(name: str) -> None:
+    net, longer = Holder(), Holder()
+    for module, size in ((net, 2), (longer, 3)):
+        setattr(module, name, torch.zeros(size))
+    found = module_names.other_modules(
+        [(longer, 3, 0, 9)], [net], getattr(net, name), 2, 0, [sys._getframe()]
+    )
+    assert [(item.module, item.size) for item in found] == [("longer", 3)]
 
 
 def test_a_tensor_that_no_running_module_has_bounds_nothing() -> None:
@@ -155,3 +186,8 @@ def test_a_path_below_a_variable_is_that_of_the_module() -> None:
     assert module_names._path_of(inner, frames) == "net.inner.0"
     _hidden = nn.Linear(1, 1)
     assert module_names._path_of(_hidden, frames) is None
+
+    def method(self: nn.Module) -> str | None:
+        return module_names._path_of(self, [sys._getframe()])
+
+    assert method(inner) is None
