@@ -151,11 +151,11 @@ def test_only_what_another_cell_defines_counts_within_one_cell() -> None:
     assert not asked("def f(v):\n    return v[0]\na[0] = 9")
     assert asked("def f(v):\n    return v[0]\na[0] = 9", files=2)
     assert asked("def f(v):\n    v[0] = 9")
-    assert asked("def g(v):\n    v[0] = 9\ndef f(v):\n    g(v)")
+    assert asked("def g(v):\n    v[0] = 9\ndef f(v):\n    w = g(v)")
     assert not asked("def g(v):\n    v[0] = 9\ndef f(v):\n    return v[0]")
-    assert asked("async def f(v):\n    v[0] = 9")
-    assert asked("class f:\n    def __init__(self, v):\n        v[0] = 9")
-    assert asked("class A:\n    def g(self, v):\n        v[0] = 9\ndef f(v):\n    it.g(v)")
+    assert not asked("async def f(v):\n    return v[0]")
+    assert not asked("class f:\n    def __init__(self, v):\n        self.w = v[0]")
+    assert asked("class A:\n    def g(self, v):\n        v[0] = 9\ndef f(v):\n    w = it.g(v)")
 
 
 @pytest.mark.parametrize(("files", "may"), [(MAX_FILES - 1, False), (MAX_FILES, True)])

@@ -57,6 +57,7 @@ def test_positions_of_the_users_are_no_table() -> None:
     assert table(5, own=True) is None
     assert table(5, position_ids=None) is None
     assert table(5, input_ids=None) is None
+    assert table(5, input_ids=[1] * 5) is None
     assert table(5, input_ids=torch.ones(5)) is None
     assert context.table_of_positions([]) is None
     module = Embeddings(4)
@@ -168,7 +169,7 @@ def test_the_one_tokenizer_that_the_code_reads(monkeypatch: pytest.MonkeyPatch) 
 def test_a_model_of_the_users_has_the_name_of_its_base(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(PreTrainedModel=Base)
     monkeypatch.setitem(sys.modules, "transformers.modeling_utils", fake)  # type: ignore[arg-type]
-    code = "def forward(self):\n    here()\nforward(model)"
+    code = "def inner():\n    here()\ndef forward(self):\n    inner()\nforward(model)"
     assert observed(code, model=Mine()).model == "Base"
     assert observed(code, model=object()).model is None
 

@@ -43,6 +43,9 @@ ZERO, LEAF = torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0], requires_grad=Tr
         # The value is finite, the gradient is not.
         (torch.log, "({x} * {x} + 1).sqrt()", LEAF, True),
         (torch.log, "{x}.sqrt() + 1", LEAF, False),
+        # Of two results one is not finite, and what cannot be tried as it is says nothing.
+        (torch.aminmax, "{x}.clamp(max=2)", torch.tensor([1.0, torch.inf]), True),
+        (torch.linalg.inv, "{x} + torch.eye(2)", torch.zeros(2, 2), False),
     ],
 )
 def test_values_and_gradients_have_to_be_finite(

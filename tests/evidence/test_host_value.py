@@ -256,10 +256,14 @@ def test_the_lengths_are_those_of_the_frame_that_raised(
         "two": torch.tensor([[1, 0]]),
         "good": torch.tensor([1, 2]),
     }
-    call = ApiCall(func=torch.mm, args=tuple(values[it] for it in given.split()))
+    given_values = tuple(values[it] for it in given.split())
     entries: Any = [SimpleNamespace(tb_frame=SimpleNamespace(f_locals={"lengths": values[local]}))]
-    assert (host_value._empty_sequence(call, entries, []) is not None) is is_found
-    assert host_value._empty_sequence(call, [], []) is None
+    for call in (
+        ApiCall(func=torch.mm, args=given_values),
+        ApiCall(func=torch.mm, kwargs=dict(enumerate(given_values))),  # type: ignore[arg-type]
+    ):
+        assert (host_value._empty_sequence(call, entries, []) is not None) is is_found
+        assert host_value._empty_sequence(call, [], []) is None
 
 
 MINE = """

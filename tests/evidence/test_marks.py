@@ -80,6 +80,10 @@ def test_topk_makes_positions_only_where_the_values_begin(note: str | None) -> N
         ("y = x / (n + 1e-3)", "float16", ()),
         ("y = x / (n + 1e-8)", "bfloat16", ()),
         ("y = x / (n + 0.0)", "float16", ()),
+        ("y = (x + 1e-8) / (n + 1e-8)", "torch.float16", ("1e-08 is 0",)),
+        ("y = x.clamp(max=1 - 1e-6)", "float16", ("1 - 1e-06 is 1",)),
+        ("y = x.clamp(min=1.0 + 1e-6)", "float16", ("1.0 + 1e-06 is 1",)),
+        ("y = x.clamp(min=1.0 + 0.0)", "float16", ()),
     ],
 )
 def test_constants_that_vanish(code: str, dtype: str, wanted: tuple[str, ...]) -> None:
@@ -161,6 +165,12 @@ def test_one_column_or_row_has_all_bad_values(
     bad[rows, columns] = True
     assert slice_of("x", bad) == wanted
     assert slice_of("x", bad.reshape(-1)) is None
+
+
+def test_bad_values_that_have_two_places_in_common_have_no_one_slice() -> None:
+    bad = torch.zeros(9, 9, 9, dtype=torch.bool)
+    bad[3, 4] = True
+    assert slice_of("x", bad) is None
 
 
 def test_nan_in_a_column_of_another_tensor() -> None:

@@ -77,6 +77,8 @@ def test_only_variables_that_hold_memory_of_the_device_are_listed() -> None:
     assert held(_one=one, two=two) == ["two"]
     assert held(on_cpu=torch.zeros(8), number=3) == []
     assert held(one=one, part=one[:2], again=[one]) == ["one"]
+    assert held(one=one, part=two[:1]) == ["part", "one"]  # which keeps all of the memory
+    assert held(one=one.to_sparse()) == []
     assert held(items=[one, 3], table={"two": two}) == ["table", "items"]
     assert held(norm=torch.nn.BatchNorm1d(2, affine=False).cuda()) == ["norm"]  # has buffers alone
     # What was passed to a function has the name that it has there.

@@ -40,6 +40,7 @@ def texts(code: str, meaning: Meaning, objects: Objects | None = None) -> list[s
         ("nn.Embedding(3, 2)", LOOKUP, []),
         ("net().embedding(i)", LOOKUP, ["net().embedding(i)"]),
         ("x.index_put(i, y)", INDEX, ["x.index_put(i, y)"]),
+        ("x.index_put_(i, y)", INDEX, ["x.index_put_(i, y)"]),
         ("x[i]", INDEX, ["x[i]"]),
         ("x[~i]", INDEX, []),
         ("x[not i]", INDEX, []),
