@@ -342,6 +342,7 @@ def _show(args: Namespace) -> int:
     reports, status = [], 0
     for name in args.files:
         try:
+            # utf-8-sig also reads a file that begins with a byte order mark.
             report = Report.from_dict(json.loads(Path(name).read_text(encoding="utf-8-sig")))
             views = _views(report, args) if len(args.files) == 1 else []
             reports.append((name, report, _as_text(report, sys.stdout)))

@@ -230,6 +230,7 @@ def zeros(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> 
             with torch.inference_mode(False):
                 made = make()
     if device.type == "cuda":
+        # The other thread has filled it on its own current stream, the default one.
         torch.cuda.current_stream(device).wait_stream(torch.cuda.default_stream(device))
     return made
 

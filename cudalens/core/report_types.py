@@ -284,6 +284,7 @@ class Violation:
             part = "" if self.list_position is None else f"[{self.list_position}]"
             first_position = next((item.position for item in self.offenders.first), ())
             at = _subscript(first_position if position is None else position)
+            # The template has the position in the op's tensor, the name may be another tensor's.
             template = template.replace(
                 f"{{argument}}{part}{_subscript(first_position)}", f"{{argument}}{at}"
             )

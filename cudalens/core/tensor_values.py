@@ -205,6 +205,7 @@ def _ends(grid: OffenderMap | None, first: tuple[Offender, ...]) -> tuple[Number
 def _listed(marks: Tensor) -> Tensor:
     """Return the marked positions in order; eight marks at once are tested as one integer."""
     whole = marks.numel() // _WORD * _WORD
+    # A view as integers needs contiguous marks that begin at a multiple of eight bytes.
     if marks.stride() != (1,) or marks.storage_offset() % _WORD or whole <= HOST_NUMEL:
         return marks.nonzero().squeeze(1)
     words = marks[:whole].view(torch.int64).nonzero()

@@ -111,7 +111,7 @@ def pytest_runtest_makereport(
     finding = item.stash.get(_REPORT, None)
     if finding is None:
         return (yield)
-    del item.stash[_REPORT]
+    del item.stash[_REPORT]  # the later phases of the test have findings of their own
     if finding.context_usable is False:
         item.config.stash[_IS_LOST] = True
     item.user_properties += [

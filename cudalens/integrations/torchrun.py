@@ -70,6 +70,7 @@ class Rank:
     def folder(self) -> Path:
         """The folder of all ranks' reports, beside the folders of their error files."""
         if self.error_file == Path(os.devnull):
+            # Without a folder for logs.  The ranks of a machine share their parent, the launcher.
             run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
             return Path(tempfile.gettempdir()) / f"cudalens-{run}-{os.getppid()}"
         own = self.error_file.parent

@@ -444,6 +444,7 @@ class CellWatch:
                 print(line, file=sys.stderr)
         if result is not None and result.info.store_history and cell.number is not None:
             raw = result.info.raw_cell
+            # The history gets the line of the magic, and not the comment in its place.
             if _MAGIC_LINE.fullmatch(raw):
                 self.shell.history_manager.input_hist_parsed[cell.number] = raw.rstrip("\n")
 

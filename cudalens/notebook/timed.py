@@ -28,7 +28,7 @@ def place_timed(compiler: Any, places: Mapping[str, CellPlace | None]) -> Callab
     kind = type(compiler)
 
     def compiled(compiler: Any, source: Any, filename: str, *args: Any, **options: Any) -> Any:
-        if filename.startswith("<timed "):
+        if filename.startswith("<timed "):  # IPython's <timed eval> and <timed exec>
             place = places.get(_ipython.text_of_time(sys._getframe()))
             if place is not None:
                 place.move(source)

@@ -80,6 +80,7 @@ def locate(
     modules = attempt("module path", lambda: module_path(places), ModulePath)
     api = attempt("api", lambda: api_name(places, values.keys()))
     tensors: tuple[LineTensor, ...] = ()
+    # Without a frame, the variables are gone.
     if call is None and run is not None and run.place.frame is not None:
         call = RunningCall(run)
         attempt("names", partial(call.learn_from_callee, library[0] if library else None))
@@ -180,4 +181,5 @@ def _typed_shift(place: Place, lines: Sequence[str], position: Position) -> int 
     is_one_line = position.line == position.end_line
     last = lines[position.end_line - 1]
     is_end_typed = is_one_line or typed_line(place.filename, lines, position.end_line) == last
+    # From the expression on, the typed line must be the same.
     return shift if is_end_typed and typed[max(0, start + shift) :] == first[start:] else None

@@ -357,6 +357,7 @@ def class_name(kind: type) -> str | None:
     parts = module.split(".")
     if parts[0] != "torch":
         return None
+    # A package that exports the class is public, while the module that defines it may not be.
     for count in range(1, len(parts)):
         package = ".".join(parts[:count])
         if vars(sys.modules[package]).get(kind.__name__) is kind:
