@@ -275,7 +275,7 @@ OTHERS: Final[dict[str, str]] = {
     "session/findings.py": "session/test_early_report.py",
     "session/options.py": "notebook/test_status.py",
     "session/process.py": "notebook/test_status.py test_docstrings.py",
-    "simulate/__init__.py": "simulate/test_state.py",
+    "simulate/__init__.py": "simulate/test_activation.py",
     "simulate/activation.py": "simulate/test_dispatch.py",
     "simulate/dispatch.py": (
         "simulate/test_kernels.py simulate/test_layouts.py simulate/test_tensors.py "

@@ -23,9 +23,10 @@ class Passes:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, has_passes: bool = True) -> None:
         self.order: list[str] = []
         self.before = _Before(self.order)
-        self.of: dict[str, Any] = {"cpu": None, "cuda": self.before}
+        self.of: dict[str, Any] = {}
         self.inside = SimpleNamespace(aot_compilation=False)
-        common = module("torch._inductor.codegen.common", init_backend_registration=lambda: None)
+        register = lambda: self.of.update(cpu=None, cuda=self.before)
+        common = module("torch._inductor.codegen.common", init_backend_registration=register)
         if has_passes:
             vars(common)["custom_backend_passes"] = self.of
         for made in (
@@ -97,8 +98,11 @@ def test_what_is_compiled_ahead_of_time_is_not_rewritten(monkeypatch: pytest.Mon
     undo = rewritten(passes.order, {"cuda"})
     passes.inside.aot_compilation = True
     passes.of["cuda"](GRAPH)
-    undo()
     assert passes.order == ["before"]
+    del passes.inside.aot_compilation
+    passes.of["cuda"](GRAPH)
+    undo()
+    assert passes.order == ["before", "before", "graph on cuda"]
 
 
 def test_a_torch_without_passes_is_one_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +110,7 @@ def test_a_torch_without_passes_is_one_complaint(monkeypatch: pytest.MonkeyPatch
     rewritten(passes.order, {"cuda"}, complaints)()
     (line,) = complaints
     assert "not guarded" in line
-    assert passes.of["cuda"] is passes.before
+    assert passes.of == {}
 
 
 def test_our_frames_are_left_out_until_it_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,3 +182,9 @@ def test_ops_that_inductor_leaves_to_torch_have_no_kernel_of_its(
     monkeypatch.setitem(sys.modules, "torch._inductor", module("torch._inductor"))
     monkeypatch.setitem(sys.modules, "torch._inductor.lowering", lowering)
     assert [_compiler.has_kernel(op) for op in ("add", "sort", "mm")] == [True, False, False]
+
+
+def test_a_size_that_values_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "torch.fx.experimental.symbolic_shapes"
+    monkeypatch.setitem(sys.modules, name, module(name, free_unbacked_symbols=lambda size: size))
+    assert [_compiler.is_data_dependent(size) for size in ({"u0"}, set())] == [True, False]

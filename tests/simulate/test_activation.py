@@ -49,6 +49,21 @@ def test_what_the_tests_ran_with_is_started_at_once(
     assert capsys.readouterr().out == ""
 
 
+def test_the_package_is_the_function_that_starts_it(
+    started: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    package: Any = cudalens.simulate
+    assert package.current() is None
+    simulation = package(lag=3, seed=2, blocking=True)
+    state = simulation._runtime.state
+    assert (state._lag, state._random is None, state.blocking) == (3, False, True)
+    assert capsys.readouterr().out == f"{activation.ANNOUNCEMENT}\n"
+    assert package.current() is simulation is package(announce=False)
+    assert package.DEVICE_NAME == "cudalens rehearsal device (CPU)"
+    with pytest.raises(AttributeError, match=r"'cudalens.simulate' has no attribute 'missing'"):
+        _ = package.missing
+
+
 @pytest.mark.parametrize(
     ("system", "machine", "version", "tried"),
     [

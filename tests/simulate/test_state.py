@@ -308,7 +308,7 @@ def test_there_is_one_device(index: int | None, is_there: bool) -> None:
     assert caught.value.error_code == 101
 
 
-def test_the_state_forgets_all_that_an_error_left() -> None:
+def test_the_state_forgets_all_that_an_error_left(capfd: pytest.CaptureFixture[str]) -> None:
     state = DeviceState(lag=1, blocking=False)
     state.use_cublas()
     state.set_sync_debug_mode(2)
@@ -327,6 +327,7 @@ def test_the_state_forgets_all_that_an_error_left() -> None:
     with pytest.raises(RuntimeError, match="CUBLAS_STATUS_NOT_INITIALIZED"):
         state.use_cublas()  # the handle went with the error
     assert state.is_poisoned
+    assert capfd.readouterr().err == "first\nthird\n"
 
 
 @pytest.mark.parametrize(("mode", "refused"), [(-1, True), (0, False), (2, False), (3, True)])

@@ -187,7 +187,7 @@ def test_the_cuda_runtime_as_programs_call_it() -> None:
 
 
 def test_the_properties_agree_with_what_else_is_answered() -> None:
-    properties = torch.cuda.get_device_properties(0)
+    properties = torch.cuda.get_device_properties()
     assert (properties.major, properties.minor) == torch.cuda.get_device_capability()
     assert properties.total_memory == torch.cuda.mem_get_info()[1]
     assert torch.cuda.get_arch_list() == []
@@ -209,7 +209,21 @@ def test_what_only_hardware_could_answer_is_refused_by_its_name(name: str, what:
     for owner in (torch.cuda, torch.cuda.memory):
         if hasattr(owner, name):
             with pytest.raises(simulate.NotRehearsedError, match=f"^{what} is not"):
-                getattr(owner, name)()
+                getattr(owner, name)(1, of=2)
+
+
+def test_a_class_is_refused_with_its_static_methods() -> None:
+    class Original:
+        make = staticmethod(len)
+        __wrapped__ = len
+        number = 3
+
+    refused: Any = surface._refusal("it", Original)
+    for call in (refused, refused.make):
+        with pytest.raises(simulate.NotRehearsedError, match=r"^it is not"):
+            call()
+    assert refused.__wrapped__ is len
+    assert not hasattr(refused, "number")
 
 
 def test_a_forked_process_is_told_that_cuda_does_not_serve_it(
@@ -258,14 +272,14 @@ def test_only_graphs_with_tensors_of_the_device_run_op_by_op(
     device: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrapper: Any = torch._TorchCompileInductorWrapper
-    monkeypatch.setattr(wrapper, "__call__", lambda self, model, inputs: "inductor")
+    monkeypatch.setattr(wrapper, "__call__", lambda self, model, inputs, by: by)
     values = (None, torch.ones(1), torch.ones(1, device=device), 3)
     nodes = [SimpleNamespace(meta={"example_value": it} if it else {}) for it in values]
     model = SimpleNamespace(graph=SimpleNamespace(nodes=nodes), forward="forward")
     with surface.Patches() as patches:
         surface._compile_for_device(patches)
-        assert wrapper.__call__(None, model, ()) == expected
-    assert wrapper.__call__(None, model, ()) == "inductor"
+        assert wrapper.__call__(None, model, (), by="inductor") == expected
+    assert wrapper.__call__(None, model, (), by="inductor") == "inductor"
 
 
 def test_only_memory_of_the_pinning_allocator_is_pinned() -> None:
@@ -280,6 +294,7 @@ def test_only_memory_of_the_pinning_allocator_is_pinned() -> None:
 def test_old_tensor_types_are_told_by_device_and_dtype() -> None:
     x = on_cuda(2)
     assert isinstance(x, torch.cuda.FloatTensor)
+    assert torch.cuda.FloatTensor.is_cuda and torch.cuda.FloatTensor.dtype == torch.float32
     assert not isinstance(x, torch.cuda.DoubleTensor)
     assert not isinstance(x.cpu(), torch.cuda.FloatTensor)
     assert not isinstance(1, torch.cuda.FloatTensor)
@@ -330,6 +345,7 @@ def test_a_storage_is_made_where_it_is_asked_for() -> None:
         assert (made.device, made.nbytes()) == (CUDA, size)
     for made in (torch.UntypedStorage(8), torch.UntypedStorage(8, device="cpu")):
         assert (made.device.type, made.nbytes()) == ("cpu", 8)
+    assert torch.UntypedStorage(8, device="meta").device.type == "meta"
     with pytest.raises(simulate.NotRehearsedError, match="a tensor shared with another"):
         on_cuda(2).untyped_storage()._share_cuda_()
 
