@@ -189,7 +189,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 def is_capturing() -> bool:
     """Return whether the current stream captures a CUDA graph, so that no value can be read."""
-    # Asking whether there is a device costs more than the rest of a guard.
+    # No check that a device exists: it costs more than the rest of a guard.
     try:
         return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
     except RecursionError:  # a guard tries again with a higher recursion limit

@@ -45,7 +45,7 @@ from cudalens.core.evidence_types import (
     SavedValues,
     Synchronization,
 )
-from cudalens.core.graph_types import *  # the pieces are part of this module's face
+from cudalens.core.graph_types import *  # re-exported: part of this module's API
 from cudalens.core.next_steps import NOTEBOOK, SCRIPT, NextSteps
 from cudalens.core.report_types import *
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from cudalens.core.source_places import *  # the places are part of this module's face
+from cudalens.core.source_places import *  # re-exported: part of this module's API
 
 Kind = Literal[
     "device_assert",

@@ -81,7 +81,7 @@ class SourceSpan:
         text = next(texts, self.text)
         code = without_comment(text) if text else text
         if code and code.startswith("#"):
-            code = ""  # no code: the file has changed since it was imported
+            code = ""  # a comment never runs: the file has changed since it was imported
         return LineRef(line=self.line, text=code, cell=self.cell, file=self.file)
 
 

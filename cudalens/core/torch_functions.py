@@ -86,7 +86,7 @@ class Trait(Flag):
     RESERVES = auto()
     """Reserves memory, and writes no value."""
 
-    # --- what the host learns --------------------------------------------------------------------
+    # --- facts and values for the host -----------------------------------------------------------
     ASKS = auto()
     """Returns or sets a fact, and neither reads nor makes a value: the call is not recorded."""
     FACT = auto()
@@ -193,7 +193,7 @@ _ROWS = {
     "adjoint conj _conj resolve_conj view_as_complex view_as_real": "view",
     "atleast_1d atleast_2d atleast_3d": "view",
     "values indices crow_indices col_indices": "view",
-    # Other types and places, and copies.
+    # Other dtypes and devices, and copies.
     "float double": "in_order cast view tensor",
     "half bfloat16": "in_order to_half view tensor",
     "int long short byte char bool": "in_order to_integer view tensor",
@@ -229,7 +229,7 @@ _ROWS = {
     "full_like new_full fill index_fill pad": "constant",
     "ones_like zeros_like rand_like randn_like": "tensor",
     "empty_like empty_strided empty_permuted new_empty_strided": "reserves",
-    # Places, counts and truth values.
+    # Positions, counts and booleans.
     "argmax argmin": "numbers tensor",
     "argsort bincount bucketize multinomial nonzero searchsorted": "numbers",
     "cumsum": "numbers finite tensor",
@@ -256,7 +256,7 @@ _ROWS = {
     "resize_ resize_as_": "renews reserves",
     "set_": "renews reserves only_in_place",
     "record_stream resize_as resize_as_sparse_": "reserves",
-    # What the host learns.
+    # Facts and values for the host.
     "device dtype shape ndim": "fact property",
     "size dim ndimension stride numel nelement storage_offset element_size": "fact",
     "is_floating_point is_complex is_contiguous is_signed": "fact",

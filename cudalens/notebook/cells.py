@@ -299,7 +299,7 @@ class CellWatch:
         """
         result, run = options.get("result"), None
         if result is None:
-            return self._run_nodes(nodes, name, *args, **options)  # no cell
+            return self._run_nodes(nodes, name, *args, **options)  # not a cell
         try:
             run = self._run_nodes(nodes, name, *args, **options)
             cell = self._begun(result.info)

@@ -28,7 +28,7 @@ def api_name(places: Sequence[Place], argument_names: Collection[str] = ()) -> s
     # Skip `__torch_function__` frames: they only forward.
     places = [place for place in places if place.code.co_name != "__torch_function__"]
     of_torch = itertools.takewhile(lambda place: is_torch_file(place.filename), reversed(places))
-    group = list(of_torch)[::-1]  # at the inner end of the stack, outermost of them first
+    group = list(of_torch)[::-1]  # torch's innermost frames, outermost first
     # A Python function of torch, by its frame.  Functions of nn.functional call one another
     # (cross_entropy calls nll_loss): the innermost of them runs the op.
     named = [(place, torch_path(place.filename), place.code.co_name) for place in group]

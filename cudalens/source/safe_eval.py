@@ -25,7 +25,7 @@ _ABSENT = object()
 # The descriptor of a named tuple's fields, which reads an item without running Python code.
 _FIELD = type(collections.namedtuple("_FIELD", "field").field)  # type: ignore[attr-defined]
 _MODULE_LISTS = ("Sequential", "ModuleList", "ModuleDict")
-# Classes whose items and attributes are entries of one dict, and the way to that dict.
+# Classes whose items and attributes are entries of one dict, and the attributes that lead to it.
 _STORES = (
     ("collections", "UserDict", ("data",)),
     ("transformers.tokenization_utils_base", "BatchEncoding", ("data",)),

@@ -111,7 +111,7 @@ def without_repeats(error: BaseException, report: object, action: str = "") -> I
 
 
 def _cut_repeats(error: BaseException, report: object, action: str, stack: ExitStack) -> None:
-    # No part of the block: Python 3.13 leaves the end of such a loop out of it.
+    # A function of its own: in Python 3.13 a ``with`` does not cover the end of a loop in it.
     for item in with_causes(error, "__cause__", "__context__"):
         if not is_reported(item, report):
             continue

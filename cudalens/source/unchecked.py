@@ -71,7 +71,7 @@ def _may_be_view(node: ast.AST) -> bool:
     """
     match node:
         case ast.Subscript(slice=ast.Constant(str())):
-            return False  # of a dictionary
+            return False  # an item of a dictionary
         case ast.Attribute(attr=name):
             return name in _VIEWS
     return isinstance(node, ast.Subscript)
