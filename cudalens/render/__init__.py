@@ -1,5 +1,5 @@
-"""Draws a report: text, HTML, widget.  Nothing about the failure is computed here.
+"""Views of a report: text, HTML, widget.  Facts about the failure are computed elsewhere.
 
-Each view is loaded when it is asked for, so that ipywidgets, jinja2 and networkx stay away from a
-process that shows nothing.
+Each view is imported on first use, so that a process that shows nothing does not import ipywidgets,
+jinja2 and networkx.
 """

@@ -23,18 +23,18 @@ TAB = "    "
 MAX_LABELS = 10
 MAX_LINE_LENGTH = 240
 MAX_STATEMENT = 8
-"""Lines of the failing statement that are drawn."""
+"""How many lines of the failing statement are drawn."""
 MAX_MARKED = 8
 _OPENING, _CLOSING = ("(", "[", "{"), (")", "]", "}")
 _WITHIN_TEXT = 1000
-"""More than any depth of brackets."""
+"""Larger than any nesting depth of brackets."""
 _RANK = {"plain": 0, "call": 1, "tensor": 2, "bad": 3}
 Where = tuple[int | None, str | None]
-"""The cell of a line, or the file: both of a cell that has its number in common with others."""
+"""The cell or file of a line; both for a cell whose number is ambiguous."""
 
 
 class LineMark(NamedTuple):
-    """The words beside a line, and the text of the line where it is known."""
+    """The words beside a line, and the text of the line if known."""
 
     where: Where
     line: int
@@ -44,7 +44,7 @@ class LineMark(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A run of characters of one look."""
+    """A run of characters with one style."""
 
     text: str
     tone: PieceTone = "plain"
@@ -58,15 +58,15 @@ class Row:
     pieces: tuple[Piece, ...] = ()
     marks: tuple[str, ...] = ()
     is_hot: bool = False
-    """True if it belongs to the failing statement."""
+    """True for a row of the failing statement."""
     is_gap: bool = False
     is_label: bool = False
     names: tuple[tuple[str, str, bool], ...] = ()
-    """Of the first row of labels: name, type and whether it is at fault, for narrow pages."""
+    """For narrow pages, in the first row of labels: name, type, and whether it is at fault."""
 
     @property
     def text(self) -> str:
-        """Return the row without its looks."""
+        """Return the row as plain text."""
         return "".join(piece.text for piece in self.pieces)
 
 
@@ -88,7 +88,7 @@ class _Run:
     label: str | None = None
     name: str = ""
     is_named: bool = field(default=False)
-    """True if the label says the name: the run shows a container and not the tensor."""
+    """True if the label contains the name, because the run shows a container of the tensor."""
 
 
 def code_blocks(
@@ -97,10 +97,10 @@ def code_blocks(
     """Return the failing statement and every marked line, by cell or file.
 
     Args:
-        marks: what is said beside lines.
+        marks: the words beside lines.
         hot: the failing statement.
-        fold: columns after which a line of the failing statement goes on in the next row.
-        label_room: columns by which a label may pass that.
+        fold: the column after which a line of the failing statement is folded.
+        label_room: how many columns a label may extend beyond the fold.
     """
     own = where_of(hot)
     places: dict[Where, dict[int, str]] = {}
@@ -108,7 +108,7 @@ def code_blocks(
         places[own] = dict(_statement(report, hot))
     for mark in marks[:MAX_MARKED]:
         text = _text_of(report, mark.where, mark.line) or mark.text
-        if text or mark.line in places.get(mark.where, {}):  # a mark beside no code says nothing
+        if text or mark.line in places.get(mark.where, {}):  # a mark needs a line of code
             places.setdefault(mark.where, {}).setdefault(mark.line, text)
     blocks: list[Block] = []
     for where, lines in places.items():
@@ -126,7 +126,7 @@ def code_blocks(
 
 
 def where_of(place: SourceSpan | LineRef | None) -> Where:
-    """Return the cell or the file that a place is in."""
+    """Return the cell or file of a place."""
     return (None, None) if place is None else (place.cell, place.file)
 
 
@@ -151,7 +151,7 @@ def _statement(report: Report, hot: SourceSpan) -> Iterator[tuple[int, str]]:
 
 
 def _text_of(report: Report, where: Where, line: int) -> str:
-    """Return a line as the report has it, with its indentation."""
+    """Return a line from the report, with its indentation."""
     spans = [span for span in (report.source, report.forward_source) if span is not None]
     found = (
         item.text
@@ -193,7 +193,7 @@ def _rows(
 
 
 def _has_columns(report: Report, text: str, number: int, hot: SourceSpan | None) -> bool:
-    """Return whether the spans of the tensors are columns of this very text."""
+    """Return whether the spans of the tensors fit this text."""
     source = report.source
     if source is None or hot is None or where_of(hot) != where_of(source):
         return False
@@ -203,7 +203,7 @@ def _has_columns(report: Report, text: str, number: int, hot: SourceSpan | None)
 def _folded(
     text: str, runs: Sequence[_Run], width: int, label_room: int
 ) -> Iterator[tuple[str, list[_Run]]]:
-    """Cut a long line into parts with the runs of each; those that go on are indented."""
+    """Split a long line into parts with their runs; continuation parts are indented."""
     start, indent = 0, ""
     deeper = " " * min(len(text) - len(text.lstrip(" ")) + 4, width // 2)
     while True:
@@ -217,7 +217,7 @@ def _folded(
 
 
 def _fold_at(text: str, runs: Sequence[_Run], start: int, width: int, label_room: int) -> int:
-    """Return where a part ends: after a comma, an opening bracket or a space, outside names."""
+    """Return where a part ends: after a comma, an opening bracket or a space, not inside a name."""
     labels = [run for run in runs if run.label and start < run.start < start + width]
     room = start + width + label_room
     beyond = [
@@ -240,7 +240,7 @@ def _fold_at(text: str, runs: Sequence[_Run], start: int, width: int, label_room
 
 
 def _fits_left(text: str, run: _Run, others: Iterable[_Run], start: int = 0) -> bool:
-    """Return whether a label fits between what begins left of its name and the name."""
+    """Return whether a label fits to the left of its name, up to the previous run."""
     begins = [cell_len(text[: it.start]) for it in others if it.start < run.start]
     left = cell_len(text[: run.start]) - cell_len(run.label or "") - 1
     return left > max([cell_len(text[:start]), *begins])
@@ -248,19 +248,19 @@ def _fits_left(text: str, run: _Run, others: Iterable[_Run], start: int = 0) -> 
 
 def _cut(run: _Run, start: int, stop: int, shift: int) -> _Run:
     first, end = max(run.start, start) + shift, min(run.end, stop) + shift
-    # A label hangs under the part in which its expression begins.
+    # A label is drawn under the part in which its expression begins.
     label = run.label if start <= run.start < stop else None
     return replace(run, start=first, end=end, label=label)
 
 
 def code_rows(code: str, first: int, width: int) -> list[str]:
-    """Break a long line of code within brackets, so that the rows are the same code.
+    """Break a long line of code inside brackets, so that the rows are equivalent code.
 
-    Where Python lets it go on nowhere, a row is longer.
+    A row is longer if Python allows no break in it.
 
     Args:
-        first: columns of the first row.
-        width: columns of the others.
+        first: the width of the first row.
+        width: the width of the other rows.
     """
     places, start, rows = [*_continuations(code), len(code)], 0, []
     while len(code) - start > first:
@@ -273,7 +273,7 @@ def code_rows(code: str, first: int, width: int) -> list[str]:
 
 
 def _continuations(code: str) -> Iterator[int]:
-    """Yield the columns at which a line break in one line of code changes nothing."""
+    """Yield the columns where a line break does not change the meaning of a line of code."""
     depth = 0
     try:
         for token in tokenize.generate_tokens(io.StringIO(code).readline):
@@ -282,14 +282,14 @@ def _continuations(code: str) -> Iterator[int]:
             if depth > 0 and is_apart and token.string not in _CLOSING:
                 yield token.start[1]
             depth += (token.string in _OPENING) - (token.string in _CLOSING)
-            # Of a text with code in it, every part is a token since Python 3.12.
+            # Since Python 3.12, the parts of an f-string are tokens.
             depth += {"FSTRING_START": -_WITHIN_TEXT, "FSTRING_END": _WITHIN_TEXT}.get(name, 0)
     except (tokenize.TokenError, SyntaxError):
         return
 
 
 def unplaced_tensors(report: Report) -> tuple[TensorFact, ...]:
-    """Return the op's tensors that no drawn line carries, the one at fault first."""
+    """Return the op's tensors without a label on a drawn line, the one at fault first."""
     placed: set[int] = set()
     for line in report.source.context if report.source else ():
         on_line = _on_line(report, line.text, line.line)
@@ -297,7 +297,7 @@ def unplaced_tensors(report: Report) -> tuple[TensorFact, ...]:
         placed |= {id(fact) for fact in on_line if fact in hung or _is_inner(fact, on_line)}
     facts = [fact for fact in report.tensors if id(fact) not in placed]
     if any(fact.bad_at is not None for fact in report.tensors):
-        # What the op was given in another shape has the same values.
+        # The op may get a tensor of the line in another shape.
         facts = [
             fact
             for fact in facts
@@ -305,12 +305,12 @@ def unplaced_tensors(report: Report) -> tuple[TensorFact, ...]:
         ]
     drawn = [fact for fact in report.tensors if id(fact) in placed]
     if any(_is_form(fact, it) for fact in facts for it in drawn):
-        return ()  # a library's own forms of what the line has, transposed and cast
+        return ()  # all are transposed or cast forms of tensors on the line
     return tuple(sorted(facts, key=lambda fact: not words.is_at_fault(report, fact)))
 
 
 def _is_form(fact: TensorFact, other: TensorFact) -> bool:
-    """Return whether a tensor can be another one with its dimensions in another order, or cast."""
+    """Return whether a tensor may be a permuted or cast form of another one."""
     is_parameter = fact.requires_grad and fact.grad_fn is None
     is_same = (fact.shape, fact.dtype) == (other.shape, other.dtype)
     return not is_parameter and not is_same and sorted(fact.shape) == sorted(other.shape)
@@ -340,7 +340,7 @@ def _hung(report: Report, text: str, number: int) -> list[TensorFact]:
 
 
 def _on_line(report: Report, text: str, number: int) -> list[TensorFact]:
-    # The tensor at fault first, so that a line with very many tensors never loses it.
+    # The tensor at fault first, so that a line with many tensors always shows it.
     length = min(len(text), MAX_LINE_LENGTH)
     on_line = [
         fact
@@ -351,7 +351,7 @@ def _on_line(report: Report, text: str, number: int) -> list[TensorFact]:
 
 
 def _is_inner(fact: TensorFact, others: Sequence[TensorFact]) -> bool:
-    """Return whether a tensor is only moved or cast by an expression that has the same label."""
+    """Return whether an outer expression with the same label only moves or casts this tensor."""
     assert fact.span is not None
     return fact.argument is None and any(
         other.span is not None
@@ -422,7 +422,7 @@ def _pieces(text: str, runs: Sequence[_Run]) -> tuple[Piece, ...]:
 
 
 def _hanging(text: str, runs: Sequence[_Run], width: int) -> list[Row]:
-    """Return the rows of labels, the rightmost first; those that fit share a row."""
+    """Return the rows of labels, rightmost first; labels that fit share a row."""
     waiting = sorted((run for run in runs if run.label), key=lambda run: (-run.start, run.end))
     names = tuple((run.name, run.label or "", run.tone == "bad") for run in waiting[::-1])
     rows = []
@@ -446,7 +446,7 @@ def _hanging(text: str, runs: Sequence[_Run], width: int) -> list[Row]:
 
 
 def _label(text: str, run: _Run, is_shared: bool) -> str:
-    # Where two expressions begin in one column, only the name tells which label is whose.
+    # If two expressions begin in one column, the label needs the name.
     name = run.name if run.is_named else text[run.start : run.end] if is_shared else ""
     return f"{name}: {run.label}" if name else f"{run.label}"
 

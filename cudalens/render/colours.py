@@ -1,7 +1,7 @@
 """The colours of every page by role, for light and dark pages and for those with high contrast.
 
-Text roles reach a contrast of 4.5 : 1 on every surface that they are put on, graphic roles 3 : 1,
-the high-contrast palettes 7 : 1 for text.
+Text has a contrast of at least 4.5 : 1 on every surface that it is used on, graphics 3 : 1, and
+text in the high-contrast palettes 7 : 1.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Pictures of values in the tensor's own geometry, as small PNG files without words in them.
+"""Pictures of values in the tensor's geometry, as small PNG files without text.
 
-A picture is drawn only where it says more than the sentence: an image with bad pixels, a matrix, a
-vector of labels by class.  Its colours can be seen on a white page and on a dark one, because no
-page says which it is where scripts and styles are dropped.
+A picture is drawn only if it says more than the sentence: an image with bad pixels, a matrix, a
+vector of labels by class.  Its colours are visible on white and on dark pages, because a page that
+drops scripts and styles does not reveal its theme.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from cudalens.render import words
 from cudalens.render.screen import SHORT
 
 HEIGHT, WIDTH = 128, 260
-"""Pixels that a picture takes at most."""
+"""Largest height and width of a picture, in pixels."""
 MAX_PLANES = 2
-"""Planes on the first screen; the live view shows the others."""
+"""How many planes are on the first screen; the live view shows all."""
 MAX_SCALE = 6
 MAX_BARS = 32
 _WORDS = 270
-"""Pixels of a line of words below a narrow picture."""
+"""Width of the caption below a narrow picture, in pixels."""
 _BAR_WIDTH, _BAR_GAP, _BAR_HEIGHT = 14, 3, 72
 _FIRST, _LAST = (196, 214, 240), (58, 104, 178)
 BAD, PARTLY, ALLOWED = (212, 56, 46), (240, 150, 140), (150, 156, 164)
 _LEVELS = 10
 INDEX = {**{str(at): at + 1 for at in range(_LEVELS)}, "x": 11, "/": 12, "-": 13}
-"""Place of the colour of each sign of a plane in the palette."""
+"""The palette index of each sign of a plane."""
 PALETTE: tuple[tuple[int, ...], ...] = (
     (0, 0, 0),
     *(
@@ -39,13 +39,13 @@ PALETTE: tuple[tuple[int, ...], ...] = (
     ),
     *(BAD, PARTLY, ALLOWED),
 )
-"""Nothing, good values from the smallest to the largest, bad ones, some bad, allowed ones."""
+"""Background, good values from smallest to largest, bad values, some bad values, allowed values."""
 _SOME_BAD = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """One picture: the data of an image, its size, and what it says in words."""
+    """One picture: its image data, its size, and its text alternative."""
 
     data: str
     width: int
@@ -56,24 +56,24 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """The pictures of a report, and the legend below them."""
+    """The pictures of a report, and their legend."""
 
     pictures: tuple[Picture, ...]
     title: str
-    """What is drawn: name, size, and the scale where a cell stands for several values."""
+    """Name and size of the tensor, and the scale if a cell stands for several values."""
     legend: tuple[tuple[str, str], ...]
-    """Colour and meaning."""
+    """Pairs of colour and meaning."""
 
     @property
     def width(self) -> int:
-        """Pixels that the pictures take beside each other; the words below them wrap."""
+        """Width of all pictures side by side, in pixels."""
         pictures = sum(max(item.width, len(item.caption) * 6) + 16 for item in self.pictures)
         legend = sum(len(text) + 4 for _, text in self.legend)
         return max(pictures, min(int(max(len(self.title), legend) * 6.4), _WORDS))
 
 
 def figure(report: Report) -> Figure | None:
-    """Return the figure of a report, ``None`` where it would say no more than the sentence."""
+    """Return the figure of a report, ``None`` if it would add nothing to the sentence."""
     offenders = report.offenders
     if offenders is None or not offenders.count or offenders.total <= SHORT:
         return None
@@ -90,7 +90,7 @@ def _planes(report: Report, offenders: Offenders) -> Figure | None:
     planes = [plane for plane in offenders.planes if plane.rows and plane.rows[0]][:MAX_PLANES]
     if not planes:
         return None
-    # Behind a backward node are gradients, which nobody has named.
+    # Tensors of a backward node are gradients, which have no name.
     unnamed = "gradients" if report.phase == "backward" else "values"
     typed = next((fact.expression for fact in report.tensors if fact.bad_at is not None), None)
     own = report.expression or typed or report.argument or unnamed
@@ -113,9 +113,9 @@ def _planes(report: Report, offenders: Offenders) -> Figure | None:
 
 
 def plane_picture(plane: Plane, name: str, *, width: int = WIDTH) -> Picture:
-    """Return one plane as a picture as long and wide as the tensor is, as far as pixels allow."""
+    """Return a plane as a picture with the tensor's proportions, as far as pixels allow."""
     rows, columns = len(plane.rows), max(map(len, plane.rows))
-    # A cell of 8 × 16 values is twice as wide as it is high.
+    # A cell of 8 × 16 values is drawn twice as wide as high.
     tall, wide = _cell_size(plane)
     least = min(tall, wide)
     down, across = (max(min(round(side / least), 4), 1) for side in (tall, wide))
@@ -141,13 +141,13 @@ def plane_picture(plane: Plane, name: str, *, width: int = WIDTH) -> Picture:
 
 
 def _cell_size(plane: Plane) -> tuple[int, int]:
-    """Return how many rows and columns of values one cell stands for."""
+    """Return the rows and columns of values in one cell."""
     down = -(-plane.size[0] // max(len(plane.rows), 1))
     return down, -(-plane.size[1] // max(*map(len, plane.rows), 1))
 
 
 def _scale(plane: Plane) -> str:
-    """Say how many values a cell stands for, where it is more than one."""
+    """Return the scale in words, empty if a cell is a single value."""
     down, across = _cell_size(plane)
     return f", a cell is {down} × {across} values" if (down, across) != (1, 1) else ""
 
@@ -161,7 +161,7 @@ def _only_bad(offenders: Offenders) -> str:
 
 
 def _classes(report: Report, fact: TensorFact) -> Figure | None:
-    """Return a bar for each value of an integer tensor, those out of bounds red."""
+    """Return a bar chart of the values of an integer tensor, with red bars out of bounds."""
     counts = value_counts(fact)
     low, high = words.limits_of(report.bounds)
     if counts is None or len(counts) < _SOME_BAD or (low is None and high is None):
@@ -212,7 +212,7 @@ def _is_good(value: int, low: float | None, high: float | None) -> bool:
 
 
 def value_counts(fact: TensorFact) -> list[tuple[int, int]] | None:
-    """Return how often each integer occurs, ``None`` where a bin holds more than one."""
+    """Return the count of each integer, ``None`` if a bin has several integers."""
     counts, edges = fact.summary.histogram.counts, fact.summary.histogram.edges
     low, high = fact.summary.min, fact.summary.max
     if "int" not in fact.dtype or not isinstance(low, int) or not isinstance(high, int):
@@ -226,7 +226,7 @@ def value_counts(fact: TensorFact) -> list[tuple[int, int]] | None:
 
 
 def _png(rows: Sequence[Sequence[int]]) -> str:
-    """Return an image of palette indices as the address of its own data; 0 is transparent."""
+    """Return palette indices as a PNG data URL; index 0 is transparent."""
     raw = b"".join(b"\0" + bytes(row) for row in rows)
     header = struct.pack(">IIBBBBB", len(rows[0]), len(rows), 8, 3, 0, 0, 0)
     parts = (
@@ -244,5 +244,5 @@ def _png(rows: Sequence[Sequence[int]]) -> str:
 
 
 def css(colour: Sequence[int]) -> str:
-    """Return a colour as a style sheet has it."""
+    """Return a colour in CSS notation."""
     return "#{:02x}{:02x}{:02x}".format(*colour)

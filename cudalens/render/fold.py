@@ -1,4 +1,4 @@
-"""Folding of an autograd neighbourhood into few boxes: parameters by op, chains by module."""
+"""Fold an autograd graph into a few boxes: parameters by op, chains by module."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class Box:
 
     @property
     def is_side(self) -> bool:
-        """True if it is an input of the graph: nothing of it is computed."""
+        """True for an input of the graph, which no node computes."""
         return self.role in ("parameter", "leaf")
 
     @property
     def main(self) -> tuple[GraphNode, ...]:
-        """The nodes that compute something: views and transposes of them go without saying."""
+        """The nodes that compute something, without views and transposes."""
         return tuple(node for node in self.members if not is_view(node)) or self.members
 
     @property
     def module(self) -> str:
-        """The path of the one module that all nodes belong to, empty when there is none."""
+        """The path of the module that all nodes belong to, empty if there is none."""
         paths = {node.module_path or "" for node in self.main}
         return one_line(paths.pop()) if len(paths) == 1 and self.role in _FOLDS else ""
 
     def title(self, types: Types) -> str:
-        """Return the first line: class and path of a module, else the op or the ops in order."""
+        """Return the first line: class and path of a module, or the op, or the ops in order."""
         if len(self.members) > 1 and self.is_side:
             return f"{len(self.members)} {'parameters' if self.role == 'parameter' else 'inputs'}"
         kind = types.get(self.module)
@@ -61,7 +61,7 @@ class Box:
         names = [name for name, _ in groupby(map(node_name, self.main))]
         if len(names) == 1:
             return elide(names[0], _TITLE)
-        # The two ends say where the chain begins and stops: both are to be read.
+        # Of a long chain, show the first and the last op.
         between = " → " if len(names) == 2 else " → … → "
         first, last = names[0], names[-1]
         if len(first + between + last) > _TITLE:
@@ -71,7 +71,7 @@ class Box:
 
 
 Types: TypeAlias = Mapping[str, str]
-"""The class of each module by its path, as far as it is known."""
+"""The class of each module, by path, as far as known."""
 
 _FOLDS = ("upstream", "downstream")
 _ALIKE = functions(Trait.WHOLE | Trait.VIEW, without=Trait.CAST | Trait.MOVES)
@@ -81,22 +81,22 @@ _CALLED = {
     **{"native_batch_norm": "F.batch_norm", "cudnn_batch_norm": "F.batch_norm"},
     **{"native_dropout": "F.dropout", "log_softmax_backward_data": "F.log_softmax"},
 }
-"""The functions behind ops that no user calls by name."""
+"""The public functions behind ops that users do not call by name."""
 _OF_SEVERAL_OPS = ("torch.nn.functional.", "torch.gru", "torch.lstm", "torch.rnn_")
-"""Functions that are one box each: they make several nodes, recurrent ones on the CPU alone."""
+"""Functions drawn as one box though they make several nodes, recurrent ones on the CPU only."""
 _NODE = re.compile(r"^(.*?)Backward\d*$")
 
 Rule: TypeAlias = Callable[[Box, Box], bool]
-"""True if the two ends of a link are alike enough to be drawn as one box."""
+"""Returns whether two linked nodes may be drawn as one box."""
 
 
 def is_statement(node: GraphNode) -> bool:
-    """Return whether a node at fault is named by the statement that wrote: it is no input."""
+    """Return whether a bad node is named by the statement that wrote to it: it is no input."""
     return node.source is not None and node.name == node.source.text
 
 
 def node_name(node: GraphNode) -> str:
-    """Return the name of a node as people call it: ``F.linear`` for ``aten::addmm``."""
+    """Return the public name of a node: ``F.linear`` for ``aten::addmm``."""
     op = _op_of(node)
     if node.name == "AccumulateGrad":
         return "leaf tensor"
@@ -111,40 +111,40 @@ def node_name(node: GraphNode) -> str:
 
 
 def is_view(node: GraphNode) -> bool:
-    """Return whether a node only looks at its input in another shape."""
-    # Autograd's own name comes first: F.linear makes a TBackward0 too, which only looks.
+    """Return whether a node is a view of its input."""
+    # The node's own name first: F.linear also makes a TBackward0, which is a view.
     named = _stem(node.name) or _op_of(node).rpartition("::")[2].partition(".")[0]
     return node.role in _FOLDS and named.lstrip("_") in _VIEWS
 
 
 def _stem(name: str) -> str:
-    """Return what ran forward for a node's own name: ``add_mm`` for ``AddMmBackward0``."""
+    """Return the forward op for a node's name: ``add_mm`` for ``AddMmBackward0``."""
     match = _NODE.match(name[:_LONGEST_NAME])
     return re.sub("(?<!^)([A-Z])", r"_\1", match[1]).lower() if match else ""
 
 
 def _op_of(node: GraphNode) -> str:
-    """Return the op of a node: of ``ConvolutionBackward0``, where no more is known, its stem."""
+    """Return the op of a node, or the stem of its name if the op is unknown."""
     return node.op or (_stem(node.name) if node.role in _FOLDS else "")
 
 
 def fold(graph: AutogradNeighbourhood) -> tuple[dict[str, Box], list[tuple[str, str]]]:
-    """Return the boxes and the edges between them, acyclic and few enough to be read."""
+    """Return the boxes and their edges: acyclic, and few enough to read."""
     net = _Net(graph)
     net.join_siblings()
     for alike in (_beside_view, _same_module, _same_call):
         net.contract(alike, len)
-    # What is still too much is folded further, but not right beside the failure.
+    # If that is still too much, fold further, but not next to the failure.
     for alike in (_same_parent, net.is_only_way):
         net.contract(alike, _is_large, near=_NEAR)
-    # An unrolled loop has no modules to fold by, and no single chain.
+    # An unrolled loop has neither modules nor a single chain to fold.
     for alike in (_same_line, lambda one, other: True):
         net.contract(alike, _is_tangled, near=_NEAR)
     return {key: net.boxes[key] for key in net.links.nodes}, list(net.links.edges)
 
 
 class _Net:
-    """Boxes and the links between them, joined until they are few enough to be read."""
+    """Boxes and their links, joined until they are few enough to read."""
 
     def __init__(self, graph: AutogradNeighbourhood) -> None:
         nodes = _nearest(graph)
@@ -154,12 +154,12 @@ class _Net:
         self.links.add_nodes_from(self.boxes)
         for edge in graph.edges:
             is_drawn = edge.src in self.boxes and edge.dst in self.boxes
-            # Data flows one way; an edge that would close a circle cannot be drawn in rows.
+            # An edge that would make a cycle cannot be drawn in rows.
             if is_drawn and not nx.has_path(self.links, edge.dst, edge.src):
                 self.links.add_edge(edge.src, edge.dst)
 
     def join_siblings(self) -> None:
-        """Join parameters, and inputs when they are many, that feed nothing but the same box."""
+        """Join parameters (and inputs, if there are many) that feed only one and the same box."""
         groups: dict[tuple[str, str], list[str]] = {}
         for key in self.links.nodes:
             role, targets = self.boxes[key].role, list(self.links.successors(key))
@@ -174,10 +174,10 @@ class _Net:
     def contract(
         self, alike: Rule, is_too_much: Callable[[nx.DiGraph], object], near: int = 0
     ) -> None:
-        """Join neighbours that are alike, farthest from the failure first, while needed.
+        """Join linked boxes that match, farthest from the failure first, while there are too many.
 
         Args:
-            near: hops from the failure within which nothing is joined.
+            near: how many hops around the failure are left alone.
         """
         while is_too_much(self.links):
             around = self.links.to_undirected()
@@ -194,7 +194,7 @@ class _Net:
             self.join_siblings()
 
     def is_only_way(self, one: Box, other: Box) -> bool:
-        """Return whether a box feeds nothing but the other, which is fed by nothing else."""
+        """Return whether a box feeds only the other, which has no other input."""
         sources = self.links.predecessors(other.key)
         data = [key for key in sources if self.boxes[key].role != "parameter"]
         return self.links.out_degree(one.key) == 1 and data == [one.key]
@@ -203,7 +203,7 @@ class _Net:
         one, other = self.boxes[src], self.boxes[dst]
         if not {one.role, other.role} <= set(_FOLDS) or not alike(one, other):
             return False
-        # Joined across a second way from src to dst, the box would feed itself.
+        # If there is a second path from src to dst, the joined box would feed itself.
         others = (key for key in self.links.successors(src) if key != dst)
         return not any(nx.has_path(self.links, key, dst) for key in others)
 
@@ -245,7 +245,7 @@ def _same_module(one: Box, other: Box) -> bool:
 
 
 def _same_call(one: Box, other: Box) -> bool:
-    """Return whether two nodes are parts of one function that the user called in one line."""
+    """Return whether two nodes belong to one call of a function on one line."""
     calls = {(node.op, node.source) for node in (*one.main, *other.main)}
     op, source = next(iter(calls))
     return len(calls) == 1 and source is not None and (op or "").startswith(_OF_SEVERAL_OPS)

@@ -1,7 +1,7 @@
-"""The report as HTML: a fragment for a notebook's output, and a page that stands alone.
+"""The report as HTML: a fragment for a notebook's output, and a self-contained page.
 
-Neither needs a script.  A reader whose front end drops styles and pictures still gets the answer,
-the action, the code with its marks, the facts in tables and their order.
+Neither needs a script.  Without styles and pictures, the answer, the action, the marked code and
+the tables of facts are still readable, in order.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from cudalens.render.words import clip, visible
 
 MAX_BYTES = 200_000
 WIDE, LEAST = 112, 48
-"""Columns after which the failing line is folded: alone, and beside a wide picture."""
+"""The column at which the failing line is folded: without a picture, and beside a wide one."""
 _NAME = 22
-"""Characters of a name below its line, where labels do not hang: the line has the whole."""
+"""How many characters of a name are shown below its line, where labels are not aligned."""
 _FAR = 78
-"""Columns beyond which a label is out of sight in a narrow pane."""
+"""The column beyond which a label is invisible in a narrow pane."""
 _PANE, _COLUMN = 860, 7.7
-"""Pixels of the narrowest common pane less its margins, and of one character of code."""
+"""Width of the narrowest common pane without margins, and of one character of code, in pixels."""
 _SAMPLE = "dataset item"
 _TENSOR_HEADS = (
     *("tensor", "argument", "shape", "dtype", "device", "stride", "grad", "bad"),
@@ -46,7 +46,7 @@ _STATIC = Path(__file__).with_name("static")
 
 @dataclass(frozen=True, kw_only=True)
 class _Limits:
-    """Limits of the lists and texts that are drawn; the JSON form always has the whole."""
+    """Limits of the drawn lists and texts; the JSON form is always complete."""
 
     history: int
     rows: int
@@ -60,7 +60,7 @@ _TINY = _Limits(history=8, rows=6, text=60)
 
 
 class Drawer(NamedTuple):
-    """One drawer: its label, how many things it lists, the block that draws it."""
+    """One drawer: its label, the number of its items, its template block."""
 
     label: str
     things: int | None
@@ -96,7 +96,7 @@ def render_page(report: Report) -> str:
 
 
 class Ops(NamedTuple):
-    """Equal ops in a row: how many, and the latest."""
+    """A run of equal ops: their number, and the latest one."""
 
     times: int
     entry: HistoryEntry
@@ -104,7 +104,7 @@ class Ops(NamedTuple):
 
 
 def history_entries(report: Report) -> tuple[Ops, ...]:
-    """Return the failed op and the recorded ones before it, latest first, equal ones as one."""
+    """Return the failed op and the recorded ops before it, latest first, with runs merged."""
     runs = groupby(report.history, key=lambda entry: replace(entry, seq=0))
     equal = [list(run) for _, run in runs]
     entries = [Ops(len(run), run[-1]) for run in equal]
@@ -127,13 +127,13 @@ def _failed_entry(report: Report) -> HistoryEntry:
 
 
 def history_table(report: Report, entries: Sequence[Ops]) -> Markup:
-    """Draw the table of some calls of the history."""
+    """Draw the table of history entries."""
     facts = {"report": report, "entries": entries, "limits": _FRAGMENT}
     return _block("history", facts, _FRAGMENT)
 
 
 def short_path(file: str) -> str:
-    """Return the end of a path, where a reader looks: ``nn/functional.py``."""
+    """Return the last parts of a path: ``nn/functional.py``."""
     return "/".join(file.replace("\\", "/").split("/")[-2:])
 
 
@@ -171,7 +171,7 @@ def _environment(limits: _Limits) -> jinja2.Environment:
     def finalize(value: object) -> object:
         if value is None:
             return ""
-        # Markup comes from our own macros; all else is somebody's text.
+        # Escape everything except Markup, which only our own macros make.
         is_text = isinstance(value, str) and not isinstance(value, Markup)
         return clip(visible(str(value)), limits.text) if is_text else value
 
@@ -191,10 +191,10 @@ def _environment(limits: _Limits) -> jinja2.Environment:
 
 
 def _facts_of(report: Report, drawn: strip.Strip | None, limits: _Limits) -> dict[str, Any]:
-    """Return what the templates draw of ``report``, by name."""
+    """Return the variables for the templates."""
     figure = figures.figure(report)
     fold = _fold(figure)
-    # What passes the fold is cut off by a picture.
+    # Beside a picture there is no room beyond the fold.
     parts = screen.build(report, fold=fold, label_room=0 if figure else screen.LABEL_ROOM)
     parts = _with_place_beside_code(report, parts)
     gutter = max(map(_gutter, parts.blocks), default=0)
@@ -230,7 +230,7 @@ def _facts_of(report: Report, drawn: strip.Strip | None, limits: _Limits) -> dic
 
 
 def _with_place_beside_code(report: Report, parts: screen.Screen) -> screen.Screen:
-    """Put a place that is all there is to say beside the code, where it takes no line."""
+    """Move a place that is the only fact beside the code, which saves a line."""
     said = [screen.plain(fact) for fact in parts.facts]
     is_alone = said == [words.format_place(report.source)] and words.page_link(report) is None
     if not is_alone or len(parts.blocks) != 1 or report.source is None:
@@ -244,7 +244,7 @@ def _fold(figure: figures.Figure | None) -> int:
 
 
 class _Long(Markup):
-    """Text of many lines that is escaped here and clipped nowhere."""
+    """Multi-line text that is escaped here, and not clipped."""
 
     def __new__(cls, text: str) -> _Long:
         return super().__new__(cls, escape(visible(text)))
@@ -262,9 +262,9 @@ def _number(gutter: int, block: Block, row: Row, is_first: bool) -> str:
 
 
 def _padding(fold: int, gutter: int, block: Block, row: Row) -> str:
-    """Return the blanks that put the marks of a block below each other.
+    """Return the padding that aligns the marks of a block.
 
-    Beside a picture there may be no room for them: then they stand below their line.
+    Beside a picture there may be no room: then marks are drawn below their lines.
     """
     marked = [other for other in block.rows if other.marks]
     beside = [other for other in marked if len(other.text) + _said(other) <= fold]
@@ -275,23 +275,23 @@ def _padding(fold: int, gutter: int, block: Block, row: Row) -> str:
 
 
 def _said(row: Row) -> int:
-    """Return the columns of code that the marks of a row take, with the blanks before them."""
+    """Return how many columns the marks of a row take, with the padding."""
     return sum(int(len(mark) * 0.9) + 6 for mark in row.marks)
 
 
 def _coded(limit: int, text: str) -> Markup:
-    """Return a sentence; parts in backticks become code."""
+    """Return a sentence as HTML, with parts in backticks as code."""
     cleaned = str(escape(clip(visible(text), limit)))
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", cleaned))
 
 
 def _whole(report: Report) -> Markup:
-    """Return a rank's report as text; the JSON form has it whole."""
+    """Return a rank's report as text."""
     return Markup.escape(replace(report, ranks=()).to_text(width=100))
 
 
 def _drawers(report: Report, drawn: strip.Strip | None) -> tuple[Drawer, ...]:
-    """Return the drawers that this report has something for."""
+    """Return the drawers that are not empty for this report."""
     offenders = report.offenders
     has_graph = drawn is not None or bool(report.graph.nodes)
     is_open = drawn is not None and report.kind in _OPEN_GRAPH
@@ -326,13 +326,13 @@ _Table: TypeAlias = tuple[list[str], list[list[str]]]
 
 
 def _table(heads: Iterable[str], rows: Sequence[Mapping[str, str]]) -> _Table:
-    """Return the heads and rows of a table, without columns that nobody filled."""
+    """Return the heads and rows of a table, without empty columns."""
     columns = [head for head in heads if any(row.get(head) for row in rows)]
     return columns, [[row.get(head) or "–" for head in columns] for row in rows]
 
 
 def _bad_table(report: Report) -> _Table:
-    """Return the table of bad values, with their inputs and their dataset indices where known."""
+    """Return the table of bad values, with inputs and dataset indices if known."""
     first = report.offenders.first if report.offenders else ()
     rows = [
         {
@@ -371,7 +371,7 @@ def tensor_line(report: Report, fact: TensorFact) -> str:
 
 
 def tensor_facts(report: Report, fact: TensorFact) -> list[tuple[str, str]]:
-    """Return what is known of one tensor: type, place in memory, values, the first bad ones."""
+    """Return the facts about one tensor: type, memory, values, the first bad ones."""
     facts = [(name, text) for name, text in _tensor_cells(report, fact).items() if text]
     counts = figures.value_counts(fact)
     if counts is not None:
@@ -389,7 +389,7 @@ def tensor_facts(report: Report, fact: TensorFact) -> list[tuple[str, str]]:
 
 
 def _group(report: Report) -> str:
-    # Only one drawer of a report is open at a time, whatever other reports the notebook shows.  The
+    # One drawer of a report is open at a time, independent of other reports in the notebook.  The
     # clock stays out, or the same failure would never give the same output twice.
     content = (
         report.kind,

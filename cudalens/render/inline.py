@@ -1,8 +1,8 @@
-"""A report for notebooks: it keeps its look where style sheets and scripts are dropped.
+"""A report for notebooks that keeps its look without style sheets and scripts.
 
-A notebook from elsewhere is opened untrusted.  JupyterLab then removes every ``<style>`` but leaves
-its text, and GitHub removes style attributes as well.  So each element says its own look, and the
-style sheet, which adds themes and the row of drawers, is a link that leaves no text behind.
+A notebook from elsewhere is untrusted.  JupyterLab then removes each ``<style>`` element but keeps
+its text, and GitHub also removes style attributes.  So each element has an inline style, and the
+style sheet, for themes and the row of drawers, is a link, which leaves no text behind.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 from urllib.parse import quote
 
 _SOLID = {"bad": "#d9483f", "warn": "#b07a1c", "link": "#3b82d6", "line": "#8a929a"}
-"""Colours that can be seen on a white page and on a dark one: nobody says which it is."""
+"""Colours that are visible on white and on dark pages: the theme is unknown."""
 _SOFT = {
     "badsoft": "rgba(217, 72, 63, 0.14)",
     "warnsoft": "rgba(176, 122, 28, 0.14)",
@@ -22,7 +22,7 @@ SAFE_COLOURS = {**_SOLID, **_SOFT}
 
 
 def _themed(name: str, before: str, role: str) -> str:
-    # A sanitizer keeps the first and drops the second, which follows the theme of the style sheet.
+    # A sanitizer keeps the first value. It drops the second, which follows the page's theme.
     plain = SAFE_COLOURS[role]
     return f"{name}:{before}{plain};{name}:{before}var(--cl-{role},{plain})"
 
@@ -35,26 +35,26 @@ _LOOKS = {
     "cl-status": "font-size:13px",
     "cl-sub": "font-size:13px;margin:2px 0 6px",
     "cl-act": _themed("background-color", "", "linksoft") + ";padding:5px 8px;margin:0 0 6px",
-    # Long lines are wrapped where no style sheet folds them to the width of the pane.
+    # Without the style sheet, long lines wrap.
     "cl-code": "font-family:monospace;font-size:12.5px;line-height:1.5;margin:0 0 4px",
     "cl-hot": _themed("background-color", "", "badsoft"),
     "cl-badlabel": _themed("color", "", "bad"),
     "cl-narrow": "display:none",
     "cl-fig": "margin:4px 0;font-size:12px",
-    # Beside each other, each with its own caption.
+    # Side by side, each with its caption.
     "cl-pic": "display:inline-block;margin-right:10px",
     "cl-scroll": "overflow-x:auto",
     "cl-table": "border-collapse:collapse;font-size:12.5px",
     "cl-text": "font-size:12px",
     "cl-share": "font-size:12px;white-space:pre-wrap",
     "summary": "cursor:pointer",
-    # JupyterLab gives code a ground of its own, on which red is hard to read in the dark.
+    # JupyterLab gives code a background on which red is hard to read in the dark theme.
     "code": "background-color:transparent",
     "a": _themed("color", "", "link"),
     "td": "text-align:left",
     "th": "text-align:left",
 }
-"""The look of each class, and of elements that carry none."""
+"""The inline style of each class, and of elements without one."""
 
 _OPENING = re.compile(r'<([a-z]+[0-9]?)((?: [a-z-]+(?:="[^"]*")?)*)>')
 _CLASSES = re.compile(r' class="([^"]*)"')
@@ -62,9 +62,9 @@ _STYLE = re.compile(r' style="([^"]*)"')
 
 
 def inlined(html: str, sheet: str) -> str:
-    """Return a drawn report with its looks at its elements.
+    """Return a drawn report with inline styles.
 
-    Every attribute in it is quoted and escaped.  The sheet is linked, for where links are kept.
+    Every attribute in it is quoted and escaped.  The sheet is linked, for pages that keep links.
     """
     is_red = "cl-is-bad" in html.partition(">")[0]
     looks = _LOOKS if is_red else {key: _warning(look) for key, look in _LOOKS.items()}

@@ -1,4 +1,4 @@
-"""The report as Markdown, for an issue or an assistant: at most 40 lines, nothing of it wrapped."""
+"""The report as Markdown, for an issue or an assistant: at most 40 lines, not wrapped."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def render(report: Report) -> str:
 
 
 def render_with(report: Report, drawn: Strip | None) -> str:
-    """Return the same of a report whose strip is made already."""
+    """Return the Markdown of a report whose strip exists already."""
     parts = screen.build(report, fold=100_000)
     head = list(_head(report, parts, drawn))
     code = list(_code(parts, _end(report)))
-    # The facts before the code are few; what is too long is the code.
+    # Only the code can be too long.
     room = MAX_LINES - len(head)
     if len(code) > room:
         code = [*code[: room - 2], "…", "```"]
@@ -47,7 +47,7 @@ def _head(report: Report, parts: Screen, drawn: Strip | None) -> Iterator[str]:
     for item in report.observations:
         if item.sources and item.kind not in ("values", "earlier"):
             yield f"- {_words(item.text)}"
-    # What cudalens raises or warns of itself is in the headline.
+    # The headline already has cudalens' own exceptions and warnings.
     if report.exception and report.kind in ("host_error", "autograd_error", "cuda_error"):
         yield f"- PyTorch: {_quoted(report.exception.message)}"
     if report.replay.outcome == "raised":
@@ -76,12 +76,12 @@ def _head(report: Report, parts: Screen, drawn: Strip | None) -> Iterator[str]:
 
 
 def _flow(drawn: Strip | None) -> str:
-    """Return the way of the data as one line, the failing call bold."""
+    """Return the flow of the data as one line, with the failing call in bold."""
     nodes = [node for node in drawn.nodes if node.lane == 1][-_MAX_GRAPH:] if drawn else []
     flow = ""
     for at, node in enumerate(nodes):
         text = " ".join(filter(None, (_words(node.title), _words(node.shape))))
-        # That it fails stands beside the code.
+        # The mark beside the code says that it fails.
         is_said = node.is_bad and node.small and node.small != "fails here"
         small = f" ({_words(node.small)})" if is_said else ""
         link = "" if not at else " → " if node.has_arrow else " … "
@@ -90,11 +90,11 @@ def _flow(drawn: Strip | None) -> str:
 
 
 def _end(report: Report) -> str:
-    """Return the comment on the failing line."""
+    """Return the comment for the failing line."""
     if report.kind == "silent":
         return "the result is wrong here"
     if report.kind == "nonfinite" and any(it.kind == "maker" for it in report.observations):
-        return ""  # the marks say where the value is made and where it matters
+        return ""  # the marks have the maker and the sink
     is_backward = report.phase == "backward" and report.forward_source is not None
     return "its backward fails" if is_backward else "fails here"
 
@@ -122,7 +122,7 @@ def _code(parts: Screen, end: str) -> Iterator[str]:
 
 
 def _names(rows: Iterable[Row]) -> dict[int, list[str]]:
-    """Return the types under each code row, by the row."""
+    """Return the types under each code row."""
     found: dict[int, list[str]] = {}
     last = 0
     for row in rows:
@@ -155,7 +155,7 @@ def _span(span: Span) -> str:
 
 
 def _words(text: str) -> str:
-    """Return text with the signs of Markdown as they are, those in backticks left alone."""
+    """Escape the special characters of Markdown outside backticks."""
     parts = one_line(clip(text, _MAX_TEXT)).split("`")
     if len(parts) % 2 == 0:
         return _SPECIAL.sub(r"\\\1", "`".join(parts))
@@ -165,7 +165,7 @@ def _words(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return text as code, in as many backticks as it needs."""
+    """Return text as inline code, with as many backticks as needed."""
     text = one_line(clip(text, _MAX_TEXT)).strip()
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * (longest + 1)

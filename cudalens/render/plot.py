@@ -1,7 +1,7 @@
-"""A report as a figure of matplotlib: for a paper, a slide or a chat.
+"""A report as a matplotlib figure, for a paper, a slide or a chat.
 
-Values with the bad ones marked, and the strip of calls around the failure.  matplotlib is imported
-by this module alone, which nothing imports to show a report.
+The values with the bad ones marked, and the strip of calls around the failure.  Only this module
+imports matplotlib, and showing a report does not import it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _VALUES_HEIGHT = 2.4
 _HEAD = 0.8
 _LANE = 0.8
 _COLUMN = 1.6
-"""Inches of a lane and of a column of the strip."""
+"""Size of a lane and of a column of the strip, in inches."""
 
 
 class ReportFigure(Figure):
-    """Figure that a notebook shows as a picture, also where pyplot has not been imported."""
+    """A figure that a notebook shows as a picture even if pyplot was not imported."""
 
     def _repr_png_(self) -> bytes:
         file = BytesIO()
@@ -38,7 +38,7 @@ class ReportFigure(Figure):
 
 
 def figure(report: Report) -> Figure:
-    """Draw values and strip below each other, under the headline; what is not known is left out."""
+    """Draw the headline, the values and the strip, as far as they are known."""
     report = words.with_module_names(report)
     offenders = report.offenders
     planes = offenders.planes if offenders else ()
@@ -66,7 +66,7 @@ def figure(report: Report) -> Figure:
 
 
 def _plain(text: str) -> str:
-    """Return text that matplotlib does not read as mathematics."""
+    """Escape text that matplotlib would read as mathematics."""
     return text.replace("$", r"\$")
 
 
@@ -78,7 +78,7 @@ def _name(report: Report) -> str:
 
 
 def _image(axes: Any, report: Report, plane: Plane) -> None:
-    """Draw a plane in its own geometry: good values blue, bad ones red."""
+    """Draw a plane in the tensor's geometry: good values blue, bad ones red."""
     levels = [[figures.INDEX[sign] - 1 for sign in line] for line in plane.rows]
     colours = ListedColormap([figures.css(colour) for colour in figures.PALETTE[1:]])
     index = f"[{', '.join(map(str, plane.index))}]" if plane.index else ""
@@ -96,7 +96,7 @@ def _image(axes: Any, report: Report, plane: Plane) -> None:
 
 
 def _bars(axes: Any, report: Report, grid: OffenderMap) -> None:
-    """Draw a vector by position: a bar from the smallest to the largest value of each part."""
+    """Draw a vector by position, with a bar from the smallest to the largest value of each part."""
     axes.set_title(_plain(_name(report)), fontsize=9, loc="left")
     axes.tick_params(labelsize=8)
     lows, highs = (list(map(words.finite, values)) for values in (grid.low, grid.high))
