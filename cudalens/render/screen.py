@@ -1,6 +1,6 @@
-"""The parts of a report, built once from its facts; HTML, text and Markdown only lay them out.
+"""The parts of a report, built once from its facts.  HTML, text and Markdown only lay them out.
 
-No view reads anything back from a finished sentence: what is bold, red or code in one is said here.
+No view parses a finished sentence: what is bold, red or code is decided here.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from cudalens.render.words import clip, one_line
 Look = Literal["plain", "code", "bad", "badcode"]
 Tone = Literal["bad", "warn", "likely"]
 SHOWN_TENSORS = 4
-"""Tensors that the call has besides those in its line; a table has all of them."""
+"""How many tensors of the call without a place in its line are shown; a table has all."""
 LONG = 72
-"""Characters of a headline that do not fit beside the status in two lines."""
+"""The length of a headline that does not fit in two lines beside the status."""
 LABEL_ROOM = 22
-"""Columns by which a label may pass the end of a folded line."""
+"""How many columns a label may extend beyond the end of a folded line."""
 SHORT = 12
-"""A tensor of so few values is shown whole in the second line."""
+"""The second line shows all values of a tensor with up to this many."""
 _MAX_FACTS = 5
 _EDIT_AND_READING = 2
 _MAX_COMPARED = 1000
-"""Characters of code and fix beyond which nothing is marked as changed."""
+"""The length of code and fix beyond which no changes are marked."""
 _TOKENS = re.compile(r"\w+|\s+|.")
 _CODE = re.compile(r"`([^`]+)`")
 _ALIKE = 0.4
-"""Fixes less like the code than this are new code: nothing in them is marked as changed."""
+"""The similarity below which a fix is new code, without marked changes."""
 
 
 class Span(NamedTuple):
-    """A run of words of one look."""
+    """A run of words with one style."""
 
     text: str
     look: Look = "plain"
@@ -65,7 +65,7 @@ Spans = tuple[Span, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """State of CUDA after the failure."""
+    """The state of CUDA after the failure."""
 
     text: str
     tone: Literal["ok", "bad", "plain"]
@@ -74,16 +74,16 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """The one thing to do: code that was tried, a hint that was not, or a step outside the code."""
+    """The one action: code that was tried, a hint that was not, or a step outside the code."""
 
     label: Literal["try", "hint", "next"]
     code: str = ""
     place: str = ""
     """The line that the code belongs to."""
     beside: Literal["in", "before", "after"] = "in"
-    """Where at the place the code belongs: a statement takes the place of no line."""
+    """Where the code belongs relative to the place."""
     changed: tuple[tuple[int, int], ...] = ()
-    """Runs of characters of the code that the user's line does not have."""
+    """The runs of characters in the code that differ from the user's line."""
     reason: str = ""
 
     @property
@@ -95,7 +95,7 @@ class Action:
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """The parts that every view of a report shows before anything is opened."""
+    """The parts that every view shows before a drawer is opened."""
 
     tone: Tone
     sign: str
@@ -106,24 +106,24 @@ class Screen:
     action: Action | None
     blocks: tuple[Block, ...]
     loose: tuple[tuple[str, str, bool], ...]
-    """Name and type of the tensors of the call that no drawn line carries, and whether one is at
+    """Name and type of the call's tensors without a label on a drawn line, and whether one is at
     fault."""
     notes: tuple[str, ...] = ()
-    """Other events in the block, and facts that could not be established."""
+    """Other events in the block, and facts that could not be collected."""
 
     @property
     def is_long(self) -> bool:
-        """True for a headline that takes several lines, as PyTorch's own words often do."""
+        """True for a headline of several lines, as PyTorch's messages often have."""
         return len(plain(self.headline)) > LONG
 
 
 def plain(spans: Spans) -> str:
-    """Return the words alone."""
+    """Return the text without styles."""
     return "".join(span.text for span in spans)
 
 
 def spans_of(text: str) -> Spans:
-    """Return a sentence as spans: what stands in backticks is code."""
+    """Return a sentence as spans, with parts in backticks as code."""
     parts = _CODE.split(one_line(text))
     looks: tuple[Look, Look] = ("plain", "code")
     return tuple(Span(part, looks[at % 2]) for at, part in enumerate(parts) if part)
@@ -134,8 +134,8 @@ def build(report: Report, *, fold: int = 110, label_room: int = LABEL_ROOM) -> S
 
     Args:
         report: with the module names of :func:`words.with_module_names`.
-        fold: columns after which the failing line goes on in the next row.
-        label_room: columns by which a label may pass that.
+        fold: the column after which the failing line is folded.
+        label_room: how many columns a label may extend beyond the fold.
     """
     tone: Tone = "warn" if report.kind == "silent" else "bad"
     if report.certainty == "likely":
@@ -159,7 +159,7 @@ def build(report: Report, *, fold: int = 110, label_room: int = LABEL_ROOM) -> S
 
 
 def _suspected(report: Report) -> SourceSpan | None:
-    """Return the line of the one call that can be at fault, where CUDA was asked in another."""
+    """Return the line of the only call that fits an assert, if another line met the error."""
     line = next(
         (at for it in report.observations if it.kind == "suspect" for at in it.sources), None
     )
@@ -185,7 +185,7 @@ def _headline(report: Report) -> Spans:
 
 
 def _bad_element(report: Report) -> str:
-    """Return the first bad value as a headline begins with it: ``y[17] = 10``."""
+    """Return the first bad value as the headline starts: ``y[17] = 10``."""
     first = next(iter(report.offenders.first), None) if report.offenders else None
     name = report.expression or report.argument
     if first is None or not name:
@@ -193,7 +193,7 @@ def _bad_element(report: Report) -> str:
     values = dict.fromkeys((str(first.value), words.format_number(first.value)))
     places = dict.fromkeys((words.bad_place(report, first), format_shape(first.position)))
     names = dict.fromkeys((name, *filter(None, (fact.expression for fact in report.tensors))))
-    # The longest one that fits: `= 1` begins `= 10` too.
+    # The longest match: `= 1` is a prefix of `= 10`.
     fitting = [
         element
         for own in names
@@ -220,12 +220,12 @@ def _status(report: Report) -> Status | None:
             return None
         return Status(text="found before the launch", tone="plain", is_rehearsal=is_rehearsal)
     if report.environment.device is None and not is_rehearsal:
-        return None  # CUDA had no part in it
+        return None  # CUDA was not involved
     return Status(text="CUDA is fine", tone="ok", is_rehearsal=is_rehearsal)
 
 
 def _facts(report: Report) -> Iterator[Spans]:
-    """Yield the facts of the second line: the values, what earlier calls had, the place."""
+    """Yield the facts of the second line: the values, earlier calls, the place."""
     short = _all_values(report)
     kinds = {item.kind for item in report.observations}
     texts = [words.ranks_line(report)]
@@ -240,7 +240,7 @@ def _facts(report: Report) -> Iterator[Spans]:
         texts.append(words.earlier_calls(report))
     texts += _observed(report, _THEN)
     allowed = words.format_bounds(report)
-    # The size that an observation names says all of 0 … size - 1, and nothing of negative indices.
+    # A size in an observation implies 0 … size - 1, but not negative indices.
     is_by_size = bool(kinds & {"bound", "pattern"}) and words.limits_of(report.bounds)[0] == 0
     if allowed and not words.says_bounds(report) and not is_by_size:
         texts.append(f"allowed {allowed}")
@@ -255,11 +255,11 @@ def _facts(report: Report) -> Iterator[Spans]:
 
 _FIRST = ("values", "earlier", "pattern", "item")
 _THEN = ("maker", "sink", "graph", "write", "shape", "dtype", "device", "argument", "bound")
-"""Kinds of observations in the order of the second line."""
+"""The kinds of observations, in the order of the second line."""
 
 
 def _observed(report: Report, kinds: Sequence[str]) -> list[str]:
-    """Return the observations of some kinds that no line of code carries."""
+    """Return the observations of some kinds that are not marks beside the code."""
     return [
         item.text
         for kind in kinds
@@ -273,7 +273,7 @@ def _phase(report: Report) -> str:
 
 
 def _all_values(report: Report) -> Spans:
-    """Return all values of a short vector, the bad ones red; empty of any other tensor."""
+    """Return all values of a short vector, the bad ones red; empty for any other tensor."""
     offenders = report.offenders
     grid = offenders.map if offenders else None
     name = report.expression or report.argument
@@ -292,7 +292,7 @@ def _all_values(report: Report) -> Spans:
 
 
 def line_marks(report: Report) -> list[LineMark]:
-    """Return what is said beside lines of code: every writer, where the bound was set, the end."""
+    """Return the marks beside lines of code: each writer, the origin of the bound, the failure."""
     marks: list[LineMark] = []
     kinds = set()
     for item in report.observations:
@@ -301,7 +301,7 @@ def line_marks(report: Report) -> list[LineMark]:
                 kinds.add(item.kind)
                 marks.append(_mark(place, place.mark))
     here = report.source
-    # What changed after the forward call is the mistake there, wherever the values are from.
+    # A label that changed after its forward call is the mistake, whatever made its values.
     is_changed = report.kind == "device_assert" and report.phase == "backward"
     if is_changed or not kinds & {"came_from", "write", "maker", "graph"}:
         marked = {(mark.where, mark.line) for mark in marks}
@@ -326,7 +326,7 @@ def line_marks(report: Report) -> list[LineMark]:
 
 
 def _is_within(ref: LineRef, here: SourceSpan) -> bool:
-    """Return whether a line belongs to the failing statement, whose labels say the sizes."""
+    """Return whether a line is in the failing statement, whose labels have the sizes already."""
     first = here.line or 0
     return where_of(ref) == where_of(here) and first <= (ref.line or 0) <= (here.end_line or first)
 
@@ -339,7 +339,7 @@ def _mark(ref: LineRef, said: str) -> LineMark:
 
 
 def action_of(report: Report) -> Action | None:
-    """Return the one thing to do, ``None`` where nothing is proven to help."""
+    """Return the one action, ``None`` if nothing is proven to help."""
     edit = next((hint for hint in report.hints if hint.fix), None)
     reading = next((hint for hint in report.hints if not hint.fix), None)
     if report.context_usable is False and not (edit and edit.tried):
@@ -373,12 +373,12 @@ def _edit(report: Report, edit: Hint, reading: Hint | None) -> Action:
 
 
 def _beside(edit: Hint) -> Literal["in", "before", "after"]:
-    """Return where an edit belongs: an assignment before the failing line, or behind a maker."""
+    """Return where an edit belongs: before the failing line, after a maker, or in its place."""
     try:
         parse_expression(edit.fix or "")
     except (SyntaxError, ValueError):
         if not edit.tried:
-            return "in"  # it takes the place of the change in place
+            return "in"  # it replaces the in-place change
         return "before" if edit.at is None else "after"
     return "in"
 
@@ -387,7 +387,7 @@ def _outcome(report: Report, edit: Hint) -> str:
     if not edit.tried:
         return "Not tested."
     ends = "values and gradients are finite" if report.kind == "nonfinite" else "it runs"
-    # What is right for one batch or turn need not be right for the next.
+    # A fix for one batch or iteration may be wrong for the next.
     is_batch = any(item.kind == "item" for item in report.observations)
     of_call = " of this call" if report.seen_before is not None else ""
     return f"Tested on copies{' of this batch' if is_batch else of_call}: {ends}."
@@ -405,7 +405,7 @@ def _next_step(report: Report, reading: Hint | None) -> str:
 
 
 def _sentence(report: Report, text: str) -> str:
-    """Return a text that begins with a capital letter, unless with code, and ends with a stop."""
+    """Return a text with a capital letter, unless it starts with code, and a full stop."""
     text = one_line(text).strip()
     said, _, rest = text.partition(": ")
     text = rest if rest and " " in said and report.headline.startswith(said) else text
@@ -414,7 +414,7 @@ def _sentence(report: Report, text: str) -> str:
     word = text[:80].split(" ", 1)[0]
     is_word = word.isalpha() and word.islower() and (len(word) > 1 or word == "a")
     if is_word and report.source is not None:
-        # The name of a variable keeps its case.
+        # A variable's name keeps its case.
         lines = "\n".join(line.text[:MAX_LINE_LENGTH] for line in report.source.context[:40])
         is_word = re.search(rf"\b{word}\b", lines) is None
     text = text[0].upper() + text[1:] if is_word else text
@@ -422,7 +422,7 @@ def _sentence(report: Report, text: str) -> str:
 
 
 def _place(report: Report, at: SourceSpan | None) -> str:
-    """Return ``line 6`` of the failing cell, or another place with its cell."""
+    """Return ``line 6`` for the failing cell, or a place with its cell."""
     if at is None or at.line is None:
         return ""
     here = report.source
@@ -431,7 +431,7 @@ def _place(report: Report, at: SourceSpan | None) -> str:
 
 
 def _call_text(source: SourceSpan) -> str:
-    """Return the failing call as it was typed, on one line."""
+    """Return the failing call as typed, on one line."""
     lines = {line.line: line.text for line in source.context}
     first, last = source.line or 0, source.end_line or source.line or 0
     if source.column is None or source.end_column is None or first not in lines:
@@ -443,13 +443,13 @@ def _call_text(source: SourceSpan) -> str:
 
 
 def _changed(base: str, code: str) -> tuple[tuple[int, int], ...]:
-    """Return the runs of ``code`` that ``base`` does not have."""
+    """Return the runs of ``code`` that differ from ``base``."""
     if len(base) + len(code) > _MAX_COMPARED:
         return ()
     old, new = _TOKENS.findall(base), _TOKENS.findall(code)
     if difflib.SequenceMatcher(None, old, new, autojunk=False).ratio() < _ALIKE:
         return ()
-    # What both begin and end with first: `.float()` is new in `net(x.float())`, not its last `)`.
+    # Strip the common prefix and suffix: `.float()` is new in `net(x.float())`, not the last `)`.
     head = _common(old, new)
     tail = _common(old[head:][::-1], new[head:][::-1])
     middle = old[head : len(old) - tail], new[head : len(new) - tail]
@@ -463,7 +463,7 @@ def _changed(base: str, code: str) -> tuple[tuple[int, int], ...]:
 
 
 def _common(old: Sequence[str], new: Sequence[str]) -> int:
-    """Return how many tokens both begin with."""
+    """Return the length of the common prefix, in tokens."""
     pairs = zip(old, new, strict=False)
     return next(
         (at for at, (one, other) in enumerate(pairs) if one != other), min(len(old), len(new))
@@ -482,7 +482,7 @@ class Fact(NamedTuple):
 
 
 def details(report: Report) -> tuple[Fact, ...]:
-    """Return the facts that need no place on the first screen."""
+    """Return the facts for the drawers."""
     error = report.exception
     cuda = "CUDA would print" if report.prevented else "CUDA printed"
     argument = f", argument {report.argument}" if report.argument else ""
@@ -518,12 +518,12 @@ def _other_hints(report: Report) -> Sequence[Hint]:
 
 
 def origin(report: Report) -> tuple[str, ...]:
-    """Return every observation with its lines, and the steps that the bad values came through."""
+    """Return every observation with its lines, and the provenance of the bad values."""
     lines, said = [], set()
     for item in report.observations:
         marked = [place for place in item.sources if place.mark]
         said |= {(place.cell, place.file, place.line) for place in marked}
-        # A line with its mark says what the sentence says.
+        # A line with its mark replaces the sentence.
         lines += [one_line(f"{words.format_line(place)}: {place.mark}") for place in marked] or [
             one_line(item.text)
         ]

@@ -1,8 +1,8 @@
 """The graph around the failure as a strip: data flows from left to right, branches in lanes below.
 
-Only arrows that are edges of the recorded graph are drawn.  For an error before any node was made
-the strip is made of the recorded calls, and an arrow then needs the result of one to have the shape
-that the next one was given, in the same line of code.
+Arrows are edges of the recorded graph.  For an error before any node was made, the boxes are
+recorded calls.  An arrow then needs two calls on one line, and a result with the shape of the next
+input.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from cudalens.render.fold import Box, Types, fold, is_view, node_name
 from cudalens.render.words import elide, one_line
 
 MAX_BOXES = 9
-"""Boxes of the main lane; the middle of a longer one is left out."""
+"""How many boxes the main lane has; the middle of a longer one is left out."""
 MAX_WIDTH = 890
-"""Pixels of the narrowest common pane, which the main lane fits."""
+"""Width of the narrowest common pane, which the main lane fits, in pixels."""
 _SPACE, _GAP = 22, 110
 MAX_LANES = 4
 _TITLE = 26
@@ -33,7 +33,7 @@ _TELLS_LITTLE = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One box of the strip, and where it stands."""
+    """One box of the strip, and its position."""
 
     title: str
     small: str = ""
@@ -43,11 +43,11 @@ class Node:
     lane: int = 1
     column: int = 1
     has_arrow: bool = False
-    """True if the box at its left feeds it."""
+    """True if the box to its left feeds it."""
     joins: bool = False
-    """True if it feeds the box of the first lane that is one column further."""
+    """True if it feeds the main lane's box in the next column."""
     starts_above: bool = False
-    """True if the box of the first lane at the column before feeds it."""
+    """True if the main lane's box in the previous column feeds it."""
 
     @property
     def is_bad(self) -> bool:
@@ -57,7 +57,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Strip:
-    """The boxes in reading order, and how many nodes the whole graph has."""
+    """The boxes in reading order, and the number of nodes in the whole graph."""
 
     nodes: tuple[Node, ...]
     note: str = ""
@@ -75,11 +75,11 @@ class GraphRow(NamedTuple):
 
 
 ROLES = {"parameter": "parameter", "leaf": "input", "bad_input": "bad input", "failed": "failed"}
-"""Words for the role of a node; one that only passes data on has none."""
+"""Words for the role of a node; a node that only passes data on has none."""
 
 
 def graph_rows(report: Report) -> tuple[GraphRow, ...]:
-    """Return every node with where its result goes, in the report's order."""
+    """Return every node with its successors, in the report's order."""
     graph = report.graph
     names = {node.id: node_name(node) for node in graph.nodes}
     feeds: dict[str, list[str]] = {}
@@ -100,7 +100,7 @@ def graph_rows(report: Report) -> tuple[GraphRow, ...]:
 
 
 def strip(report: Report) -> Strip | None:
-    """Return the strip of a report, ``None`` where it would tell little."""
+    """Return the strip of a report, ``None`` if it would show too little."""
     drawn = _of_graph(report) if report.graph.nodes else None
     if drawn is None or len(drawn.nodes) <= _TELLS_LITTLE:
         of_calls = _of_calls(report)
@@ -161,16 +161,16 @@ def _of_graph(report: Report) -> Strip | None:
 
 
 def _free_lane(taken: Sequence[tuple[int, range]], places: range) -> int:
-    """Return the first lane below the main one with room for these columns and one on each side."""
+    """Return the first lane below the main one that is free in these columns and beside them."""
     near = range(places.start - 1, places.stop + 1)
     full = {lane for lane, own in taken if own.start < near.stop and near.start < own.stop}
     return next(lane for lane in range(2, len(taken) + 3) if lane not in full)
 
 
 def _whole_module(report: Report, box: Box, types: Types) -> str:
-    """Return the path of the module that failed, if it is one call of one line and calls no other.
+    """Return the path of the failed module, if it is a single call and calls no other module.
 
-    Of a larger module the failing op says more.
+    For a larger module, the failing op says more.
     """
     path = one_line(box.members[-1].module_path or "")
     entries = [entry for entry in report.history if entry.module_path]
@@ -180,7 +180,7 @@ def _whole_module(report: Report, box: Box, types: Types) -> str:
 
 
 def _joined(links: nx.DiGraph, boxes: dict[str, Box], focus: str, path: str) -> nx.DiGraph:
-    """Put what a module has done before it failed into its box, if that leaves no circle."""
+    """Fold the ops that a module ran before it failed into its box, unless that makes a cycle."""
     own = [key for key in nx.ancestors(links, focus) if boxes[key].module == path]
     joined = links
     for key in own:
@@ -189,7 +189,7 @@ def _joined(links: nx.DiGraph, boxes: dict[str, Box], focus: str, path: str) -> 
 
 
 def _of_parameters(boxes: dict[str, Box], edges: Sequence[tuple[str, str]]) -> set[str]:
-    """Return the parameters and the views of them: the table has them."""
+    """Return the parameters and their views, which only the table shows."""
     sides = {key for key, box in boxes.items() if box.role == "parameter"}
     for key, box in boxes.items():
         feeding = {src for src, dst in edges if dst == key}
@@ -199,17 +199,17 @@ def _of_parameters(boxes: dict[str, Box], edges: Sequence[tuple[str, str]]) -> s
 
 
 def _at_own_layer(report: Report) -> Report:
-    """Put a failing backward node where its forward call is: there the data flows through it."""
+    """Move a failing backward node to its forward call, through which the data flows."""
     graph = report.graph
     focus = next((node for node in graph.nodes if node.id == graph.focus), None)
     if focus is None or report.phase != "backward":
         return report
-    # What a backward node is given besides are gradients, which flow the other way.
+    # The node's other inputs are gradients, which flow backwards.
     nodes = [node for node in graph.nodes if node.name != "gradient" or node.role != "leaf"]
     twins = [node for node in nodes if node.name == focus.name and node.id != focus.id]
     line = report.forward_source.line if report.forward_source else None
     near = [node for node in twins if node.source and node.source.line == line]
-    # One of several nodes of that name may be another call's.
+    # With several nodes of that name, take the only near one, if any.
     twin = (near or twins)[0] if len(near or twins) == 1 else None
     edges = graph.edges
     if twin is not None:
@@ -221,10 +221,10 @@ def _at_own_layer(report: Report) -> Report:
 
 
 def _main_path(links: nx.DiGraph, boxes: dict[str, Box], focus: str) -> list[str]:
-    """Return the longest way of computed data to the failing box, and on from it."""
+    """Return the longest path of computed data to the failing box, and on from it."""
     before = links.subgraph({*nx.ancestors(links, focus), focus})
     after = links.subgraph({*nx.descendants(links, focus), focus})
-    # A bad input is drawn in a lane of its own, as what goes wrong there.
+    # A bad input gets a lane of its own.
     ways = [
         key for key in before.nodes if boxes[key].role != "bad_input" or _is_only(links, key, focus)
     ]
@@ -238,7 +238,7 @@ def _is_only(links: nx.DiGraph, key: str, focus: str) -> bool:
 
 
 def _longest_to(links: nx.DiGraph, end: str) -> list[str]:
-    """Return the longest path of an acyclic graph that ends there."""
+    """Return the longest path of an acyclic graph that ends at a box."""
     best: dict[str, list[str]] = {}
     for key in nx.topological_sort(links):
         ways = [best[src] for src in links.predecessors(key) if src in best]
@@ -247,7 +247,7 @@ def _longest_to(links: nx.DiGraph, end: str) -> list[str]:
 
 
 def _branches(links: nx.DiGraph, main: Sequence[str]) -> list[tuple[list[str], str, str | None]]:
-    """Return what else feeds the main lane: each chain, the box it feeds, the box it came from."""
+    """Return the other chains into the main lane, each with the box it feeds and its source."""
     used = set(main)
     found: list[tuple[list[str], str, str | None]] = []
     for end in reversed(main):
@@ -269,14 +269,14 @@ def _branches(links: nx.DiGraph, main: Sequence[str]) -> list[tuple[list[str], s
 
 
 def _fitting(lane: Sequence[Node]) -> list[tuple[int, Node]]:
-    """Leave out the middle of a lane that is too long: its first box and the failure stay.
+    """Drop the middle of a lane that is too long, but not its first box and the failure.
 
     Returns:
-        the boxes with their places in ``lane``, and with -1 those that stand for missing ones.
+        The boxes with their positions in ``lane``, or -1 for a gap.
     """
     fail = next((at for at, node in enumerate(lane) if node.is_bad), len(lane) - 1)
     kept = [0, fail] if fail else [0]
-    # What comes right before the failure says most, then what made that, then what comes after.
+    # By importance: the box before the failure, then its own input, then the box after.
     for at in (fail - 1, fail - 2, fail + 1, *range(fail - 3, 0, -1), *range(fail + 2, len(lane))):
         if not 0 < at < len(lane) or at in kept:
             continue
@@ -294,7 +294,7 @@ def _fitting(lane: Sequence[Node]) -> list[tuple[int, Node]]:
 
 
 def _width(lane: Sequence[Node], kept: Sequence[int]) -> float:
-    """Return the pixels that boxes take in a row, by the usual width of a letter."""
+    """Return the width of boxes in a row, in pixels, from the usual width of a letter."""
     boxes = (lane[at] for at in kept)
     return sum(
         max(7.1 * len(box.title), 6.2 * len(box.small), 7 * len(box.shape) - 18) + 18 + _SPACE
@@ -318,24 +318,24 @@ def _node(report: Report, box: Box, types: Types) -> Node:
         small = "bad input"
     if first.value is not None:
         small = f"value {words.format_number(first.value)}"
-    # A view behind an op may be of the next call, which looks at its input in another shape.
+    # A view after an op may belong to the next call, which reshapes its input.
     own = [node for node in box.members if node.op == box.main[-1].op]
     last = own[-1] if box.role in ("upstream", "downstream") else box.members[-1]
-    # Several inputs in one box have a shape to show only where all have the same one.
+    # Several inputs in one box show a shape only if all have the same.
     shapes = {_shape(report, node) for node in (box.members if box.is_side else (last,))}
     shape = shapes.pop() if len(shapes) == 1 else ""
     return Node(title=box.title(types), small=small, shape=shape, look=look)
 
 
 def _shape(report: Report, node: GraphNode) -> str:
-    """Return the shape of a node's result, with its device where the graph is on several."""
+    """Return the shape of a node's result, with its device if the graph has several."""
     devices = {it.device for it in report.graph.nodes if it.device}
     device = f" {one_line(node.device)}" if len(devices) > 1 and node.device else ""
     return format_shape(node.shape) + device
 
 
 def _is_writer(report: Report, node: GraphNode) -> bool:
-    """Return whether a node changed in place what backward needs."""
+    """Return whether a node changed in place a tensor that backward needs."""
     if node.source is None:
         return False
     lines = [item.source for item in report.provenance if item.note == CHANGED]
@@ -359,11 +359,11 @@ def _of_calls(report: Report) -> Strip | None:
     calls = [entry for entry in report.history if " -> " in entry.shapes or not entry.module_path]
     runs = [list(run) for _, run in groupby(calls, key=_module_of)]
     if runs and report.kind == "nonfinite" and runs[-1][-1].op == report.op.api:
-        runs = runs[:-1]  # the call itself: it has run
-    # Calls before another line's are of an earlier turn of a loop.
+        runs = runs[:-1]  # the failing call itself, which is recorded if it has run
+    # Calls before one of another line belong to an earlier iteration.
     of_line = [*takewhile(lambda run: _is_of_line(run[-1], here.line), reversed(runs))][::-1]
     if report.module_path is not None and of_line:
-        # What the failing module itself has done so far is within its box.
+        # Calls inside the failing module are part of its box.
         *before, last = of_line
         of_line = before if last[-1].module_path == report.module_path else of_line
     title = _title(report.module_path, types) or words.format_api(report.op.api)
@@ -390,7 +390,7 @@ def _of_calls(report: Report) -> Strip | None:
     if report.op.api == "torch.nn.functional.linear" and takes:
         small = f"takes {takes[0].shape[-1]}"
     boxes.append(Node(title=elide(title, _TITLE), small=small, look="fail", has_arrow=flows))
-    # Boxes that lead nowhere would be taken for its inputs.
+    # Boxes without an arrow would look like inputs of the next one.
     start = next((at for at in range(len(boxes) - 1, 0, -1) if not boxes[at].has_arrow), 0)
     nodes = _fitting(boxes[start:])
     return Strip(
@@ -404,12 +404,12 @@ def _is_of_line(entry: HistoryEntry, line: int | None) -> bool:
 
 
 def _module_of(entry: HistoryEntry) -> tuple[object, ...]:
-    # A call outside every module stands for itself.
+    # A call outside modules is a box of its own.
     return (entry.module_path or entry.seq, entry.source)
 
 
 def _title(path: str | None, types: Types) -> str:
-    """Return ``Conv2d net.0``, as far as it is known."""
+    """Return ``Conv2d net.0``, as far as known."""
     name = one_line(path or "")
     return f"{types[name]} {name}" if name in types else name
 

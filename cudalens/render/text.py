@@ -1,4 +1,4 @@
-"""The report for a terminal: the answer first, the one action last, where the eyes are."""
+"""The report for a terminal: the answer first, the action last, next to the prompt."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _STYLES = {
 
 
 def render(report: Report, *, width: int = 84, color: bool = False) -> str:
-    """Draw ``report`` as text of at most ``width`` columns, with ANSI colours on request.
+    """Draw ``report`` as text of at most ``width`` columns, optionally with ANSI colours.
 
-    The result depends on the arguments alone: not on the terminal, the clock or the environment.
+    The result does not depend on the terminal, the clock or the environment.
     """
     report = words.with_module_names(report)
     width = max(width, MIN_WIDTH)
@@ -64,7 +64,7 @@ def render(report: Report, *, width: int = 84, color: bool = False) -> str:
 
 
 def console_into_memory(width: int, *, color: bool) -> Console:
-    """Return a console whose file is a string in memory; it guesses and marks up nothing."""
+    """Return a console that writes to memory, without terminal detection or markup."""
     return Console(
         file=io.StringIO(),
         width=width,
@@ -86,7 +86,7 @@ def written_to(console: Console) -> str:
 
 
 class _TextPage:
-    """Lines gathered so far, wrapped with hanging indents."""
+    """The lines so far, wrapped with hanging indents."""
 
     def __init__(self, width: int, *, color: bool) -> None:
         self.width = width
@@ -96,7 +96,7 @@ class _TextPage:
         return written_to(self._console).rstrip("\n") + "\n"
 
     def hang(self, lead: Text, body: Text, indent: int) -> None:
-        """Write ``body`` after ``lead``, wrapped under itself."""
+        """Write ``body`` after ``lead``, with a hanging indent."""
         body.overflow = "fold"
         body.truncate(MAX_VALUE_LENGTH, overflow="ellipsis")
         lead.pad_right(indent - lead.cell_len)
@@ -105,13 +105,13 @@ class _TextPage:
             lead = Text(" " * indent)
 
     def items(self, facts: Sequence[Spans]) -> None:
-        """Write facts in a row, as one text that wraps between words."""
+        """Write facts in a row, wrapped between words."""
         row = Text(" · ").join(map(_text, facts))
         if row.plain.strip():
             self.hang(Text("  "), row, 2)
 
     def label(self, name: str, body: Text, style: str = "bold blue") -> None:
-        """Write one labelled fact; an empty one is left out."""
+        """Write one labelled fact, unless it is empty."""
         if body.plain.strip():
             self.hang(Text.assemble("  ", (name, style)), body, max(len(name) + 4, _LABEL + 2))
 
@@ -125,7 +125,7 @@ def _text(spans: Spans) -> Text:
 
 
 def _gutter(blocks: Sequence[Block]) -> int:
-    """Return the columns before the code: names of cells and files, and numbers of lines."""
+    """Return the gutter: names of cells and files, and line numbers."""
     titles = max((cell_len(block.title) for block in blocks), default=0)
     digits = _digits(blocks)
     return max(titles + 1 + digits, digits + 4)

@@ -1,7 +1,6 @@
-"""The words of a report, shared by every view: short phrases made from its facts alone.
+"""The words of a report, shared by all views: short phrases made from its facts.
 
-What users wrote is made harmless here too: no text of theirs reaches a terminal or a page with
-control characters in it.
+Users' texts are sanitized here, too: no control character reaches a terminal or a page.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from cudalens.core.report import (
 from cudalens.core.report_types import format_shape, ravel, unravel
 from cudalens.core.torch_functions import Trait, stems
 
-# Joiners carry meaning in emoji and in Indic and Persian writing, and move nothing else.
+# Joiners have a meaning in emoji and in Indic and Persian scripts, and move no other text.
 _KEPT = {"\u200c", "\u200d"}
 MAX_LENGTH = 4000
-"""No view draws more of one text; each cuts far earlier and says so."""
+"""No view draws more of one text; each clips far earlier, visibly."""
 _SIGNS = {"\x7f": "\u2421"}
 _BEGINNINGS = stems(Trait.FACTORY) | stems(Trait.FROM_PYTHON) | stems(Trait.FILLS)
 _BEGINNINGS |= stems(Trait.RENEWS, without=Trait.VIEW)
@@ -48,14 +47,14 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 def _visible(char: str) -> str:
     if char in "\n\t" or char in _KEPT or unicodedata.category(char) not in _HIDDEN:
         return char
-    # The C0 block has its own pictures.
+    # Unicode has pictures for the C0 control characters.
     return chr(0x2400 + ord(char)) if char < " " else _SIGNS.get(char, "\ufffd")
 
 
 def visible(text: str) -> str:
-    """Replace each control or format character by one visible sign; line breaks and tabs stay.
+    """Replace each control or format character by one visible sign, except line breaks and tabs.
 
-    One sign stands for one character, so columns of the source still fit.
+    One sign for each character, so that source columns stay valid.
     """
     text = text[:MAX_LENGTH]
     if text.isprintable():
@@ -69,12 +68,12 @@ def one_line(text: str) -> str:
 
 
 def clip(text: str, limit: int) -> str:
-    """Cut ``text`` to ``limit`` characters, the last of them an ellipsis when something is lost."""
+    """Cut ``text`` to ``limit`` characters, with an ellipsis at the end if it was longer."""
     return text if len(text) <= limit else text[: max(limit - 1, 0)] + "…"
 
 
 def elide(text: str, limit: int) -> str:
-    """Cut ``text`` in its middle: where it begins and ends tells most."""
+    """Cut ``text`` in its middle, because its start and end say most."""
     if len(text) <= limit:
         return text
     end = (limit - 1) // 2
@@ -102,7 +101,7 @@ _Holder = TypeVar("_Holder", Report, GraphNode, HistoryEntry)
 
 
 def with_module_names(report: Report) -> Report:
-    """Return the report with the model's variable before its module paths, where it is proven."""
+    """Return the report with the model's variable in its module paths, if proven."""
     names = dict(report.graph.module_names)
     if not names:
         return report
@@ -118,7 +117,7 @@ def with_module_names(report: Report) -> Report:
 
 
 def module_types(report: Report) -> Mapping[str, str]:
-    """Return the class of each module of the history, where its path stands for one class."""
+    """Return the class of each module path in the history, if it is unique."""
     types: dict[str, set[str]] = {}
     for entry in report.history:
         if entry.module_path and entry.module_type:
@@ -127,7 +126,7 @@ def module_types(report: Report) -> Mapping[str, str]:
 
 
 def format_number(value: Number) -> str:
-    """Return a number in short; NaN and the infinities read the same from a file as from memory."""
+    """Return a short form of a number; NaN and infinity may be strings, as in a file."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -136,7 +135,7 @@ def format_number(value: Number) -> str:
 
 
 def finite(value: Number) -> float | None:
-    """Return ``value`` as a float for drawing, ``None`` when it is missing or not finite."""
+    """Return ``value`` as a float for drawing, ``None`` if it is missing or not finite."""
     try:
         drawn = float(value) if value is not None else math.nan
     except (ValueError, OverflowError):
@@ -145,18 +144,18 @@ def finite(value: Number) -> float | None:
 
 
 def format_dtype(name: str) -> str:
-    """Return the short form that torch's own traces use: ``float32`` is ``f32``."""
+    """Return the short form from torch's traces: ``f32`` for ``float32``."""
     return one_line(_shortened(name.removeprefix("torch."), _SHORT_DTYPES))
 
 
 def _shortened(text: str, prefixes: Mapping[str, str]) -> str:
-    """Return ``text`` with the first of the prefixes that it has in its short form."""
+    """Return ``text`` with its first matching prefix replaced by the short form."""
     long = next(filter(text.startswith, prefixes), "")
     return prefixes.get(long, "") + text.removeprefix(long)
 
 
 def format_tensor_type(fact: TensorFact) -> str:
-    """Return dtype and shape together: ``f32[32, 10]``."""
+    """Return dtype and shape: ``f32[32, 10]``."""
     return format_dtype(fact.dtype) + format_shape(fact.shape)
 
 
@@ -166,12 +165,12 @@ def tensor_name(fact: TensorFact) -> str:
 
 
 def is_at_fault(report: Report, fact: TensorFact) -> bool:
-    """Return whether this tensor is the argument that the report accuses."""
+    """Return whether this tensor is the argument at fault."""
     if report.argument is None:
         return False
     if fact.argument == report.argument:
         return True
-    # One of a list, as ``indices[1]``: the user's expression says which, unless it stands twice.
+    # An item of a list, as ``indices[1]``: the expression identifies it, unless it occurs twice.
     listed = [
         item.argument
         for item in report.tensors
@@ -183,13 +182,13 @@ def is_at_fault(report: Report, fact: TensorFact) -> bool:
 
 
 def tensor_label(report: Report, fact: TensorFact) -> str:
-    """Return the label of an expression: ``i64[32], 3 bad``, the device only where several are."""
+    """Return the label of an expression: ``i64[32], 3 bad``, with the device if they differ."""
     label = format_tensor_type(fact)
     devices = {item.device for item in report.tensors if item.device and item.argument}
     if fact.device and len(devices) > 1:
         label += f" {one_line(fact.device)}"
     is_bad = is_at_fault(report, fact) or fact.bad_at is not None
-    # Of a row whose sum is bad, no element is.
+    # If the sum of a row is bad, its elements are not.
     is_of_elements = report.offenders and report.offenders.total >= math.prod(fact.shape)
     if is_bad and report.offenders and report.offenders.count and is_of_elements:
         label += f", {report.offenders.count} bad"
@@ -197,7 +196,7 @@ def tensor_label(report: Report, fact: TensorFact) -> str:
 
 
 def format_place(where: SourceSpan | LineRef | None) -> str:
-    """Return ``In [7] line 12`` or ``train.py:12``, as much of it as is known."""
+    """Return ``In [7] line 12`` or ``train.py:12``, as far as known."""
     if where is None:
         return ""
     file = place_name(None, where.file) or None
@@ -205,19 +204,19 @@ def format_place(where: SourceSpan | LineRef | None) -> str:
 
 
 def format_line(ref: SourceSpan | LineRef | None) -> str:
-    """Return a line of a list: its place and its text."""
+    """Return a place and the text of its line."""
     if ref is None:
         return ""
     return " ".join(filter(None, (format_place(ref), one_line((ref.text or "").strip()))))
 
 
 def format_api(api: str | None) -> str:
-    """Return the name under which people know a function: ``F.cross_entropy``."""
+    """Return the usual name of a function: ``F.cross_entropy``."""
     return _shortened(one_line(api or ""), _API_PREFIXES)
 
 
 def format_op(op: OpName) -> str:
-    """Return the schema name, with the overload where it is not the default."""
+    """Return the schema name, with the overload unless it is the default."""
     if not op.name:
         return ""
     plain = op.overload in (None, "", "default")
@@ -225,7 +224,7 @@ def format_op(op: OpName) -> str:
 
 
 def format_op_path(op: OpName) -> str:
-    """Return the way from the function that was called to the op that failed."""
+    """Return the called function and the op that failed in it."""
     names = dict.fromkeys(filter(None, (format_api(op.api), format_api(format_op(op)))))
     return " → ".join(names)
 
@@ -238,7 +237,7 @@ def place_name(cell: int | None, file: str | None) -> str:
 
 
 def says_bounds(report: Report) -> bool:
-    """Return whether the headline has the allowed interval already, in whatever words."""
+    """Return whether the headline contains the allowed interval already."""
     bounds = report.bounds
     if bounds is None or bounds.min is None or bounds.max is None:
         return bounds is not None and bool(bounds.text) and str(bounds.text) in report.headline
@@ -246,7 +245,7 @@ def says_bounds(report: Report) -> bool:
 
 
 def bad_count(report: Report) -> str:
-    """Return ``3 of 32 values are bad``, empty where an observation has the count."""
+    """Return ``3 of 32 values are bad``, empty if an observation has the count."""
     offenders = report.offenders
     if offenders is None or not offenders.count or offenders.total == 1:
         return ""
@@ -258,7 +257,7 @@ def bad_count(report: Report) -> str:
 
 
 def earlier_calls(report: Report) -> str:
-    """Return ``41 earlier calls of this line: 0 … 9``, empty when none is known."""
+    """Return ``41 earlier calls of this line: 0 … 9``, empty without earlier calls."""
     seen = report.seen_before
     if seen is None or seen.min is None or seen.max is None:
         return ""
@@ -267,17 +266,17 @@ def earlier_calls(report: Report) -> str:
 
 
 def limits_of(bounds: Bounds | None) -> tuple[float | None, float | None]:
-    """Return the least and the largest allowed value, where there is such a bound."""
+    """Return the smallest and the largest allowed value, ``None`` for a missing bound."""
     return (finite(bounds.min), finite(bounds.max)) if bounds else (None, None)
 
 
 def certainty(report: Report) -> str:
-    """Return the reservation that a finding carries, empty when it is proven."""
+    """Return the certainty of a finding in words, empty if it is proven."""
     return {"likely": "likely cause", "unknown": "cause not established"}.get(report.certainty, "")
 
 
 def format_bounds(report: Report) -> str:
-    """Return the allowed values as text, empty when they are not known."""
+    """Return the allowed values as text, empty if unknown."""
     bounds = report.bounds
     if bounds is None:
         return ""
@@ -291,7 +290,7 @@ def format_bounds(report: Report) -> str:
 
 
 def bad_place(report: Report, item: Offender) -> str:
-    """Return the position of a bad value in the tensor that the user typed.
+    """Return the position of a bad value in the user's tensor.
 
     ``F.cross_entropy`` passes targets ``[N, L]`` to its op as ``[N, 1, L]``.
     """
@@ -303,7 +302,7 @@ def bad_place(report: Report, item: Offender) -> str:
 
 
 def replay_line(report: Report) -> str:
-    """Return what the CPU said to the same call, empty when nothing was tried or told."""
+    """Return the CPU's message for the same call, empty if there is none."""
     replay = report.replay
     if replay.outcome == "raised":
         return one_line(": ".join(filter(None, (replay.exception, replay.message))))
@@ -313,7 +312,7 @@ def replay_line(report: Report) -> str:
 
 
 def format_step(item: ProvenanceStep) -> str:
-    """Return one step in the provenance of the bad values."""
+    """Return one provenance step in words."""
     where = format_line(item.source) or one_line(item.op or "")
     note = one_line(item.note or "")
     return f"{where} ({note})" if where and note else where or note
@@ -322,7 +321,7 @@ def format_step(item: ProvenanceStep) -> str:
 def way(report: Report) -> tuple[ProvenanceStep, ...]:
     """Return the provenance, with consecutive steps of one line merged.
 
-    A step of the failing line is left out where nothing else is said of it.
+    A step on the failing line is left out if there is nothing else to say about it.
     """
     here = None if report.source is None else report.source.ref
     steps: list[ProvenanceStep] = []
@@ -337,14 +336,14 @@ def way(report: Report) -> tuple[ProvenanceStep, ...]:
 
 
 def is_beginning(step: ProvenanceStep) -> bool:
-    """Return whether nothing passes through a step, which gives a tensor values or memory anew."""
+    """Return whether a step starts with new values or memory, so that nothing passes through it."""
     op, stem = step.op or "", stem_of(step.op or "")
     is_like = stem.startswith("new_") or stem.endswith("_like")
     return is_like or stem in _BEGINNINGS or op.startswith("torch.nn.init.")
 
 
 def ranks_line(report: Report) -> str:
-    """Say which of several processes the report is of: ``rank 1 of 4 (rank 3 failed too)``."""
+    """Return the rank of the report: ``rank 1 of 4 (rank 3 failed too)``."""
     failures = [item for item in report.ranks if item.report is not None and not item.outcome]
     names = [item.name.split() for item in failures]
     if len({kind for kind, _ in names}) != 1:
@@ -370,13 +369,13 @@ def _listed(items: list[RankResult]) -> str:
 
 
 def rank_facts(item: RankResult) -> tuple[str, ...]:
-    """Return what is known of one process, shortest first: its batch, its end, its headline."""
+    """Return the facts about one process, shortest first: batch, outcome, headline."""
     own = item.report.headline if item.report is not None and not item.outcome else ""
     return tuple(one_line(text) for text in (item.batch, item.outcome, own) if text)
 
 
 def environment(report: Report) -> tuple[tuple[str, str], ...]:
-    """Return what is known of the surroundings, by name."""
+    """Return the facts about the environment, by name."""
     env = report.environment
     facts = (
         ("device", env.device),
@@ -390,11 +389,11 @@ def environment(report: Report) -> tuple[tuple[str, str], ...]:
 
 
 class PageLink(NamedTuple):
-    """Address of the page on an error."""
+    """The address of the page about an error."""
 
     address: str
     offline: str
-    """Command that shows it without a network."""
+    """The command that shows it offline."""
 
 
 _ASSERT_PAGES = {
@@ -411,11 +410,11 @@ _MESSAGE_PAGES = {
     "modified by an inplace operation": "modified-by-an-inplace-operation",
     "backward through the graph a second time": "backward-a-second-time",
 }
-"""Words that CUDA prints or PyTorch raises, and the page of ``docs/errors`` that explains it."""
+"""Messages of CUDA and PyTorch, and the page of ``docs/errors`` that explains them."""
 
 
 def page_link(report: Report) -> PageLink | None:
-    """Return the link to the page on this error, ``None`` when there is none."""
+    """Return the link to the page about this error, ``None`` if there is none."""
     message = report.exception.message if report.exception else ""
     pages = [page for text, page in _MESSAGE_PAGES.items() if text in message]
     if report.kind in ("device_assert", "cuda_error") and report.device_text:
@@ -428,9 +427,9 @@ def page_link(report: Report) -> PageLink | None:
 
 
 def step_after_loss(report: Report, steps: NextSteps) -> str:
-    """Return what to do after a loss of the device whose cause is not proven.
+    """Return what to do after a loss of the device with an unproven cause.
 
-    A full check is advised where none has run: a second one finds no more than the first.
+    A full check is advised only if none has run: a second one would find no more.
     """
     waits = report.synchronization
     if not waits.waits or waits.is_op_unwaited:
