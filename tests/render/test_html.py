@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import nbformat
 import pytest
+from markupsafe import escape
 from nbconvert import HTMLExporter, MarkdownExporter
 
 from cudalens.core.report import (
@@ -24,6 +25,7 @@ from cudalens.core.report import (
     Report,
     SourceSpan,
     TensorFact,
+    TensorSummary,
     Timing,
 )
 from cudalens.core.report_types import MarkedLine
@@ -38,6 +40,7 @@ from cudalens.render.html import (
     style_sheet,
 )
 from cudalens.render.inline import SAFE_COLOURS
+from cudalens.render.markdown import render
 from cudalens.render.words import page_link, visible
 from tests.builders import CELL, REPRESENTATIVE, in_a_row, make_report, mismatch, source
 from tests.render.test_colours import contrast
@@ -261,6 +264,7 @@ def test_history_at_its_limit_says_nothing_of_more() -> None:
     assert "in the JSON form" not in fits
     assert "aten::op0x" not in beyond
     assert "1 more are in the JSON form" in beyond
+    assert "aten::op0x" in render_page(make_report(history=ops))  # a page has room for 200
 
 
 def test_one_drawer_is_open_at_a_time_and_each_report_has_its_own_group() -> None:
@@ -366,8 +370,42 @@ def test_labels_beyond_a_narrow_pane_have_a_form_for_it(columns: int, is_far: bo
         context=(CodeLine(line=3, text=call),),
     )
     y = replace(make_report().tensors[1], span=(3, len(call) - 2, len(call) - 1))
-    html = render_fragment(make_report(source=line, tensors=(y,), observations=(), provenance=()))
+    report = make_report(source=line, tensors=(y,), observations=(), provenance=())
+    html = render_fragment(report)
     assert ("cl-main cl-far" in html) is is_far
+
+
+@pytest.mark.parametrize("is_drawn", [True, False])
+def test_a_label_passes_the_fold_only_where_no_picture_cuts_it(is_drawn: bool) -> None:
+    call = f"f({'a' * 90 if not is_drawn else 'a' * 70}, y)"
+    y = make_report().tensors[1]
+    y = replace(y, span=(9, len(call) - 2, len(call) - 1))
+    report = make_report(source=source((call,), 0, call), tensors=(y,), provenance=())
+    shown = report if is_drawn else replace(report, tensors=(replace(y, summary=TensorSummary()),))
+    text = sanitised(render_fragment(shown)).text()
+    assert ("i64[32], 3 bad ┘" in text) is is_drawn
+    assert ("└ i64[32], 3 bad" in text) is not is_drawn
+    # Code alone is folded by the page.
+    assert "cl-main cl-far" not in render_fragment(replace(shown, tensors=(), offenders=None))
+
+
+def test_line_numbers_of_all_files_end_in_one_column() -> None:
+    marks = (MarkedLine(file="/a/network.py", line=123, text="n = 10", mark="set here"),)
+    seen = Observation(kind="bound", text="10 classes", sources=marks)
+    html = render_fragment(make_report(observations=(seen,), provenance=()))
+    numbers = re.findall(r'class="cl-n"[^>]*>([^<]*)<', html)
+    assert "network.py" in "".join(numbers) and "In [7]" in "".join(numbers)
+    assert len({len(number) for number in numbers if number.strip()}) == 1
+
+
+def test_a_report_to_share_is_whole_where_other_texts_are_cut() -> None:
+    report = make_report(
+        limits=tuple(f"<{at}> {'is unknown ' * 50}" for at in range(3)),
+        frames=(Frame(file="a.py", line=3, function="f\x1b", text="t", is_user=True),),
+    )
+    html = render_fragment(report)
+    assert str(escape(render(report).strip())) in html
+    assert "f␛" in html and "f\x1b" not in html
 
 
 def test_a_name_below_its_line_is_brief() -> None:
@@ -375,7 +413,8 @@ def test_a_name_below_its_line_is_brief() -> None:
     first, *others = make_report().tensors
     html = render_fragment(make_report(tensors=(replace(first, expression=long), *others)))
     below = re.findall(r'cl-narrow[^>]*>[^<]*<span class="[^"]*"[^>]*>([^<]*)', html)
-    assert any("…" in name for name in below) and not any(long in name for name in below)
+    assert not any(long in name for name in below)
+    assert [name for name in below if "…" in name] == ["torch.randn…ce=device)  f32[32, 10]"]
 
 
 @pytest.mark.parametrize("said", ["", "rank 3 failed"])

@@ -12,6 +12,7 @@ from cudalens.core.report import (
     Bounds,
     Histogram,
     HistoryEntry,
+    Observation,
     Offender,
     Offenders,
     OpName,
@@ -21,6 +22,7 @@ from cudalens.core.report import (
     TensorSummary,
     Timing,
 )
+from cudalens.core.report_types import MarkedLine
 from cudalens.render import html
 from cudalens.render.code import Block, Piece, Row
 from cudalens.render.figures import Figure, Picture
@@ -94,6 +96,8 @@ def test_there_is_a_drawer_for_what_the_report_has() -> None:
     assert drawers(offenders=whole.offenders) == [("Values", None)]
     assert drawers(offenders=Offenders(total=9, count=3)) == []
     assert drawers(provenance=whole.provenance) == [("Origin", None)]
+    seen = Observation(kind="values", text="3 are 10")
+    assert drawers(observations=(seen,)) == [("Origin", None)]
     assert drawers(tensors=whole.tensors) == [("Tensors", 2)]
     assert drawers(history=whole.history[:3]) == [("History", 3)]
     assert drawers(frames=whole.frames) == [("Call stack", 2)]
@@ -283,6 +287,9 @@ def test_a_place_stands_beside_the_code_where_nothing_else_is_said() -> None:
     asserted = replace(report, kind="device_assert", device_text="Assertion `x` failed.")
     assert title(asserted) == (1, "")  # the link to the page stands beside it
     assert title(replace(report, certainty="unknown")) == (2, "")
+    line = MarkedLine(cell=3, line=2, text="n = 10", mark="set here")
+    elsewhere = Observation(kind="bound", text="t", sources=(line,))
+    assert title(replace(report, observations=(elsewhere,))) == (1, "In [7]")
 
 
 @pytest.mark.parametrize("draw", [html.render_fragment, html.render_page])
