@@ -82,8 +82,7 @@ def _flow(drawn: Strip | None) -> str:
     for at, node in enumerate(nodes):
         text = " ".join(filter(None, (_words(node.title), _words(node.shape))))
         # The mark beside the code says that it fails.
-        is_said = node.is_bad and node.small and node.small != "fails here"
-        small = f" ({_words(node.small)})" if is_said else ""
+        small = f" ({_words(node.small)})" if node.small not in ("", "fails here") else ""
         link = "" if not at else " → " if node.has_arrow else " … "
         flow += link + (f"**{text}{small}**" if node.is_bad else text)
     return flow
@@ -112,7 +111,7 @@ def _code(parts: Screen, end: str) -> Iterator[str]:
             if row.is_gap:
                 yield "# …"
                 continue
-            is_end = bool(row.is_hot and row.number and end and not is_said)
+            is_end = bool(row.is_hot and end and not is_said)
             is_said = is_said or is_end
             said = [*([end] if is_end else []), *row.marks]
             said += names.get(id(row), ())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cudalens.core.report import Observation, RankResult, Report
+from cudalens.core.report import Hint, Observation, RankResult, Report
 from cudalens.core.report_types import MarkedLine, RaisedException
 from cudalens.render.markdown import MAX_LINES, render, render_with
 from cudalens.render.strip import Node, Strip
@@ -15,6 +15,8 @@ from tests.builders import (
     NOTHING_ELSE,
     fact,
     make_report,
+    offenders,
+    one_row,
     raised,
     small_graph,
     source,
@@ -170,11 +172,44 @@ def test_the_failing_line_says_what_happens_there(facts: dict[str, Any], end: st
     assert f"{LINE}  # <- {end}" in render(report).splitlines()
 
 
-@pytest.mark.parametrize("kind", ["nonfinite", "device_assert"])
-def test_a_line_that_makes_a_nan_is_marked_in_place_of_the_failing_one(kind: str) -> None:
-    maker = Observation(kind="maker", text="made in line 2")
+@pytest.mark.parametrize(
+    ("kind", "seen", "is_said"),
+    [
+        ("nonfinite", "maker", False),
+        ("nonfinite", "graph", True),
+        ("device_assert", "maker", True),
+    ],
+)
+def test_a_line_that_makes_a_nan_is_marked_in_place_of_the_failing_one(
+    kind: str, seen: Any, is_said: bool
+) -> None:
+    maker = Observation(kind=seen, text="made in line 2")
     report = make_report(kind=kind, observations=(maker,))
-    assert ("fails here" in render(report)) is (kind != "nonfinite")
+    assert ("fails here" in render(report)) is is_said
+
+
+def test_a_line_says_that_it_fails_then_its_marks_and_then_its_tensors_once() -> None:
+    here = source(("f(y, y)",), 0, "f(y, y)")
+    mark = MarkedLine(cell=7, line=9, text="f(y, y)", mark="y is read here")
+    seen = Observation(kind="device", text="y", sources=(mark,))
+    twice = [fact(name, "int64[3]", "y", span=(9, at, at + 1)) for name, at in (("a", 2), ("b", 5))]
+    report = make_report(source=here, tensors=tuple(twice), observations=(seen,), argument=None)
+    assert "f(y, y)  # <- fails here; y is read here; y: i64[3]" in lines_of(report)
+
+
+@pytest.mark.parametrize(
+    ("hint", "line"),
+    [
+        (
+            Hint(text="so", fix="y = y - 1", tried=True),
+            "- tried on copies: `y = y - 1` before line 12. So. Tested on copies: it runs.",
+        ),
+        (Hint(text="so", fix="f(y - 1)"), "- hint: `f(y - 1)` in line 12. So. Not tested."),
+        (Hint(text="so"), "- hint: So."),
+    ],
+)
+def test_the_action_says_whether_it_was_tried_and_where_it_belongs(hint: Hint, line: str) -> None:
+    assert line in lines_of(make_report(hints=(hint,)))
 
 
 def test_a_gap_between_lines_and_the_name_of_each_cell() -> None:
@@ -212,21 +247,28 @@ def test_code_cannot_close_its_own_fence() -> None:
     assert "f('` ` `')  # <- fails here" in lines_of(make_report(source=here, tensors=()))
 
 
-def test_code_that_is_too_long_is_cut_and_its_fence_closed() -> None:
+@pytest.mark.parametrize(("cells", "last"), [(5, "n5 = 1  # <- mark 5"), (6, "…")])
+def test_code_that_is_too_long_is_cut_and_its_fence_closed(cells: int, last: str) -> None:
     marks = tuple(
-        MarkedLine(cell=at, line=1, text=f"n{at} = 1", mark=f"mark {at}") for at in range(1, 8)
+        MarkedLine(cell=at, line=1, text=f"n{at} = 1", mark=f"mark {at}")
+        for at in range(1, cells + 1)
     )
     seen = Observation(kind="came_from", text="from many cells", sources=marks)
-    lines = render(make_report(observations=(seen,))).splitlines()
+    lines = render(make_report(observations=(seen,), limits=("unknown",) * 3)).splitlines()
     assert len(lines) == MAX_LINES
-    assert lines[-2:] == ["…", "```"]
+    assert lines[-2:] == [last, "```"]
+
+
+def test_of_a_short_vector_the_name_is_code_and_the_bad_values_are_bold() -> None:
+    found = offenders(2, 1, first=[((1,), 10)], map=one_row((4, 10), (0, 1)))
+    assert lines_of(make_report(offenders=found), "- `y`") == ["- `y` = 4, **`10`**"]
 
 
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
         ({"simulated": True}, "rehearsal device (no GPU)"),
-        ({"simulated": False}, "NVIDIA H200"),
+        ({"simulated": False, "device": "NVIDIA\nH200"}, "NVIDIA H200"),
         ({"simulated": False, "device": None}, "cudalens 0.1.0"),
     ],
 )
