@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
@@ -146,7 +146,7 @@ def _code(page: _TextPage, blocks: Sequence[Block], gutter: int) -> None:
             if row.is_gap:
                 continue  # the numbers say so
             number = str(row.number) if row.number else ""
-            lead = f"{title:<{gutter - digits}}{number:>{digits}} │ "
+            lead = f"{set_cell_size(title, gutter - digits)}{number:>{digits}} │ "
             title = ""
             drawn = Text.assemble((lead, "dim"))
             for piece in row.pieces:
@@ -155,7 +155,7 @@ def _code(page: _TextPage, blocks: Sequence[Block], gutter: int) -> None:
             for said in row.marks:
                 mark = f"◂ {said}"
                 at = gutter + 3 + max(column, cell_len(row.text)) + 2
-                if not below and at + cell_len(mark) <= page.width and said is row.marks[0]:
+                if said is row.marks[0] and at + cell_len(mark) <= page.width:
                     drawn.pad_right(at - drawn.cell_len)
                     drawn.append(mark, style="bold")
                 else:

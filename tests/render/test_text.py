@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from cudalens.core.report import Hint, Report, SourceSpan, TensorFact
+from cudalens.core.report import Hint, Observation, RankResult, Report, SourceSpan, TensorFact
+from cudalens.core.report_types import MarkedLine
 from cudalens.render.text import render
 from tests.builders import CELL, REPRESENTATIVE, fact, make_report, source, tensor
 from tests.rendering import check_golden, hostile_texts, with_texts
@@ -179,11 +180,12 @@ def test_a_librarys_own_form_of_a_labelled_tensor_is_not_told_again(
     assert ("in_proj_weight" in text) == is_shown
 
 
-def test_very_many_tensors_stay_few_lines() -> None:
-    many = tuple(fact(f"tensors[{at}]", f"float32[{at}]") for at in range(200))
+@pytest.mark.parametrize(("count", "more"), [(4, []), (5, ["1 more"]), (200, ["196 more"])])
+def test_very_many_tensors_stay_few_lines(count: int, more: list[str]) -> None:
+    many = tuple(fact(f"tensors[{at}]", f"float32[{at}]") for at in range(count))
     text = render(make_report(tensors=many, argument="tensors[3]"))
     assert "tensors[3] f32[3], 3 bad" in text
-    assert "196 more" in text
+    assert re.findall(r"\d+ more", text) == more
     assert len(text.splitlines()) < 30
 
 
@@ -255,6 +257,75 @@ def test_what_a_star_unpacks_is_named() -> None:
     assert "batch: " not in text
     whole = replace(here, expression="batch")
     assert "└ i64[2]" in render(calling(line, call, whole))
+
+
+def mark(line: int, said: str, file: str | None = None) -> MarkedLine:
+    """Return a mark at a line of the failing cell, or of a file."""
+    return MarkedLine(cell=None if file else 7, file=file, line=line, text="n = 10", mark=said)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "marks", "rows"),
+    [
+        (
+            "a = 1",
+            "bb = 22",
+            (mark(1, "m"), mark(2, "n")),
+            ["    1 │ a = 1    ◂ m", "    2 │ bb = 22  ◂ n", "    3 │ f(y)"],
+        ),
+        (
+            "s = '特'",
+            "bb = 22",
+            (mark(1, "m"), mark(2, "n")),
+            ["    1 │ s = '特'  ◂ m", "    2 │ bb = 22   ◂ n", "    3 │ f(y)"],
+        ),
+        (
+            "a = 1",
+            "bb = 22",
+            (mark(1, "m"), mark(1, "n")),
+            ["    1 │ a = 1  ◂ m", "      │   ◂ n", "    2 │ bb = 22", "    3 │ f(y)"],
+        ),
+        (  # no mark stands where the longest line would put it
+            "a = 1",
+            "b" * 40,
+            (mark(1, "m"), mark(2, "n")),
+            ["    1 │ a = 1  ◂ m", f"    2 │ {'b' * 40}  ◂ n", "    3 │ f(y)"],
+        ),
+        (
+            "a = 1",
+            "bb = 22",
+            (mark(10, "m", "訓練.py"), mark(12, "n", "訓練.py")),
+            [
+                *("In [7]   2 │ bb = 22", "         3 │ f(y)"),
+                *("訓練.py 10 │ n = 10  ◂ m", "        12 │ n = 10  ◂ n"),
+            ],
+        ),
+    ],
+    ids=["one column", "wide letters", "two of a line", "a long line", "two files"],
+)
+def test_marks_stand_below_each_other_where_they_fit(
+    first: str, second: str, marks: tuple[MarkedLine, ...], rows: list[str]
+) -> None:
+    seen = tuple(Observation(kind="device", text="t", sources=(it,)) for it in marks)
+    here = source((first, second, "f(y)"), 2, "f(y)", first=1)
+    report = make_report(source=here, tensors=(), observations=seen, provenance=())
+    assert [row for row in render(report, width=60).splitlines() if "│" in row] == rows
+
+
+@pytest.mark.parametrize(("width", "row"), [(40, "    1 │ f(y)  ◂ MM"), (39, "      │   ◂ MM")])
+def test_a_mark_stands_beside_its_line_as_long_as_it_fits(width: int, row: str) -> None:
+    said = "m" * 24
+    seen = Observation(kind="device", text="t", sources=(mark(1, said),))
+    here = source(("f(y)",), 0, "f(y)", first=1)
+    report = make_report(source=here, tensors=(), observations=(seen,), provenance=())
+    assert row.replace("MM", said) in render(report, width=width).splitlines()
+
+
+def test_each_note_and_each_rank_has_a_line() -> None:
+    limits = ("one is unknown", "another is")
+    assert "\n  note  one is unknown\n  note  another is\n" in render(make_report(limits=limits))
+    ranks = (RankResult(rank=0, outcome="ran on"), RankResult(rank=1, batch="batch 4", outcome="*"))
+    assert "\n  rank 0  ran on\n  rank 1  batch 4 · *\n" in render(make_report(ranks=ranks))
 
 
 @pytest.mark.parametrize("digits", [3, 30, 100, 1000])
