@@ -407,13 +407,19 @@ def test_a_lane_needs_a_column_on_each_side_of_what_is_there() -> None:
     assert _free_lane(taken, range(2, 3)) == 4
 
 
-def flow(*pairs: str, failed: str = "f", bad: str = "") -> list[Node]:
+def flow(*pairs: str, failed: str = "f", bad: str = "", letters: int = 1) -> list[Node]:
     """Return the boxes of a graph whose nodes are letters and whose edges are pairs of them."""
     keys = dict.fromkeys("".join(pairs))
     roles = {failed: "failed", bad: "bad_input"}
     made = [
         replace(
-            node(key, f"torch.{key}", roles.get(key, "upstream"), name=key, shape=(at, 1)),
+            node(
+                key,
+                f"torch.{key * letters}",
+                roles.get(key, "upstream"),
+                name=key,
+                shape=(at, 1),
+            ),
             source=LineRef(line=at),
         )
         for at, key in enumerate(keys)
@@ -440,6 +446,74 @@ def test_a_bad_input_has_a_lane_of_its_own_unless_it_is_all_or_was_computed() ->
     assert lane(flow("xf", "fy", "yz", bad="x")) == "xfyz"
     assert lane(flow("ax", "xf", "bf", bad="x")) == "axf"
     assert lane(flow("xf", "af", "fb", bad="x")) == "afb"
+
+
+@pytest.mark.parametrize(
+    ("branch", "shown"),
+    [(("xe",), "x"), (("xc",), ""), (("xy", "ye"), "xy"), (("xy", "yz", "ze"), "")],
+)
+def test_a_branch_of_a_box_that_is_left_out_or_without_room_is_left_out(
+    branch: tuple[str, ...], shown: str
+) -> None:
+    """Of six wide boxes the first, a gap and the last two fit."""
+    found = flow("ab", "bc", "cd", "de", "ef", *branch, letters=26)
+    assert [item.title[:3] for item in found if item.lane == 1] == ["aaa", "… 3", "eee", "fff"]
+    assert "".join(item.title[0] for item in found if item.lane > 1) == shown
+    assert min(item.column for item in found) == 1
+
+
+W, VIEW = node("w", "", "parameter", name="w"), node("v", "aten::t", shape=(2,))
+
+
+@pytest.mark.parametrize(
+    ("between", "more", "titles"),
+    [
+        (VIEW, (), ["x", "exp", "f"]),
+        (replace(VIEW, op="aten::mul", name="MulBackward0"), (), ["x", "exp", "f", "mul"]),
+        (VIEW, ("xv",), ["x", "t", "f", "exp"]),
+    ],
+)
+def test_parameters_and_their_views_are_no_boxes(
+    between: GraphNode, more: tuple[str, ...], titles: list[str]
+) -> None:
+    made = (
+        *(node("x", "", "leaf", name="x"), W, between),
+        *(node("a", "aten::exp"), node("f", "torch.f", "failed", name="f")),
+    )
+    pairs = ("xa", "af", "wv", "vf", *more)
+    edges = tuple(GraphEdge(src=one, dst=other) for one, other in pairs)
+    graph = AutogradNeighbourhood(nodes=made, edges=edges, focus="f")
+    assert [item.title for item in nodes(make_report(graph=graph))] == titles
+
+
+@pytest.mark.parametrize(
+    ("lines", "inner", "more", "titles"),
+    [
+        ((3,), (), (), ["x", "exp", "Head head"]),
+        ((3, 4), (), (), ["x", "exp", "Head head", "f"]),
+        ((3,), ("head.0",), (), ["x", "exp", "Head head", "f"]),
+        # Joined, it would feed itself.
+        ((3,), (), ("bc", "cf"), ["x", "exp", "Head head", "cos", "Head head"]),
+    ],
+)
+def test_a_module_that_failed_in_its_one_call_is_one_box(
+    lines: tuple[int, ...], inner: tuple[str, ...], more: tuple[str, ...], titles: list[str]
+) -> None:
+    made = [node("x", "", "leaf", name="x"), node("a", "aten::exp", module_path="net")]
+    made += [node("b", "aten::mul", module_path="head"), node("c", "aten::cos")][: 1 + len(more)]
+    made.append(node("f", "torch.f", "failed", name="f", module_path="head"))
+    history = [
+        HistoryEntry(
+            seq=at, op="o", module_path=path, module_type="Head", source=LineRef(line=line)
+        )
+        for at, (path, line) in enumerate(
+            [*(("head", it) for it in lines), *((i, 3) for i in inner)]
+        )
+    ]
+    edges = tuple(GraphEdge(src=one, dst=other) for one, other in ("xa", "ab", "bf", *more))
+    graph = AutogradNeighbourhood(nodes=tuple(made), edges=edges, focus="f")
+    report = make_report(graph=graph, history=tuple(history))
+    assert [item.title for item in nodes(report)] == titles
 
 
 def test_there_are_only_so_many_lanes() -> None:
