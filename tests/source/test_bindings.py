@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from cudalens.source.bindings import attribute_binding, binding_of
+from cudalens.source.files import CELLS
 from cudalens.source.running_node import running
 from cudalens.source.stack import place_of
 from tests.probes import asked, cell
@@ -56,6 +58,7 @@ def bound(text: str, name: str = "a") -> Any:
         ("a = 1\ntry:\n    0 / 0\nexcept Exception as a:\n    here(a)", None, None),
         ("a = 1\ntry:\n    0 / 0\nexcept Exception as b:\n    here(a)", "1", 1),
         ("b = a = 1\ndel b\nhere(a)", "1", 1),
+        ("a = 1\nif not yes:\n    del a\nhere(a)", None, None),
         ("a = 1\nwith torch.no_grad() as a:\n    pass\nhere(a)", None, None),
         # In the loop's else, and in what the loop runs over, it may not have run.
         ("for a in [1]:\n    pass\nelse:\n    here(a)", None, None),
@@ -88,6 +91,17 @@ def test_a_loop_and_an_augmented_assignment_bind_without_a_value() -> None:
     made = bound("a = 1\na += 1\nhere(a)")
     assert (made.value, made.at.line) == (None, 2)
     assert bound("for a in [1]:\n    pass\nhere(a)") is None
+    assert bound("json = 1\nimport json.decoder\nhere(json)", "json") is None
+
+
+def test_the_line_of_a_binding_is_shown_as_it_was_typed() -> None:
+    def ask(frames: list[FrameType]) -> Any:
+        place = place_of(frames[-1])
+        CELLS.typed[place.filename] = ("a = %made",)
+        return binding_of(running(place), "a")
+
+    (made,) = asked("a = dict()\nhere(a)", ask)
+    assert (made.at.text, made.value) == ("a = %made", "dict()")
 
 
 @pytest.mark.parametrize(
@@ -115,6 +129,8 @@ def test_a_result_that_nothing_keeps(line: str, text: str | None) -> None:
 def test_the_function_that_a_value_calls() -> None:
     made = bound("a = dict(b=1, **{})\nhere(a)")
     assert (made.called, made.keywords) == ("dict", ("b", "**"))
+    made = bound("a = dict()\nhere(a)")
+    assert (made.called, made.keywords) == ("dict", ())
 
 
 @pytest.mark.parametrize(
@@ -189,6 +205,8 @@ def test_where_a_result_is_dropped(text: str, dropped: int | None) -> None:
         ("nn.Sequential(nn.ReLU(), nn.Tanh())", ["nn.ReLU()", "nn.Tanh()"]),
         ("nn.Sequential(nn.ReLU(), nn.Tanh()).to('cpu')", ["nn.ReLU()", "nn.Tanh()"]),
         ("nn.ModuleList([nn.ReLU()])", ["nn.ReLU()"]),
+        ("ModuleList([nn.ReLU()])", ["nn.ReLU()"]),
+        ("Sequential(nn.ReLU())", ["nn.ReLU()"]),
         ("nn.ModuleList((nn.ReLU(), nn.Tanh()))", ["nn.ReLU()", "nn.Tanh()"]),
         ("nn.ModuleList(nn.ReLU() for _ in [1])", []),
         ("nn.Sequential(nn.ReLU(), *[nn.Tanh()])", []),
@@ -196,7 +214,7 @@ def test_where_a_result_is_dropped(text: str, dropped: int | None) -> None:
     ],
 )
 def test_the_layers_of_a_container(value: str, layers: list[str]) -> None:
-    made = bound(f"a = {value}\nhere(a)")
+    made = bound(f"Sequential, ModuleList = nn.Sequential, nn.ModuleList\na = {value}\nhere(a)")
     assert [item.value for item in made.items] == layers
 
 
