@@ -289,7 +289,7 @@ OTHERS: Final[dict[str, str]] = {
     "source/__init__.py": "test_architecture.py",
     "source/argument_names.py": "evidence/test_call_stack.py",
     "source/bindings.py": "source/test_readers.py",
-    "source/files.py": "source/test_locate.py",
+    "source/files.py": "source/test_edited.py source/test_locate.py",
     "source/locate.py": "source/test_shown_frames.py",
     "source/running_call.py": "evidence/test_call_stack.py",
     "source/running_node.py": "source/test_argument_names.py evidence/test_user_objects.py",

@@ -46,7 +46,7 @@ def test_lines_behind_magics_alone(lines: list[str], of: list[str], is_it: bool)
         (["%%time", "b"], "a\nb", []),
         (["a?"], "# a?", ["a?"]),
         ([" a? "], " # a?", [" a? "]),
-        (["a ", "b"], "a\nb ", ["a ", "b"]),
+        (["# a ", "b"], "# a\nb ", ["# a ", "b"]),
     ],
 )
 def test_typed_lines_as_many_as_are_certain(

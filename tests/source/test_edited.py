@@ -91,6 +91,13 @@ def test_a_module_that_is_loaded_again_has_its_lines(imported: ModuleType) -> No
     assert files.source_lines(name) == ["", *TEXT.splitlines()]
 
 
+def test_a_file_that_is_nobodys_is_not_compared(
+    imported: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "is_user_file", lambda name: False)
+    assert files.source_lines(write(imported, "\n" + TEXT)) == ["", *TEXT.splitlines()]
+
+
 def test_code_that_an_import_hook_rewrites_is_not_compared(
     imported: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

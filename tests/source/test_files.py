@@ -143,6 +143,16 @@ def test_ipythons_name_carries_the_number_when_no_shell_runs() -> None:
     assert files.cell_number("/tmp/ipykernel_4711/2947110.py") is None
 
 
+def test_what_a_shell_runs_that_is_no_cell_of_its_is_the_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = SimpleNamespace(compile=SimpleNamespace(_filename_map={"<a cell>": 1}))
+    monkeypatch.setattr(files, "running_shell", lambda: shell)
+    name = "<ipython-input-12-0123456789ab>"
+    assert files.cell_number(name) is None
+    assert files.is_user_file(name)
+
+
 def test_a_cell_of_marimo_is_the_users_and_shown_by_its_name() -> None:
     name = "/tmp/marimo_4711/__marimo__cell_MJUe_.py"
     assert (files.is_user_file(name), files.title_of(name)) == (True, "marimo cell MJUe")
