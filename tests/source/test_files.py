@@ -66,13 +66,16 @@ def test_code_that_the_compiler_wrote_is_not_the_users(monkeypatch: pytest.Monke
     assert files.is_user_file("/tmp/torchinductor_me.py")
 
 
-def test_a_registered_cell_has_its_number_and_text_until_it_is_forgotten() -> None:
+@pytest.mark.parametrize("number", [4, None])
+def test_a_registered_cell_has_its_number_and_text_until_it_is_forgotten(
+    number: int | None,
+) -> None:
     name = "<checked cell>"
     assert not files.is_user_file(name)
-    files.CELLS.register(name, 4, ["# %%cudacheck", "x = 1"])
+    files.CELLS.register(name, number, ["# %%cudacheck", "x = 1"])
     try:
         assert files.is_user_file(name)
-        assert files.cell_number(name) == 4
+        assert files.cell_number(name) == number
         assert files.source_lines(name) == ["# %%cudacheck", "x = 1"]
     finally:
         files.CELLS.forget(name)
@@ -170,6 +173,7 @@ def test_what_runs_cells_and_scripts_is_machinery() -> None:
     assert files.is_machinery(str(Path(sysconfig.get_paths()["stdlib"]) / "runpy.py"))
     assert not files.is_machinery(torch.__file__)
     assert not files.is_machinery("/home/me/IPython/work.py")
+    assert not files.is_machinery("/home/me/runpy.py")
 
 
 def installed_with_target(folder: Path) -> dict[str, Path]:
