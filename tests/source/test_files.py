@@ -297,6 +297,29 @@ def test_a_module_that_a_library_wrote_is_not_the_users(
     assert files.is_user_file(loaded_from(tmp_path / file, name, monkeypatch)) is is_user
 
 
+def test_links_to_a_library_are_the_users_and_a_temporary_folder_may_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (real := tmp_path / "site-packages").mkdir()
+    (real / "linked.py").touch()
+    (mine := tmp_path / "linked.py").symlink_to(real / "linked.py")
+    assert files.is_user_file(str(mine))
+    monkeypatch.chdir(real)
+    assert not files.is_user_file("a_relative_name.py")
+    (tmp_path / "real").mkdir()
+    (link := tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.setattr("tempfile.tempdir", str(link))
+    assert not files.is_user_file(loaded_from(link / "tmpx8_k2mqa.py", "made", monkeypatch))
+
+
+def test_a_module_whose_name_is_no_text_is_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = loaded_from(tmp_path / "tmpx8_k2mqa.py", "made", monkeypatch)
+    vars(sys.modules["made"]).update(__name__=None, __file__=path)
+    assert files.is_user_file(path)
+
+
 def test_a_drawn_name_outside_the_temporary_folder_is_the_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
