@@ -120,6 +120,8 @@ def test_a_debugger_is_shown_what_was_typed() -> None:
         with files.CELLS.as_typed():
             assert linecache.getlines(name) == ["%time\n", "x = 1\n"]
         assert linecache.cache[name] == before
+        files.CELLS.register(name, 4, ["y = 1"])
+        assert files.typed_line(name, ["y = 1"], 1) == "y = 1"
     finally:
         files.CELLS.forget(name)
 
@@ -266,6 +268,18 @@ def test_a_package_on_the_search_path_is_a_library_outside_the_users_project(
     assert files.is_user_file(str(path)) == is_user
 
 
+def test_a_package_beside_the_running_script_is_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not files.is_user_file(str(tmp_path / "pkg" / "mod.py"))
+    script = str(tmp_path / "train.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", script, raising=False)
+    assert files.is_user_file(str(tmp_path / "pkg" / "other.py"))
+
+
 def loaded_from(path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Load a file as a module of this name, as a library does with what it has written."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -285,6 +299,7 @@ def loaded_from(path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
         ("made", "tmpx8_k2mqa.py", False),
         # The neighbours: a person may have chosen these names.
         ("__main___MyConv_propagate", "__main___MyConv_propagate_x8_k2mq.py", True),
+        ("made", "tmpx8_k2mqab.py", True),
         ("made", "made.py", True),
         ("helper", "training.py", True),
         ("nets.gnn", "gnn.py", True),
@@ -409,10 +424,11 @@ def test_a_package_whose_list_is_broken_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = installed_with_target(tmp_path)
-    for name in ("broken", "zoo"):
+    no_number = "own.py,sha256=x,no number\n"
+    for name, text in (("broken", no_number), ("long", "x" * 200_000), ("zoo", no_number)):
         (tmp_path / f"{name}-1.0.dist-info").mkdir()
         record = tmp_path / f"{name}-1.0.dist-info" / "RECORD"
-        record.write_text(f"{name}.py,sha256=x,no number\n", encoding="utf-8")
+        record.write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert not files.is_user_file(str(found["single.py"]))
