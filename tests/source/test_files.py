@@ -122,8 +122,14 @@ def test_a_debugger_is_shown_what_was_typed() -> None:
         assert linecache.cache[name] == before
         files.CELLS.register(name, 4, ["y = 1"])
         assert files.typed_line(name, ["y = 1"], 1) == "y = 1"
+        linecache.cache[name] = (lambda: "y = 1",)  # not read yet
+        with files.CELLS.as_typed():
+            assert len(linecache.cache[name]) == 1
+        files.CELLS.register(name, 4, ["z = 1"], typed=["%z"])
     finally:
         files.CELLS.forget(name)
+    assert files.typed_line(name, ["z = 1"], 1) == "z = 1"
+    assert files.Source(["a \r\n", "b"]).lines == ["a ", "b"]
 
 
 def test_the_text_of_a_cell_survives_a_check_of_the_line_cache() -> None:
