@@ -97,6 +97,7 @@ def values(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     noun = _NOUNS.get(role) or ("labels" if violation.unit == "class" else "values")
     column, offenders = evidence.dataset_column, violation.offenders
     size = violation.size or 0
+    # The whole dataset column is better evidence than one batch of it.
     if column is not None and column.count and role is not None:
         bad = sorted(it for it in column.distinct or bad_values(evidence) if not 0 <= it < size)
         text = _numbers(bad) if column.distinct else f"outside, such as {list_of(bad[:3])}"
@@ -117,11 +118,13 @@ def values(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         )
         return
     low, high = fact.summary.min, fact.summary.max
+    # A finding about a single number, such as a sum: only equal values can be summarized.
     if offenders.total < 2 and prod(fact.shape) > 1 and low is not None and low == high:
         text = f"all {prod(fact.shape)} values are {format_number(low)}"
         yield Observation(kind="values", text=text, facts={"values": (low,)})
     if offenders.total < 2:
         return
+    # The bad values in words: one value, a list of integers, or the first and last listed.
     one, listed = evidence.marks.value, [item.value for item in offenders.first]
     if one is None and len(listed) == offenders.count and len(set(listed)) == 1:
         one = listed[0]
@@ -245,6 +248,7 @@ def bound(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     many = format_count(violation.size, unit)
     facts: dict[str, object] = {"size": violation.size, "unit": unit}
     column = evidence.dataset_column
+    # The dataset and the model's config may state the number of classes themselves.
     if column is not None and column.classes and role_of(evidence) == "label":
         text = f"{column.name} names {column.classes} classes"
         yield Observation(kind="bound", text=text, facts={"classes": column.classes})
@@ -254,6 +258,7 @@ def bound(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     if origin is None:
         yield from _bound_of_variables(evidence, trial, many, facts)
         return
+    # The line that chose the number, and the line that made the object of that size.
     facts |= {"holder": origin.holder, "expression": origin.expression}
     if is_failing_line(origin.at, evidence):
         return
@@ -355,6 +360,7 @@ def pattern(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     if violation is None:
         return
     say = partial(Observation, kind="pattern")
+    # Each mark is optional. They are listed in the order of how much they explain.
     for constant in marks.constants:
         at = f", set in {place(constant.line, evidence)}" if constant.line is not None else ""
         mark = f"{constant.name} is {constant.value}"

@@ -53,6 +53,7 @@ def observe_error(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     error = evidence.error
     if error is None:
         return
+    # Errors of autograd and of checkpoints have their own facts. Arguments would not explain them.
     if evidence.modified is not None:
         yield from _writes(evidence)
         return
@@ -69,6 +70,7 @@ def observe_error(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     yield from _given_sizes(evidence, trial, message)
     if (weights := _OF_WEIGHTS.search(message)) is not None:
         yield from _class_weights(evidence, trial, int(weights["given"]))
+    # The property that the message is about decides which facts about operands are listed.
     kind: ObservationKind | None = None
     # A called module's parameters are not among its operands, but count for the devices.
     devices = {item.device for item in trial.operands} | ({trial.called.device} - {None})
@@ -281,6 +283,7 @@ def _operands(
     """Yield what each operand is and where it was made, those in the message first."""
     facts = [item for item in trial.operands if item.expression]
     numbers = {int(number) for number in re.findall(r"\d+", message)} - {0, 1}
+    # Only the operands that the message is about: with its numbers as sizes, or the odd dtype.
     if kind == "shape":
         guilty = [item for item in facts if numbers & {*item.shape}]
         facts = guilty or facts
@@ -288,6 +291,7 @@ def _operands(
         counts = [item.dtype for item in facts]
         rare = [item for item in facts if counts.count(item.dtype) == 1]
         facts = rare if len(rare) == 1 else facts
+    # One line for each origin, even if several operands come from it.
     seen: set[str] = set()
     for fact in facts:
         for name, made in _made_of(fact, trial):
@@ -314,6 +318,7 @@ def _operands(
                 },
                 sources=(marked(made.at, mark),),
             )
+    # The layer that rejected its input may be the one with the wrong size.
     layer = trial.layer(evidence.module_path) if evidence.module_path else None
     if layer is None or not layer.value or layer.name in seen:
         return

@@ -32,12 +32,14 @@ def came_from(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     """Yield every line that made or wrote the bad values, with their counts."""
     steps: dict[LineRef, list[ProvenanceStep]] = {}
     holder = evidence.nan_holder  # a parameter with NaN, which no call since has made
+    # Steps by line, because one line may make and write values. The failing line is shown anyway.
     for step in maker_steps(evidence):
         is_held = holder is not None and not holder.is_read and not step.note
         if step.source is not None and not is_failing_line(step.source, evidence) and not is_held:
             steps.setdefault(step.source, []).append(step)
     for line, items in list(steps.items())[:_MAX_LINES]:
         written = [it.note[len(WRITES) :].strip() for it in items if _is_write(it) and it.note]
+        # A written constant is the value itself. Computed values are named if all are equal.
         values = list(dict.fromkeys(written)) or [*map(format_number, _the_bad(evidence))]
         counts = [item.count for item in items]
         count = sum(filter(None, counts)) if all(counts) else None
@@ -60,6 +62,7 @@ def came_from(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         )
     if holder is None:
         return
+    # A NaN that was already in a parameter: show the lines that wrote it, not the reads.
     said = f"nan is written to {holder.name} here"
     lines = [(line, said) for line in holder.written if line not in steps][:_MAX_LINES]
     if holder.changed is not None and not is_failing_line(holder.changed, evidence):

@@ -151,6 +151,7 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     name, value = changed or ("", "")
     binding = trial.binding(name) if name and hint.rule in (*_AT_ORIGIN, *OF_KIND) else None
     moved = _indexed(hint.fix) if hint.rule == "move_tensor" and isinstance(hint.fix, Fix) else ""
+    # `.to()` of a module misses tensors that it does not register: registering is the fix.
     if moved and (held := trial.held_in(moved)):
         if held[1] == "module":
             text = f"{hint.text}: .to() of the {held[0]} that registers it does that"
@@ -170,11 +171,13 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
         return replace(hint, text=text + registered, fix=None, tried=None)
     if binding is None:
         return hint
+    # A cast or move stays at the call, unless its result was computed and dropped on a line.
     if hint.rule in OF_KIND:
         if binding.dropped is not None:
             return _keep_result(hint, name, value, binding.dropped, trial)
         return hint
     assert isinstance(hint.fix, Fix)
+    # Values that are wrong for every reader are changed once, where they are made.
     own, (change,) = binding.name or name, hint.fix.changes
     value = change.template.replace("{x}", own)
     fix = Fix(f"{own} = {value}", [change._replace(span=None)])

@@ -127,9 +127,11 @@ def _returns_item_of(function: ast.FunctionDef, attribute: str, key: int | str |
         if isinstance(it, ast.Assign) and isinstance(it.targets[0], ast.Name)
     }
     returned = [it.value for it in inner if isinstance(it, ast.Return)]
+    # `self` or the index may be reassigned: then the expression means something else.
     if {own, at} & {*stored} or not returned:
         return False
     wanted = f"{own}.{attribute}[{at}]"
+    # Every return must pass the attribute's item through, directly or by one local name.
     for value in returned:
         match value:
             case ast.Tuple(items) | ast.List(items) if isinstance(key, int) and key < len(items):

@@ -201,9 +201,11 @@ def evidence_of_call(
         started=started,
         limits=limits,
     )
+    # An edit of the call cannot help if its inputs were bad already.
     if isinstance(trial, FiniteTrial):
         trial.is_bad_before = attempt("trial", partial(_is_bad_before, failure), lambda: False)
     called = failure.call.api
+    # torch.nn.functional may rename or reorder arguments for its op: keep both sets of names.
     if getattr(called and called.func, "__module__", None) == functional.__name__:
         failure.named = attempt("arguments", lambda: tuple(arguments_of(called).items()), tuple)
     # The finding in the user's own shape: the collectors read it.

@@ -236,6 +236,7 @@ def _before(program: Program, way: _Origin) -> _Origin | None:
             values = [*program.values_of(owner.name, name)] if owner is not None else []
             is_only = len(values) == 1 == stores_of_attribute(program, name)
             return _Origin(values[0]) if is_only else None
+        # Items, slices and comprehensions: the values are among those of the container.
         case ast.Subscript(value) | ast.Starred(value) | ast.Attribute(value, "values"):
             return _Origin(Spot(file, value), callers)
         case ast.List([item]) | ast.Tuple([item]):
@@ -243,6 +244,7 @@ def _before(program: Program, way: _Origin) -> _Origin | None:
         case ast.ListComp(elt) | ast.GeneratorExp(elt):
             return _Origin(Spot(file, elt), callers)
         case ast.Call(func, args):
+            # A function that keeps values leads to its argument, or to the object of its method.
             if (called := last_name(func)) in _HANDS_ON:
                 if called is None or _is_bound(program, called):
                     return None

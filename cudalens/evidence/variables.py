@@ -221,6 +221,7 @@ class Variables(candidates.Trial):
         Args:
             shape: the shape of one of its parameters, to select among modules.
         """
+        # Look for the root module among the variables. Several roots with the part are ambiguous.
         layers: dict[int, tuple[str, nn.Module, nn.Module]] = {}
         for variables in (self.line.frame.f_locals, self.line.frame.f_globals):
             for name, value in list(variables.items()):
@@ -235,6 +236,7 @@ class Variables(candidates.Trial):
         root, model, part = next(iter(layers.values()))
         if isinstance(part, nn.ParameterDict | nn.ParameterList):
             return None
+        # `net.0` as code is `net[0]`. Its binding is the container's, with the position in it.
         names, places = [root], list[int]()
         for key in path.split("."):
             names.append(names[-1] + (f"[{key}]" if key.isdecimal() else f".{key}"))
@@ -247,6 +249,7 @@ class Variables(candidates.Trial):
             for at, item in _parts(model)
             if item is not part
         ]
+        # Modules that must change together: a tied weight, or a head with as many outputs as rows.
         tied = [name for name, _, other in others if other is weight]
         of_table = part.weight.shape if isinstance(part, nn.Embedding) else None
         alike = [

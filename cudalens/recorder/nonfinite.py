@@ -191,6 +191,7 @@ class NonFiniteWatch:
         is_bad = {id(tensor) for tensor, _, _ in found}
         given = {id(item) for item in tensors_in([kwargs.get("out")])}
         lost = {id(item) for item in written} | given
+        # A finite result clears the mark of an overwritten tensor, and is remembered as finite.
         for tensor in results:
             if id(tensor) not in is_bad:
                 self._marks.forget(tensor)
@@ -209,6 +210,7 @@ class NonFiniteWatch:
             step=self._step(api),
         )
         for tensor, values, bad in found:
+            # For an in-place call that keeps old values, these may be the bad ones.
             is_renewed = id(tensor) not in lost - given or api.stem in _RENEWING
             if api.stem == "copy_" and _is_of_itself(call, tensor):
                 is_renewed = False
@@ -409,6 +411,7 @@ class NonFiniteWatch:
     ) -> BaseException | None:
         inputs, number = floats(grads), node._sequence_nr()
         condition, taken_if = notes.conditions.get(number, (None, True))
+        # If a bad gradient came in, this node is not the maker.
         if (given := next(nonfinite(inputs), None)) is not None:
             self._note_given(node, given, notes)
             return None
@@ -418,6 +421,7 @@ class NonFiniteWatch:
                     return None
                 notes.nodes.add(number)
                 violation = violation_of_node(node, values, bad, inputs)
+                # NaN where `where` discards the result: 0 * inf. The report then says so.
                 if condition is not None and len(inputs) == 1:
                     taken = condition if taken_if else ~condition
                     is_discarded = is_discarded_at(bad, physical(inputs[0]), physical(taken))
@@ -429,6 +433,7 @@ class NonFiniteWatch:
                 saved = None
                 if not violation.is_discarded:
                     saved = saved_nonfinite(node, violation.inputs)
+                # Bad values from forward have a maker there, which is the better report.
                 mark = None if saved is None else self._mark_in_forward(node)
                 if mark is not None:
                     notes.makers.append((mark.maker, mark.way, leaves_of(node, at)))

@@ -116,6 +116,7 @@ def _of_graph(report: Report) -> Strip | None:
     boxes, edges = fold(report.graph)
     links = nx.DiGraph()
     sides = _of_parameters(boxes, edges)
+    # Parameters are left to the table: they would crowd out the data flow.
     links.add_nodes_from(key for key in boxes if key not in sides)
     links.add_edges_from(pair for pair in edges if not set(pair) & sides)
     focus = next((key for key in links if boxes[key].role == "failed"), None)
@@ -125,8 +126,10 @@ def _of_graph(report: Report) -> Strip | None:
     whole = _whole_module(report, boxes[focus], types)
     if whole:
         links = _joined(links, boxes, focus, whole)
+    # One main lane through the failure. Everything else joins it from lanes below.
     main = _main_path(links, boxes, focus)
     lanes = _branches(links, main)
+    # Shift the main lane right if a branch is longer than the boxes before its end.
     shift = max((len(chain) - main.index(end) for chain, end, _ in lanes), default=0)
     shift = max(shift, 0)
     drawn = {key: _node(report, boxes[key], types) for key in main}

@@ -196,6 +196,7 @@ class Outcome:
         all_limits = tuple(dict.fromkeys((*shown.limits, *limits)))
         if self.is_reminder:
             return replace(shown, limits=all_limits)
+        # The explanation gets what became of the finding, and what else was found.
         site = self.site or CallSite()
         parts = [shown.explanation]
         if self.swallowed is not None:
@@ -206,6 +207,7 @@ class Outcome:
         parts.append(others)
         is_lost = self.error is not None and self.error.context_usable is False
         explanation = " ".join(filter(None, parts))
+        # Nothing new is known at the end: the report stays as it is.
         is_said = (explanation, all_limits) == (shown.explanation, shown.limits)
         if is_said and self.site is None and not is_lost:
             return shown

@@ -340,10 +340,12 @@ class CheckSession:
 
     def _conclude(self, error: BaseException | None, started: float) -> Outcome:
         """Decide which report is shown: that of the exception, if it has one."""
+        # What left the block: a finding of ours, or an exception that has replaced one.
         own = self._own(error)
         left = None if own is None else own.report
         if left is None and error is not None:
             left = next((it for it in self._findings.raised.kept if has_become(it, error)), None)
+        # Otherwise the report of a child process, of the exception, or of the device's late error.
         other = None
         if left is None:
             other = self._of_ranks(error)
@@ -355,6 +357,7 @@ class CheckSession:
         finding = left if other is None else None
         if finding is None and other is None:
             finding = next(iter(self.findings), None)
+        # A finding that did not leave the block was caught in it, which the report says.
         if finding is not None and not (own is not None or is_retold(finding, error)):
             is_first = finding is next(iter(self.findings), None)
             self.swallowed = SwallowedFinding(
