@@ -91,7 +91,9 @@ def test_a_rehearsal_device_lives_again_and_a_gpu_does_not(
         report = ended(environment=place)
         lost_context.remember(report)
         assert lost_context.end() is report
-        monkeypatch.setattr(lost_context.context, "rehearsed_fault", lambda: None)
+        monkeypatch.setattr(lost_context.context, "rehearsed_fault", object)
+        assert (lost_context.end() is None) is is_simulated
+        monkeypatch.setattr(lost_context.context, "rehearsed_fault", lambda: fault)
         assert (lost_context.end() is None) is is_simulated
 
 
@@ -142,14 +144,79 @@ ASSERT = "CUDA error: device-side assert triggered"
 def test_only_a_sticky_error_ends_the_device(
     monkeypatch: pytest.MonkeyPatch, error: Exception | None, is_lost: bool
 ) -> None:
-    monkeypatch.setattr(lost_context._torch, "raise_pending_cuda_error", Asked(error))
+    device = Asked(error)
+    monkeypatch.setattr(lost_context._torch, "raise_pending_cuda_error", device)
     assert (lost_context.probe() is not None) is is_lost
+    assert device.waits == [False]
+
+
+STATUS = "CUBLAS_STATUS_EXECUTION_FAILED"
+
+
+@pytest.mark.parametrize(
+    ("error", "pending", "is_capturing", "is_it"),
+    [
+        (RuntimeError(ASSERT), None, False, True),
+        (RuntimeError(ASSERT), RuntimeError(ASSERT), None, False),
+        (RuntimeError(ASSERT), None, True, False),
+        (RuntimeError(STATUS), None, False, False),
+        (KeyboardInterrupt(ASSERT), None, False, False),
+    ],
+)
+def test_an_error_that_tells_of_another_process(
+    error: BaseException,
+    pending: Exception | None,
+    is_capturing: bool | None,
+    is_it: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def capturing() -> bool:
+        assert is_capturing is not None, "on a lost context the question raises"
+        return is_capturing
+
+    monkeypatch.setattr(lost_context._torch, "raise_pending_cuda_error", Asked(pending))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", capturing)
+    assert lost_context.is_of_another(error) is is_it
+
+
+@pytest.mark.parametrize(("file", "is_it"), [("<cell>", True), (torch.cuda.__file__, False)])
+def test_an_error_of_the_start_of_cuda_is_this_processs(
+    file: str, is_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    with pytest.raises(RuntimeError) as caught:
+        exec(compile(f"raise RuntimeError({ASSERT!r})", file, "exec"))
+    assert lost_context.is_of_another(caught.value) is is_it
+
+
+class AcceleratorError(RuntimeError):
+    """Stands for torch's, without a code."""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "is_it"),
+    [
+        (AcceleratorError("it ended"), None, True),
+        (RuntimeError("it ended"), 2, True),
+        (RuntimeError("XPU error: it ended"), None, True),
+        (RuntimeError(STATUS), None, True),
+        (RuntimeError("it ended"), None, False),
+    ],
+)
+def test_an_error_that_a_device_reported(
+    error: Any, code: int | None, is_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = Asked(RuntimeError(ASSERT))
+    monkeypatch.setattr(lost_context._torch, "raise_pending_cuda_error", lost)
+    error.error_code = code
+    assert lost_context.is_of_device(error) is is_it
 
 
 def test_the_devices_own_error_behind_a_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
     pending = Asked(RuntimeError(f"{ASSERT}\nmore"))
     monkeypatch.setattr(lost_context._torch, "raise_pending_cuda_error", pending)
-    status = ErrorFacts(type_name="RuntimeError", message="CUBLAS_STATUS_EXECUTION_FAILED")
+    status = ErrorFacts(type_name="RuntimeError", message=STATUS)
     is_lost, fault = lost_context.ask(status)
     assert (is_lost, fault.hidden_error, fault.is_assert) == (True, ASSERT, True)
     is_lost, fault = lost_context.ask(replace(status, message="no status"))
@@ -210,7 +277,8 @@ def test_an_assert_is_found_behind_the_status_that_came_first(sim: simulate.Simu
     [
         (None, False),
         (RuntimeError("CUDA error: invalid argument"), True),
-        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (RuntimeError(STATUS), True),
+        (RuntimeError(ASSERT), False),
     ],
 )
 def test_an_answer_that_proves_neither_life_nor_end(
