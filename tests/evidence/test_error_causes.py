@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
+from torch import nn
 
 from cudalens.core.evidence_types import FreedGraph, InPlaceChange
 from cudalens.core.graph_types import AutogradNeighbourhood, ProvenanceStep
@@ -18,6 +20,7 @@ from cudalens.evidence.error_causes import frozen, other_rows, with_marked_write
 from cudalens.evidence.failure import FailureContext
 from cudalens.recorder import Recorder
 from tests.builders import node
+from tests.probes import asked
 
 
 def failure(message: str, arguments: dict[str, Any], recorder: Any = None) -> FailureContext:
@@ -103,6 +106,39 @@ def test_the_line_that_made_other_rows_is_looked_for_by_their_numbers() -> None:
 )
 def test_a_parameter_is_spelled_as_code_names_it(root: str, path: str, text: str) -> None:
     assert error_causes._spelled(root, path) == text
+
+
+NET, OTHER, LOOSE = nn.Linear(2, 12), nn.Linear(2, 12), nn.Parameter(torch.ones(12, 2))
+HELD = {"net": NET}
+
+
+@pytest.mark.parametrize(
+    ("written", "shape", "held", "name"),
+    [
+        ([NET.weight, NET.bias], "12, 2", HELD, "net.weight"),
+        ([NET.weight, NET.bias], "2, 12", HELD, "net.weight"),  # a linear layer saves a view
+        ([NET.weight, NET.bias], "12", HELD, "net.bias"),
+        ([NET.weight], "12, 3", HELD, None),
+        ([NET.weight, NET.weight * 2], "12, 2", HELD, "net.weight"),
+        ([NET.weight], "12, 2", {"net": NET, "same": NET}, "net.weight"),
+        ([NET.weight], "12, 2", {"_net": NET}, None),
+        # Which of two it is, the shape does not tell, whether both have names or one has.
+        ([NET.weight, OTHER.weight], "12, 2", {"net": NET, "other": OTHER}, None),
+        ([NET.weight, LOOSE], "12, 2", HELD, None),
+    ],
+)
+def test_the_parameter_that_backward_misses_is_named_by_its_shape(
+    written: list[Any], shape: str, held: dict[str, Any], name: str | None
+) -> None:
+    message = f"modified by an inplace operation: [torch.FloatTensor [{shape}]] is at version 2"
+    write: Any = SimpleNamespace(written=[SimpleNamespace(tensor=ref(it)) for it in written])
+
+    def ask(frames: Any) -> str | None:
+        given = failure(message, {})
+        given.entries = frames
+        return error_causes._parameter_name(write, given)
+
+    assert asked("here()", ask, **held) == [name]
 
 
 @pytest.mark.parametrize("is_known", [True, False])
