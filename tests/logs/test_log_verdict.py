@@ -10,6 +10,7 @@ import pytest
 from cudalens.core.device_asserts import fold
 from cudalens.core.report import Report
 from cudalens.core.report_types import Frame
+from cudalens.logs import log_verdict
 from cudalens.logs.crash_log import CrashLog, Failure
 from cudalens.logs.log_verdict import explain_log, last_exception
 
@@ -212,6 +213,12 @@ def test_a_rank_that_waited(ranks: list[int], message: str, what: str) -> None:
     assert "report it" not in found.explanation
 
 
+def test_the_ranks_of_all_that_waited_are_named() -> None:
+    again = failure("", f"{TIMED_OUT} again", 2)
+    found = explained(failure("", TIMED_OUT, 0), again)
+    assert "ranks 0 and 2 waited for another rank" in found.headline
+
+
 def test_an_assert_whose_line_is_not_in_the_log() -> None:
     found = explained(failure(frames=(SCRIPT, LINE)))
     assert found.headline.endswith("and this log does not show which op asserted")
@@ -221,6 +228,7 @@ def test_an_assert_whose_line_is_not_in_the_log() -> None:
     added = frame("train.py", 3, "y = torch.add(x, 1)", "train")
     for other in (TORCH, backward, added):
         assert "which can assert" not in explained(failure(frames=(SCRIPT, other))).explanation
+    assert explained(failure(frames=(SCRIPT, backward))).phase == "backward"
 
 
 def test_an_assert_of_the_op_in_which_the_traceback_ends() -> None:
@@ -360,7 +368,19 @@ def test_the_command_that_runs_the_same_job_checked() -> None:
     started = failure("ChildFailedError", "x", frames=(SCRIPT,))
     assert "-m cudalens SCRIPT" in next_run(explained(failure(), started))
     cell = Frame(cell=3, file="", line=1, function="<module>", text="f()")
-    assert "%%cudacheck over this one" in next_run(explained(failure(frames=(cell,))))
+    for frames in ((cell,), (cell, LINE)):
+        assert "%%cudacheck over this one" in next_run(explained(failure(frames=frames)))
+    library = frame("/usr/lib/python3.11/runpy.py", 1, "run()", "<module>")
+    assert "-m cudalens train.py" in next_run(explained(failure(frames=(library, SCRIPT))))
+    later = failure("ValueError", "x", frames=(frame("eval.py", 1, "f()", "<module>"),))
+    assert "-m cudalens train.py" in next_run(explained(failure(frames=(SCRIPT,)), later))
+    hiding = failure("RuntimeError", "CUBLAS_STATUS_NOT_INITIALIZED")
+    assert next_run(explained(hiding, printed=[ASSERT])).endswith("value before its launch")
+
+
+@pytest.mark.parametrize("text", ["a(", "a\0"])
+def test_code_that_cannot_be_parsed_has_no_calls(text: str) -> None:
+    assert log_verdict._parsed(text).body == []
 
 
 def test_the_last_exception_is_that_of_the_last_line() -> None:
