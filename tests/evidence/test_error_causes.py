@@ -92,12 +92,48 @@ ROWS = "Expected input batch_size (4) to match target batch_size (2)."
 def test_the_line_that_made_other_rows_is_looked_for_by_their_numbers() -> None:
     with Recorder() as recorder:
         made = torch.ones(2, 6).reshape(4, 3)
-        values = {"input": made, "target": torch.ones(2), "number": torch.tensor(4)}
+        values = {"number": torch.tensor(4), "input": made, "target": torch.ones(2)}
         found = other_rows(failure(ROWS, values, recorder))
         assert found is not None
+        three = torch.ones(2, 6).reshape(3, 4)
+        assert other_rows(failure(ROWS, {"weight": three}, recorder)) is None
         assert other_rows(failure("another error", values, recorder)) is None
         assert other_rows(failure(ROWS, {"target": torch.ones(2)}, recorder)) is None
     assert evidence_of(failure(ROWS, values)).regrouped is None
+
+
+@pytest.mark.parametrize(
+    ("message", "is_asked"), [("size mismatch", True), ("no\nsize mismatch", False)]
+)
+def test_a_lost_batch_is_looked_for_behind_the_call_and_its_forward_call(
+    message: str, is_asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(error_causes, "lost_dimension", lambda tensors, _: tensors)
+    own, kept = torch.ones(1), torch.ones(2)
+    call = SimpleNamespace(inputs=[ref(kept), lambda: None])
+    snapshot = SimpleNamespace(forward_call={7: call}.get)
+    given = failure(message, {"self": own}, SimpleNamespace(snapshot=lambda: snapshot))
+    given.call = SimpleNamespace(node=None)  # type: ignore[assignment]
+    assert error_causes.lost_batch(given) == ([own] if is_asked else None)
+    given.call.node = SimpleNamespace(sequence_nr=7)
+    assert error_causes.lost_batch(given) == ([own, kept] if is_asked else None)
+
+
+def test_other_shapes_are_those_of_the_users_innermost_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, library = torch.ones(2, 3), dict[str, Any]()
+    monkeypatch.setattr(error_causes, "named_tensors", lambda _: [("x", x), ("y", x)])
+    earlier = lambda name, it, code, _: ((4, 3), code.co_name) if name == "x" else None
+    monkeypatch.setattr(error_causes, "earlier_shape", earlier)
+    exec(compile("import sys\nat = sys._getframe()", torch.overrides.__file__, "exec"), library)
+
+    def ask(frames: Any) -> Any:
+        given = failure("", {}, SimpleNamespace(snapshot=lambda: None))
+        given.entries = [*frames, library["at"]]
+        return error_causes.other_shapes(given)
+
+    assert asked("def f():\n    here()\nf()", ask) == [(("x", (2, 3), (4, 3), "f"),)]
 
 
 @pytest.mark.parametrize(

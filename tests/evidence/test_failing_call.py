@@ -84,6 +84,7 @@ def test_function_and_arguments_of_a_refused_call(
     )
     assert all(found[key] is value or found[key] == value for key, value in arguments.items())
     assert not any(value is None or value is ABSENT for value in found.values())
+    assert "self" not in api.kwargs
 
 
 @pytest.mark.parametrize("text", ["torch.mm(*pair)", "missing(x)", "raise ValueError"])
