@@ -79,7 +79,9 @@ def test_values_that_reach_the_host_wait_for_what_is_pending(
     installed: Any, queue: Pending
 ) -> None:
     x, settle = torch.tensor([1.0, 2.0]), installed._settle
-    for read in (lambda: x[0].item(), x.nonzero, lambda: bool(x[0]), lambda: torch.equal(x, x)):
+    places = torch.empty(0, dtype=torch.int64)
+    into = lambda: torch.nonzero(x, out=places)
+    for read in (x[0].item, x.nonzero, into, lambda: bool(x[0]), lambda: torch.equal(x, x)):
         before = len(settle.asked)
         read()
         assert len(settle.asked) > before
@@ -89,6 +91,15 @@ def test_values_that_reach_the_host_wait_for_what_is_pending(
     queue.is_pending = False
     x[0].item()
     assert len(settle.asked) == before
+
+
+@pytest.mark.parametrize(("device", "asked"), [("cpu", [[]]), ("cuda", [])])
+def test_values_of_another_device_wait_for_nothing(
+    queue: Pending, device: str, asked: list[Any]
+) -> None:
+    made, x = waits(devices=frozenset({device})), torch.ones(1)
+    made._kernel("aten::equal", made._wait)(torch._C._dispatch_keys(x), x, x)
+    assert made._settle.asked == asked
 
 
 def test_a_finding_is_raised_in_place_of_the_value(installed: Any) -> None:
@@ -274,8 +285,9 @@ def test_gradients_are_gone_where_they_were_cleared_or_replaced() -> None:
     assert gradients.is_there()
     p.grad.zero_()  # type: ignore[union-attr]
     assert not gradients.is_there()
+    assert not p._backward_hooks
     p, gradients = left()
-    p.grad = torch.ones(2)
+    _old, p.grad = p.grad, torch.ones(2)
     assert not gradients.is_there()
     p, gradients = left()
     p.sum().backward()  # adds to them

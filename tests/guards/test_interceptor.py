@@ -6,6 +6,7 @@ its flag is all that the code asks for.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -162,6 +163,7 @@ class Sends(Tensor):
         ((HOST, 1), {}, True),
         ((META, 1), {}, False),
         ((META, HOST), {}, True),
+        ((HOST, META), {}, True),
         ((nn.Parameter(HOST),), {}, True),
         ((META, [None, HOST]), {}, True),
         ((META, (HOST,)), {}, True),
@@ -233,7 +235,9 @@ class OnHost:
             **options,
         )
 
-    def call(self, name: str, go_on: Callable[..., object], *args: object) -> object:
+    def call(
+        self, name: str, go_on: Callable[..., object], *args: object, **kwargs: object
+    ) -> object:
         """Call an op whose dispatch keys are those of the CPU."""
         one = next(item for item in guarded_ops() if item.name == name)
         routes: Any = {_torch.BACKEND_SELECT: (go_on, _torch.redispatcher(one.op)[1])}
@@ -241,23 +245,23 @@ class OnHost:
             plans = (replace(plan, check=self.check) for plan in one.plans)
             one = replace(one, plans=tuple(plans))
         kernel = self.guards._kernel(replace(one, routes=routes), _torch.BACKEND_SELECT)
-        return kernel(torch._C._dispatch_keys(HERE), *args)
+        return kernel(torch._C._dispatch_keys(HERE), *args, **kwargs)
 
 
 GOOD = torch.tensor([1])
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "is_looked_at"),
+    ("name", "args", "is_looked_at", "checked"),
     [
-        ("aten::embedding", (HERE, GOOD), False),
+        ("aten::embedding", (HERE, GOOD), False, 1),
         # Neighbours: one that covers nothing, and one that the guards do not look at.
-        ("aten::gather", (HERE, 0, GOOD[:, None]), True),
-        ("aten::embedding", (META, GOOD.to("meta")), True),
+        ("aten::gather", (HERE, 0, GOOD[:, None]), True, 2),
+        ("aten::embedding", (META, GOOD.to("meta")), True, 1),
     ],
 )
 def test_a_call_that_covers_its_parts_is_looked_at_alone(
-    name: str, args: tuple[object, ...], is_looked_at: bool
+    name: str, args: tuple[object, ...], is_looked_at: bool, checked: int
 ) -> None:
     host = OnHost()
 
@@ -266,6 +270,7 @@ def test_a_call_that_covers_its_parts_is_looked_at_alone(
 
     with pytest.raises(ArithmeticError) if is_looked_at else nullcontext():
         assert host.call(name, part, *args) == "done"
+    assert host.guards.checked_ops == checked
     with pytest.raises(ArithmeticError):
         part()
 
@@ -297,6 +302,24 @@ def test_what_was_noted_of_a_call_that_torch_refused_is_not_found(fails: bool) -
         with pytest.raises(ValueError, match="of torch") if fails else nullcontext():
             host.call("aten::index_select", refuse if fails else lambda *_: None, HERE, 0, THERE)
         assert isinstance(host.guards.settle(), ArithmeticError) is not fails
+    finally:
+        PENDING.clear()
+
+
+def test_an_error_of_torchs_own_shows_no_frame_of_the_guards() -> None:
+    """TorchScript would name it in its message."""
+    with pytest.raises(TypeError, match="exactly one argument") as caught:
+        OnHost().call("aten::index_select", len, HERE, 0, GOOD)
+    assert "guarded" not in [frame.f_code.co_name for frame, _ in walk_tb(caught.tb)]
+
+
+@pytest.mark.parametrize(("is_drawn", "count"), [(True, 0), (False, 1)])
+def test_what_was_drawn_needs_no_look_as_an_index(is_drawn: bool, count: int) -> None:
+    host, weights = OnHost(is_deferred=True), torch.ones(4, 3)
+    drawn = host.call("aten::multinomial", lambda *_: GOOD.clone(), weights, 1, False)
+    try:
+        host.call("aten::embedding", lambda *_: None, HERE, drawn if is_drawn else GOOD)
+        assert PENDING.count == count
     finally:
         PENDING.clear()
 
@@ -352,6 +375,40 @@ def test_a_finding_has_the_names_of_its_guard_and_its_op() -> None:
     assert (found.guard, found.op, found.overload) == ("index_in_range", "aten::index", "Tensor")
     assert call.arguments["self"] is HERE and call.arguments["indices"][0] is THERE
     assert (call.op, len(call.args), call.kwargs) == (torch.ops.aten.index.Tensor, 2, {})
+    with pytest.raises(ArithmeticError):
+        host.call("aten::index_select.out", refuse, HERE, 0, THERE, out=HERE)
+    assert seen[2].kwargs == {"out": HERE} and seen[2].arguments["out"] is HERE
+
+
+@pytest.mark.parametrize("can_report", [True, False])
+def test_a_finding_in_a_past_call_has_them_too(can_report: bool) -> None:
+    seen: list[Any] = []
+    host = OnHost(complain=seen.append, is_deferred=True)
+    report = lambda *told: seen.extend((*told, torch.is_grad_enabled())) or ArithmeticError()
+    host.guards._on_past_violation = report if can_report else fail
+    host.call("aten::embedding", lambda *_: None, HERE, THERE)
+    error = host.guards.settle()
+    if not can_report:
+        assert isinstance(error, cudalens.DeviceIndexError)
+        assert seen == ["report unavailable: LookupError: no such thing"]
+        return
+    found, _, has_grad = seen
+    assert not has_grad
+    names = ("embedding_indices_in_range", "aten::embedding", "default")
+    assert (found.guard, found.op, found.overload) == names
+
+
+def test_a_call_may_leave_out_what_has_a_default() -> None:
+    with pytest.raises(ArithmeticError):
+        OnHost().call("aten::index_put", refuse, HERE, [THERE], torch.ones(2, 3))
+
+
+def test_a_silent_finding_leaves_the_other_guards_their_look() -> None:
+    host = OnHost(lambda call, found: None if found.is_silent else ArithmeticError())
+    call = HERE, [THERE], torch.ones(2, 3), True, True
+    with of_the_users(torch.ops.aten._index_put_impl_.default, "b"):
+        with pytest.raises(ArithmeticError):
+            host.call("aten::_index_put_impl_", refuse, *call)
 
 
 @pytest.mark.parametrize(
@@ -469,13 +526,16 @@ def test_the_first_finding_is_raised_with_the_others_as_notes(
 
 
 @contextmanager
-def of_the_users(op: Any, *says: str | None) -> Iterator[list[int]]:
-    """Add guards that wait, and say something or nothing; give those that were asked."""
+def of_the_users(op: Any, *says: str | Exception | None) -> Iterator[list[int]]:
+    """Add guards that wait, and say something, nothing or fail; give those that were asked."""
     asked: list[int] = []
 
     def look(at: int) -> str | None:
         asked.append(at)
-        return says[at]
+        said = says[at]
+        if isinstance(said, Exception):
+            raise said
+        return said
 
     def guard(at: int) -> Callable[[Tensor], str | None]:
         return lambda self: look(at)
@@ -509,6 +569,55 @@ def test_of_several_guards_that_wait_the_first_finding_is_raised(
         with nullcontext() if found is None else pytest.raises(ArithmeticError, match=found):
             assert host.call("aten::index_select", lambda *_: "done", HERE, 0, GOOD) == "done"
     PENDING.clear()
+
+
+@pytest.mark.parametrize(("error", "count"), [(LookupError(), 1), (RecursionError(), 2)])
+def test_a_guard_of_the_users_that_fails_stops_no_call(error: Exception, count: int) -> None:
+    """It is asked again only where there was no room for it; the guards behind it have a look."""
+    told: list[str] = []
+    host = OnHost(lambda call, found: ArithmeticError(found.headline), told.append)
+    with of_the_users(SELECT, error, "b") as asked, pytest.raises(ArithmeticError, match="b"):
+        host.call("aten::index_select", refuse, HERE, 0, GOOD)
+    assert asked == [0] * count + [1]
+    assert told == [f"guard guard_0 failed: {type(error).__name__}: "]
+
+
+def test_a_guard_of_the_users_gets_tensors_as_they_are() -> None:
+    kinds: list[Any] = []
+    mine = guards.add(SELECT, lambda self: kinds.append(type(self)), "mine")
+    try:
+        OnHost().call("aten::index_select", lambda *_: None, HERE.as_subclass(Own), 0, GOOD)
+    finally:
+        guards.remove(mine)
+    assert kinds == [Own]
+
+
+def test_what_only_deferred_guards_need_is_put_in_once_and_taken_out() -> None:
+    made, log = OnHost().guards, []
+    part = Mock(install=lambda: log.append("in") or (lambda: log.append("out")))
+    made._waits = made._compiled = part
+    for is_deferred, in_compiled, count in (
+        (True, False, 2), (True, True, 2), (False, True, 2), (False, False, 4),
+        (False, True, 6), (False, False, 8),
+    ):  # fmt: skip
+        made.set_deferred(is_deferred, in_compiled)
+        assert len(log) == count
+    assert log == ["in", "in", "out", "out"] * 2
+
+
+@pytest.mark.parametrize("captures", [True, False])
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_a_wait_of_the_host_settles_for_its_thread(
+    captures: bool, is_inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And for threads that it is given; not within a guard or a capture."""
+    made = OnHost(is_deferred=True).guards
+    monkeypatch.setattr(_torch, "is_capturing", lambda: captures)
+    monkeypatch.setattr(made, "settle", settle := Mock(return_value=None))
+    made._inside.busy = is_inside
+    assert made._settle_here([5]) is None
+    here = [((threading.get_ident(), [5]),)]
+    assert settle.call_args_list == ([] if captures or is_inside else here)
 
 
 @pytest.mark.parametrize("captures", [True, False])

@@ -135,8 +135,10 @@ def test_the_copy_of_a_page_waits_for_what_fills_it(monkeypatch: pytest.MonkeyPa
     steps.values.__getitem__ = lambda _, part: page._filled[part]
     monkeypatch.setattr(torch.cuda, "stream", steps.stream)
     monkeypatch.setattr(_torch, "wait_for", steps.wait_for)
+    queue.note(torch.tensor([3]), check())
     assert texts(queue.settle()) == ["10, 10"]
     assert steps.mock_calls == [
+        call.is_filled.record(page._stream),
         call.stream(steps.copying),
         call.copying.wait_event(steps.is_filled),
         call.values.copy_(page._filled, non_blocking=True),
@@ -184,6 +186,13 @@ def test_without_a_finding_there_is_none_to_raise() -> None:
     assert not queue.has_finding()
 
 
+def test_slots_made_in_inference_mode_are_read_outside_it_too(sim: object) -> None:
+    queue, index = Pending(), torch.tensor([10], device="cuda")
+    with torch.inference_mode():
+        queue.note(index, check())
+    assert texts(queue.settle()) == ["10, 10"]
+
+
 def test_what_could_not_be_read_stays_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     queue, _ = noted([10])
     page = next(iter(queue._pages.values()))
@@ -206,6 +215,7 @@ def test_a_child_process_begins_anew() -> None:
 def test_what_is_cleared_is_forgotten_but_for_captured_graphs() -> None:
     queue, _ = noted([10])
     queue.prepare(CPU)
+    queue.findings.append(check())
     queue.clear()
     assert (queue.count, bool(queue)) == (0, False)
     assert len(queue._replays) == 2
@@ -222,8 +232,9 @@ def capturing(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return states
 
 
+@pytest.mark.parametrize("used_up", [1, 1.0])
 def test_in_a_capture_there_must_be_room(
-    monkeypatch: pytest.MonkeyPatch, capturing: list[bool]
+    used_up: float, monkeypatch: pytest.MonkeyPatch, capturing: list[bool]
 ) -> None:
     monkeypatch.setattr(pending, "MAX_CAPTURED", 2)
     queue = Pending()
@@ -231,8 +242,8 @@ def test_in_a_capture_there_must_be_room(
     queue.prepare(CPU)
     assert queue.can_note(CPU)
     for _ in range(2):
-        queue.note(torch.tensor([1]), check())
-    assert not queue.can_note(CPU)  # of integers there is none left
+        queue.note(torch.tensor([used_up]), check())
+    assert not queue.can_note(CPU)  # of these there is none left
     capturing.append(False)
     assert queue.can_note(CPU)
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 import cudalens
 from cudalens import DeviceIndexError, guards
+from cudalens.core import _python
 from cudalens.core.report_types import Bounds
 from cudalens.guards import GUARDS, plans
 from cudalens.guards.engine import Between, Within
 from cudalens.guards.plans import Forms, guarded_op, guarded_ops, is_deferred, required_of
+from tests.cpu_guards import deterministic
 
 EMBEDDING = torch.ops.aten.embedding.default
 TABLE, GOOD, BAD = torch.zeros(3, 2), torch.tensor([0, 2]), torch.tensor([0, 3])
@@ -95,10 +98,12 @@ def test_calls_of_one_form_require_the_same(index: torch.Tensor, good: bool) -> 
     assert required.are_good((TABLE, index)) is good
     assert forms.of(1, (TABLE, GOOD.flip(0), -1, False, False)) is required
     others = [
-        (2, (TABLE, GOOD, -1, False, False)), (1, (TABLE[:2], GOOD, -1, False, False)),
+        (2, (TABLE, GOOD, -1, False, False)), (1, (TABLE.view(2, 3), GOOD, -1, False, False)),
         (1, (TABLE, GOOD.int(), -1, False, False)), (1, (TABLE, GOOD, 0, False, False)),
     ]  # fmt: skip
     assert all(forms.of(*other) is not required for other in others)
+    with deterministic():
+        assert forms.of(1, (TABLE, index, -1, False, False)) is not required
     assert [(item.low, item.high) for item in required.deferred] == [(0, 2)]
     assert required.at_once == []
 
@@ -111,6 +116,43 @@ def test_an_unusual_call_has_no_form() -> None:
     for odd in (GOOD.as_subclass(Sub), object(), [GOOD, object()], (1, 2)):
         assert forms.of(1, (TABLE, odd, -1, False, False)) is None
     assert forms.of(1, (TABLE, [GOOD, 3, None], -1, False, False)) is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (([None, GOOD],), ([GOOD, None],)),
+        (([GOOD], GOOD), ([GOOD, GOOD],)),
+        (([GOOD, GOOD],), ([GOOD, GOOD.int()],)),
+    ],
+)
+def test_lists_of_one_form_have_the_same_items(one: Any, other: Any) -> None:
+    forms = Forms(guarded_op(torch.ops.aten.index.Tensor).plans)
+    assert forms.of(1, (TABLE, *one)) is forms.of(1, (TABLE, *one))
+    assert forms.of(1, (TABLE, *one)) is not forms.of(1, (TABLE, *other))
+
+
+@pytest.mark.parametrize("is_outside", [False, True])
+def test_a_look_that_fails_has_the_guards_asked(
+    is_outside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for what came from outside, as an error that the handler of a signal raised."""
+    forms, call = Forms(guarded_op(EMBEDDING).plans), (TABLE, GOOD, -1, False, False)
+    required: Any = forms.of(1, call)
+    monkeypatch.setattr(_python, "came_from_outside", lambda error: is_outside)
+    for name in ("required_of", "fulfils"):
+        monkeypatch.setattr(plans, name, Mock(side_effect=LookupError))
+    for look in (lambda: forms.of(2, call), lambda: required.are_good(call)):
+        with pytest.raises(LookupError) if is_outside else nullcontext():
+            assert not look()
+
+
+def test_where_there_is_no_room_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    forms, call = Forms(guarded_op(EMBEDDING).plans), (TABLE, GOOD, -1, False, False)
+    with monkeypatch.context() as patched:
+        patched.setattr(plans, "_requirements", Mock(side_effect=RecursionError))
+        assert forms.of(1, call) is None
+    assert forms.of(1, call) is not None
 
 
 def test_forms_are_forgotten_before_they_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

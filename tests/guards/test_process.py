@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -106,6 +107,8 @@ def test_new_guards_are_put_in_at_once(warnings_of: list[str]) -> None:
 def test_the_devices_of_a_block(warnings_of: list[str]) -> None:
     guards, seen = Guarding(), []
     with guards.acting_on("cpu", "cuda"):
+        with suppress(ValueError), guards.acting_on("cpu"):
+            raise ValueError
         guards.acquire(lambda devices: seen.append(devices) or Interceptor(devices))
         guards.release()
     guards.acquire(lambda devices: seen.append(devices) or Interceptor(devices))
@@ -173,8 +176,9 @@ def test_what_a_session_is_told(warnings_of: list[str], capsys: pytest.CaptureFi
     assert guards.last is report
     guards.call_failed(ValueError(), ())
     stop = guards.listen(session)
-    error = ValueError()
+    error, report = ValueError(), SimpleNamespace(number=2)
     guards.add_finding(report)  # type: ignore[arg-type]
+    assert guards.last is report
     guards.call_failed(error, (1,))
     guards.call_failed(DeviceIndexError("found", None), (1,))  # type: ignore[arg-type]
     guards.internal_error("ours")
