@@ -311,5 +311,4 @@ def is_deferred(need: object, tensor: Tensor | None = None) -> bool:
         return False
     if tensor is None:
         return type(need) in _DTYPES
-    is_strided = tensor.layout is torch.strided and not tensor.is_quantized
-    return is_strided and tensor.dtype in _DTYPES.get(type(need), ())
+    return tensor.layout is torch.strided and tensor.dtype in _DTYPES.get(type(need), ())
