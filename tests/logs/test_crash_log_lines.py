@@ -183,6 +183,18 @@ def test_a_long_line_is_cut(extra: int) -> None:
     start = "CUDA error: "
     line = start + "x" * (MAX_TEXT - len(start) + extra)
     assert only(read(line)).message == line[:MAX_TEXT]
+    colours = "\x1b[0m" * (MAX_TEXT // 4 + extra)
+    assert only(read(f"{colours}CUDA error: unknown error")).message == "CUDA error: unknown error"
+
+
+def test_an_assertion_of_pythons_is_an_error_as_any() -> None:
+    failure = only(read(*traceback("AssertionError: Assertion `x` failed on CUDA")))
+    assert failure.message == "Assertion `x` failed on CUDA"
+
+
+def test_a_traceback_that_breaks_off_has_no_part_in_the_next_one() -> None:
+    failure = only(read(HEADER, frame_line("a.py", 1), *traceback(file="b.py")))
+    assert [item.file for item in failure.frames] == ["b.py"]
 
 
 # --- equal ones and many --------------------------------------------------------------------------
@@ -215,6 +227,13 @@ def test_so_many_ranks_are_told_apart() -> None:
     assert only(read(*lines)).ranks == set(range(MAX_RANKS))
 
 
+@pytest.mark.parametrize(("others", "failures"), [(MAX_RANKS - 1, 2), (MAX_RANKS, 1)])
+def test_so_many_processes_are_followed(others: int, failures: int) -> None:
+    lines = [f"[rank{at}]: CUDA error: unknown error" for at in range(others)]
+    log = read(*lines, f"[rank{MAX_RANKS}]: CUDA error: invalid argument")
+    assert len(log.failures) == failures
+
+
 def test_an_error_may_name_so_many_ranks() -> None:
     lines = [f"CUDA error: unknown error [rank {at}]" for at in range(MAX_RANKS + 3)]
     assert only(read(*lines)).ranks == set(range(MAX_RANKS))
@@ -228,6 +247,7 @@ def test_an_error_may_name_so_many_ranks() -> None:
     [
         ("[rank2]: ", 2, True),
         ("[default2]:", 2, True),
+        ("[default1]:[rank5]: ", 5, True),
         ("(RayTrain rank=2, pid=44, ip=1.2.3.4) ", 2, False),
         ("(train pid=44) ", None, False),
         ("12: ", 12, False),
@@ -278,10 +298,12 @@ def test_each_process_has_a_traceback_of_its_own() -> None:
 
 def test_the_prefix_of_a_logger_is_taken_off_each_line() -> None:
     prefix = "2026-01-02 10:00:0{} [ERROR] "
-    lines = [prefix.format(at) + line for at, line in enumerate(traceback())]
-    failure = only(read(*lines))
+    header, place, *rest = traceback()
+    lines = [prefix.format(at) + line for at, line in enumerate((header, place, "", *rest, "  b"))]
+    failure = only(read(*map(str.rstrip, lines)))
     assert (failure.type_name, len(failure.frames)) == ("RuntimeError", 1)
     assert failure.frames[0].text == "g(x)"
+    assert failure.message.endswith("triggered\n  b")
 
 
 def test_a_word_before_a_traceback_is_no_prefix() -> None:
