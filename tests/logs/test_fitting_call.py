@@ -15,6 +15,9 @@ INDEX = Meaning(
     arguments=(("aten::index", "indices"), ("aten::index_put_", "indices")), sentence=""
 )
 LOSS = Meaning(arguments=(("aten::nll_loss_forward", "target"),), sentence="")
+BACKWARD = Meaning(arguments=(("aten::nll_loss_backward", "target"),), sentence="")
+READ = Meaning(arguments=(("aten::index", "indices"),), sentence="")
+ADD = Meaning(arguments=(("aten::add", "other"),), sentence="")
 
 
 def texts(code: str, meaning: Meaning, objects: Objects | None = None) -> list[str]:
@@ -58,9 +61,13 @@ def texts(code: str, meaning: Meaning, objects: Objects | None = None) -> list[s
         ("for i, b in enumerate(loader):\n    x[i], x[b]", INDEX, ["x[b]"]),
         ("x[i] = 1", INDEX, ["x[i]"]),
         ("x[i] += 1", INDEX, ["x[i]"]),
+        ("x[i] += 1", READ, ["x[i]"]),
+        ("x[i] = 1", READ, []),
         ("del x[i]", INDEX, []),
         ("def f(a: x[i]) -> x[j]: pass", INDEX, []),
         ("F.cross_entropy(z, y)", LOSS, ["F.cross_entropy(z, y)"]),
+        ("F.cross_entropy(z, y)", BACKWARD, []),
+        ("torch.add(x, y)", ADD, []),  # which is in every program
     ],
 )
 def test_which_calls_fit(code: str, meaning: Meaning, found: list[str]) -> None:
@@ -76,6 +83,9 @@ def test_in_order_of_their_lines_with_line_and_function() -> None:
         (3, "F.embedding(j, w)"),
     ]
     assert {item.op for item in calls} == {"aten::embedding"}
+    gather = Meaning(arguments=(("aten::gather", "index"),), sentence="")
+    (call,) = fitting_calls(ast.parse("x.gather(0, i)"), gather)
+    assert call.api == "torch.gather"
 
 
 def test_a_long_call_is_named_by_its_function() -> None:
