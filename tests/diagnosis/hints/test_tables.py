@@ -372,8 +372,10 @@ def test_one_position_at_a_time_is_looked_up_by_a_library(
 
 def test_only_tokens_of_the_user_are_brought_to_a_librarys_positions() -> None:
     def is_brought(name: str | None = None, value: float = 5) -> bool:
-        tokens = tensor(None, "ids", [value] * 15, (1, 15))
-        return "ids brings 15 of them" in positions(0, 19, 16, name=name, others=(tokens,))
+        tokens = tensor(None, "ids", [value] * 9, (1, 9))
+        facts = {"path": "gpt.wpe", "name": name, "shape": (1, 20), "others": (tokens,)}
+        hint = positions_beyond_table(bert([*range(10)] * 2, 8, "wpe", **facts))
+        return hint is not None and "ids brings 9 of them" in hint.text
 
     assert is_brought()
     assert not is_brought(name="pos")
