@@ -425,6 +425,16 @@ def test_an_item_of_a_list_by_the_line_that_spells_it(
     assert diagnose(given).expression == expression
 
 
+@pytest.mark.parametrize(
+    ("known", "expression"),
+    [({"indices": "a", "indices[1]": "b"}, "b"), ({"indices": "a", "indices[0]": "b"}, "a")],
+)
+def test_an_item_of_a_list_comes_before_the_list(known: dict[str, str], expression: str) -> None:
+    tensors = tuple(fact(argument, "int64[2]", text) for argument, text in known.items())
+    violation = finding(argument="indices", list_position=1)
+    assert diagnose(Evidence(violation=violation, tensors=tensors)).expression == expression
+
+
 def test_one_hot_is_said_of_its_labels() -> None:
     """Its op ``scatter_`` has them as an index of another shape; the CPU has words of its own."""
     first = Offender(position=(17, 0), value=10)
