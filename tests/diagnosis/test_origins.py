@@ -56,6 +56,13 @@ class Said(Trial):
         return self.layers.get(path)
 
 
+class Written(Said):
+    """A trial whose tensors were written to since: what made the shape is known, and no more."""
+
+    def binding(self, expression: str, *, of_shape: bool = False) -> Binding | None:
+        return self.bindings.get(expression) if of_shape else None
+
+
 def placed(rule: str, template: str, trial: Trial, text: str = "y", **more: Any) -> Hint:
     fix = Fix(f"f({template.replace('{x}', text)})", [Change(spelled(text) or "", template)])
     hint = Hint(rule=rule, text="words", fix=fix, tried=True)
@@ -213,6 +220,8 @@ def test_pixels_of_an_argument_are_divided_where_the_caller_made_them() -> None:
     assert (hint.fix, hint.tried) == (None, None)
     view = placed("image_not_divided", "{x} / 255", Said(bindings={"y": given}), "y[0].flatten()")
     assert view.text.endswith("divide it there")
+    written = Written(bindings={"y": given})
+    assert placed("image_not_divided", "{x} / 255", written).text.endswith("divide it there")
     result = placed("image_not_divided", "{x} / 255", Said(bindings={"y": given}), "net(y)")
     assert result.fix == "f(net(y) / 255)"
     own = placed("image_not_divided", "{x} / 255", Said(bindings={"y": made("load()")}))
@@ -320,6 +329,7 @@ def test_the_indexed_tensor_by_its_name() -> None:
     beside = (*known, fact("weight", "float32[5]", "w"))
     named = Said(bindings={"x": made("load()"), "w": made("load()")})
     assert bound_of(named, op=op, tensors=beside, related="weight") == ("w", None)
+    assert bound_of(Written(bindings=trial.bindings), op=op, tensors=known) == ("x", None)
     part = Said(bindings={"x.y": made("load()"), "x[0]": made("load()")})
     assert bound_of(part, op=op, tensors=(fact("self", "float32[5]", "x.y"),)) == ("x.y", None)
     assert bound_of(part, op=op, tensors=(fact("self", "float32[5]", "x[0]"),)) == (None, None)
