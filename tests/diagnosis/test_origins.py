@@ -38,10 +38,11 @@ class Said(Trial):
         self.readers: tuple[list[int], list[int]] = answers.pop("readers", ([], []))
         self.layers: dict[str, Binding] = answers.pop("layers", {})
         self.refused: tuple[str, ...] = answers.pop("refused", ())
+        self.result: bool | None = True
         self.__dict__.update(answers)
 
     def __call__(self, fix: Fix | None) -> TrialResult:
-        return TrialResult(succeeds=fix not in self.refused)
+        return TrialResult(succeeds=self.result and fix not in self.refused)
 
     def binding(self, expression: str, *, of_shape: bool = False) -> Binding | None:
         return self.bindings.get(expression)
@@ -239,6 +240,9 @@ def test_a_change_of_the_whole_call_or_of_several_names_is_left() -> None:
     assert at_origin([chosen], Evidence(source=HERE), trial)[0].fix is None
     moved = replace(hint, rule="move_tensor")
     assert at_origin([moved], Evidence(source=HERE), trial) == (moved,)
+    two = [Change("y", "{x}.cuda()"), Change("n", "{x}.cuda()")]
+    moved = replace(moved, fix=Fix("f(y.cuda(), n.cuda())", two))
+    assert at_origin([moved], Evidence(source=HERE), trial) == (moved,)
     wordless, reading = replace(hint, text=""), Hint(rule="relabel", text="a", fix=None)
     assert at_origin([wordless, reading], Evidence(source=HERE), trial) == (reading,)
 
@@ -263,6 +267,8 @@ def test_a_result_that_was_thrown_away_but_is_not_enough() -> None:
     assert placed("move_tensor", "{x}.cuda()", Said(bindings=trial.bindings)).fix == "y = y.float()"
     trial.refused = ("y = y.float()",)
     assert placed("move_tensor", "{x}.cuda()", trial).fix == "y = y.cuda()"
+    trial.result = None
+    assert placed("move_tensor", "{x}.cuda()", trial).fix == "f(y.cuda())"  # it was not tried
     # What the values have to be is no matter of what was thrown away.
     assert placed("relabel", "{x} - 1", trial).fix == "f(y - 1)"
 
