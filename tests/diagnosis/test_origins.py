@@ -240,7 +240,7 @@ def test_a_change_of_the_whole_call_or_of_several_names_is_left() -> None:
     assert at_origin([chosen], Evidence(source=HERE), trial)[0].fix is None
     moved = replace(hint, rule="move_tensor")
     assert at_origin([moved], Evidence(source=HERE), trial) == (moved,)
-    two = [Change("y", "{x}.cuda()"), Change("n", "{x}.cuda()")]
+    two = [Change(spelled("y") or "", "{x}.cuda()"), Change("n", "{x}.cuda()")]
     moved = replace(moved, fix=Fix("f(y.cuda(), n.cuda())", two))
     assert at_origin([moved], Evidence(source=HERE), trial) == (moved,)
     wordless, reading = replace(hint, text=""), Hint(rule="relabel", text="a", fix=None)
