@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from cudalens.guards.compiled import _is_index, _meaning, _stand_in
+from cudalens.core import _compiler, _python
+from cudalens.guards.compiled import (
+    CompiledGuards,
+    _define_op,
+    _identity,
+    _is_index,
+    _meaning,
+    _stand_in,
+)
 from cudalens.guards.engine import Within
 
 GATHER = torch.ops.aten.gather.default
@@ -38,6 +48,8 @@ def test_the_op_and_the_requirement_travel_in_the_code(wraps: bool) -> None:
     found = meaning_of(wraps)
     need = {"argument": "index", "item": None, "of": "self", "dim": 1, "why": "Why."}
     assert (found["op"], found["need"], found["wraps"]) == ("aten::gather", need, wraps)
+    node: Any = SimpleNamespace(target=torch.ops.aten.index.Tensor, meta={})
+    assert json.loads(_meaning(node, NEED, wraps))["op"] == "aten::index.Tensor"
 
 
 @pytest.mark.parametrize(
@@ -110,3 +122,81 @@ def test_an_index_of_unknown_size_broadcasts_with_others(dtype: torch.dtype, siz
 )
 def test_an_index_that_surely_has_elements_is_looked_at(value: torch.Tensor, is_one: bool) -> None:
     assert _is_index(node_of(value), "cpu") is is_one
+
+
+# --- guards that compiled code is told apart by, and that it tells --------------------------------
+
+
+def one() -> int:
+    return 1
+
+
+def two() -> int:
+    return 1
+
+
+def test_code_is_told_apart_by_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the lines are not known, from all other code."""
+
+    def identity(*functions: Any) -> object:
+        codes = [function.__code__ for function in functions] or None
+        monkeypatch.setattr(_compiler, "code_being_compiled", lambda: codes)
+        return _identity()
+
+    assert identity(one, two) == identity(one, two)
+    assert identity(one) != identity(two)
+    assert identity(one) != identity(one, two)
+    assert identity() != identity()
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """A compiler that keeps what it is told."""
+    made = Mock()
+    for name in ("rewrite_compiled_graphs", "forget_compiled_code"):
+        monkeypatch.setattr(_compiler, name, getattr(made, name))
+    return made
+
+
+def test_the_last_that_were_put_in_are_told(compiler: Mock) -> None:
+    """And the compiler forgets the code that it made, each time."""
+    pasts = [Mock(), Mock()]
+    for past in pasts:
+        past.can_check.return_value = False
+
+    def told() -> list[int]:
+        for past in pasts:
+            past.can_check.reset_mock()
+        torch.ops.cudalens.in_bounds(torch.tensor([0]), 1, "")
+        return [past.can_check.call_count for past in pasts]
+
+    first, last = (CompiledGuards(past, frozenset()).install() for past in pasts)
+    assert told() == [0, 1]
+    last()
+    assert told() == [1, 0]
+    first()
+    assert told() == [0, 0]
+    assert compiler.rewrite_compiled_graphs.return_value.call_count == 2
+    assert compiler.forget_compiled_code.call_count == 4
+
+
+@pytest.mark.parametrize("is_outside", [False, True])
+def test_a_graph_that_cannot_be_guarded_is_one_line(
+    is_outside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    past, graph = Mock(), SimpleNamespace(nodes=[SimpleNamespace(target=GATHER)])
+    monkeypatch.setattr(_python, "came_from_outside", lambda error: is_outside)
+    with pytest.raises(AttributeError) if is_outside else nullcontext():
+        CompiledGuards(past, frozenset())._rewrite(graph, "cpu")
+    lines = [str(given.args[0]) for given in past.complain.call_args_list]
+    assert len(lines) == (not is_outside)
+    assert all(line.startswith("guards of a compiled graph") for line in lines)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_an_index_without_gaps_comes_out_of_the_check(device: str) -> None:
+    _define_op()
+    turned = torch.tensor([[0, 1], [2, 3]], device=device).t()
+    made = torch.ops.cudalens.in_bounds(turned, 4, "")
+    assert (made.shape, made.stride(), made.dtype) == ((2, 2), (2, 1), torch.int64)
+    assert device == "meta" or torch.equal(made, turned)
