@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN, WRITES, ProvenanceStep
 from cudalens.core.limits import Limits
@@ -215,6 +216,18 @@ def test_the_keys_of_a_batch_under_which_one_tensor_is() -> None:
     assert keys(("x", two), ("labels", one), ("ids", one), at=0) == ()
     assert keys(("labels", one), ("ids", one), is_stacked=True) == ()
     assert value_facts._aliases(Provenance()) == ()
+
+
+def test_the_tensors_of_a_line_by_their_expressions() -> None:
+    one, two, fake = torch.ones(1), torch.ones(2), FakeTensorMode().from_tensor(torch.ones(3))
+    others = [("n", 3), ("y", two), ("z", fake), ("w", one)]
+    site = SimpleNamespace(
+        names=[SimpleNamespace(expression="x", key="self")],
+        others=[SimpleNamespace(expression=name, value=value) for name, value in others],
+    )
+    failure: Any = SimpleNamespace(site=site, values={"self": one})
+    found = [(name, id(it)) for name, it in value_facts.named_tensors(failure)]
+    assert found == [("x", id(one)), ("y", id(two)), ("w", id(one))]
 
 
 @pytest.mark.usefixtures("sim")

@@ -127,11 +127,16 @@ def test_the_arguments_that_a_loop_of_the_caller_chooses(text: str, names: set[s
         ("s = 'a'\nhere(s)", "s", None),
         ("def f(a):\n    here(a)\nz = x * 2\nf(z)", "a", "x * 2"),
         ("def f(a):\n    here(a)\nz = x * 2\nf(z + 0)", "a", None),
+        ("def f(a):\n    here(a)\nz = x * 2\nf(a=z)", "a", "x * 2"),
+        ("def f(a, b):\n    here(a)\nz = x * 2\nf(z, z)", "a", None),
+        ("def f(a):\n    here(a)\ndef g(b):\n    f(b)\nz = x * 2\ng(z)", "a", "x * 2"),
+        ("def f(a):\n    here(t)\nt = x * 2\nf(t)", "t", None),
     ],
 )
 def test_where_a_name_got_its_value(text: str, name: str, value: str | None) -> None:
     made = variables(text, lambda it: it.binding(name))
     assert (made and made.value) == value
+    assert made is None or made.name == ("z" if name == "a" else "")
 
 
 def test_a_write_leaves_the_shape_as_it_was() -> None:
@@ -267,8 +272,9 @@ def test_the_output_head_that_has_the_shape_of_a_table(parts: str, beside: str |
 
 def test_parameters_by_their_paths() -> None:
     net = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Sequential(nn.Linear(2, 3)))
+    net.register_parameter("scale", nn.Parameter(torch.ones(1)))
     names = [name for name, _ in parameters_of(net)]
-    assert names == ["0.weight", "1.0.weight", "1.0.bias"]
+    assert names == ["scale", "0.weight", "1.0.weight", "1.0.bias"]
 
 
 WRITTEN = """\
