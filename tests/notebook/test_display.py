@@ -48,10 +48,13 @@ def test_the_row_is_an_output_of_its_own_below_the_static_report(view: None) -> 
     assert set(static["data"]) == {"text/plain", "text/html"}
     assert set(row["data"]) == {"text/plain", display.WIDGET_TYPE}
     assert row["data"]["text/plain"] == ""
-    assert row["data"][display.WIDGET_TYPE]["model_id"] == "m1"
+    wanted = {"version_major": 2, "version_minor": 0, "model_id": "m1"}
+    assert row["data"][display.WIDGET_TYPE] == wanted
 
 
-@pytest.mark.parametrize("why", ["option", "environment", "terminal", "unattended", "old", "fails"])
+@pytest.mark.parametrize(
+    "why", ["option", "environment", "word", "terminal", "unattended", "old", "fails"]
+)
 def test_static_output(
     view: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], why: str
 ) -> None:
@@ -63,10 +66,12 @@ def test_static_output(
         monkeypatch.setattr("cudalens.render.widget.live", Mock(side_effect=ImportError("none")))
     if why == "environment":
         monkeypatch.setenv("CUDALENS_WIDGETS", "0")
+    if why == "word":  # only 1 asks for it where nobody looks
+        monkeypatch.setenv("CUDALENS_WIDGETS", "yes")
     if why == "old":  # an ipywidgets that the lens was not seen with
         monkeypatch.setattr(importlib.metadata, "version", lambda _: "7.7.1")
     kernel = None if why == "terminal" else object()
-    shell = screen(kernel=kernel, allow_stdin=why != "unattended")
+    shell = screen(kernel=kernel, allow_stdin=why not in ("unattended", "word"))
     display.publish(shell, REPORT, widgets=why != "option")
     (call,) = sent(shell)
     assert set(call) == {"data", "metadata"}

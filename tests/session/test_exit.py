@@ -281,6 +281,24 @@ def test_an_exception_explained_early_keeps_its_traceback(
     assert error.__traceback__ is trace
 
 
+def test_an_early_explanation_has_the_callers_and_what_the_block_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error, limits, given = caught(raises), Limits(), []
+    limits.add("no memory")
+    trace = error.__traceback__
+    recorder = SimpleNamespace(call_of=lambda it: "the call" if it is error else None)
+
+    def fails(error: BaseException, *of_block: Any, raised: Any, **_: Any) -> None:
+        given.append((*of_block, raised, error.__traceback__ is trace))
+        raise ValueError
+
+    monkeypatch.setattr(module.exception, "evidence_of_error", fails)
+    report = module.explained_early(error, recorder, "text", limits)
+    assert given == [(recorder, "text", "the call", False)]
+    assert report.limits == ("no memory",)
+
+
 def test_a_time_out_of_the_users_is_not_taken_for_a_failure_of_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

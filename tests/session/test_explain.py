@@ -53,7 +53,11 @@ def test_a_plain_cell_that_died_is_explained(notebook: Notebook) -> None:
     assert report.source is not None and report.source.text == "loss.item()"
     assert (report.source.cell, report.source.line) == (3, 4)
     (suspect,) = (item for item in report.observations if item.kind == "suspect")
-    assert [(at.cell, at.line, at.mark) for at in suspect.sources] == [(3, 3, "likely here")]
+    line = "loss = F.cross_entropy(logits, labels)"
+    places = [(at.cell, at.line, at.text, at.mark) for at in suspect.sources]
+    assert places == [(3, 3, line, "likely here")]
+    said = "F.cross_entropy(logits, labels) in line 3 is the only call of this cell that fits the"
+    assert (suspect.text, dict(suspect.facts)) == (f"{said} assert", {"api": "F.cross_entropy"})
     rows = text.splitlines()
     assert any(row.startswith("    3 │") and row.endswith("◂ likely here") for row in rows)
     assert any(row.startswith("    4 │ loss.item()") for row in rows if "noticed here" in row)
