@@ -55,7 +55,12 @@ def test_a_newer_stream_shows_its_texts_and_keeps_its_method(
     stream = HookedStream()
     monkeypatch.setattr(sys, "stderr", stream)
     printed, write = PrintedAsserts(), stream.write
-    printed.attach()
+    calls: list[Any] = []
+    with monkeypatch.context() as context:  # hooks belong to the thread that sends the texts
+        context.setattr(HookedStream.pub_thread, "schedule", calls.append)
+        printed.attach()
+    assert (stream.hooks, len(calls)) == ([], 1)
+    calls[0]()
     assert stream.write == write
     (hook,) = stream.hooks
     for message in ({"content": {"text": LINE}}, {"content": {}}, {}):
@@ -75,7 +80,7 @@ def test_a_line_that_has_just_begun_counts_and_the_end_of_a_long_one(
     monkeypatch.setattr(sys, "stderr", KernelStream())
     printed = PrintedAsserts()
     printed.attach()
-    sys.stderr.write("x" * 5000 + "\r" + LINE.strip())
+    assert sys.stderr.write("x" * 5000 + "\r" + LINE.strip()) == 5000 + len(LINE)
     assert "`t >= 0`" in printed.text()
     sys.stderr.write("\n")
     assert "`t >= 0`" in printed.text() and printed._begun == ""

@@ -139,6 +139,8 @@ def test_nodes_move_to_their_place_in_the_cell() -> None:
     first, second = tree.body
     assert (first.lineno, first.col_offset, first.end_lineno, first.end_col_offset) == (4, 5, 4, 10)
     assert (second.lineno, second.col_offset, second.end_lineno) == (5, 5, 5)
+    assert isinstance(first, ast.Expr) and isinstance(first.value, ast.BinOp)
+    assert (first.value.right.lineno, first.value.right.col_offset) == (4, 9)
     still = ast.parse("a")
     CellPlace("cell").move(still)
     assert (still.body[0].lineno, still.body[0].col_offset) == (1, 0)
