@@ -40,8 +40,8 @@ BLOCK = "\nwith cudalens.check():\n    x.add_(1)"
         ("with cudalens.check(fast=f()):\n    pass", False),
         ("with cudalens.check(fast=True):\n    f(x)", True),
         ("print(x, **y)", False),
-        ("f()()", False),
-        ("del x[0]", False),
+        ("d['f'](x)", False),
+        ("del x.y", False),
         ("x.y = 1", False),
         ("y: int = x[0]", False),
         ("y = x.grad", False),
@@ -93,6 +93,7 @@ def test_what_follows_a_block_that_nothing_else_ends_with(
         ("{block}\n{block}", 1, ("with cudalens.check():\n    pass", True)),
         # On another line, of another kind, or in no file at all.
         ("x = 1\n{block}", 1, None),
+        ("{block}\nx = 1", 2, None),
         ("x = 1", 1, None),
         (None, 1, None),
     ],
