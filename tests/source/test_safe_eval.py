@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import collections
 import sys
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from cudalens.source import safe_eval
-from cudalens.source.safe_eval import SafeEvaluator, items_of, value_or
+from cudalens.source.safe_eval import SafeEvaluator, instance_dict, items_of, value_or
 from tests.probes import Untouchable
 
 LINEAR = nn.Linear(1, 1)
@@ -164,7 +165,23 @@ def test_a_class_attribute_is_not_mistaken_for_a_registered_parameter() -> None:
     assert refuses("s.weight", s=shadow)
 
 
+def test_own_attributes_are_read_past_the_class() -> None:
+    class Hiding:
+        def __getattribute__(self, name: str) -> object:
+            raise AssertionError("user code ran")
+
+    object.__setattr__(hiding := Hiding(), "own", 1)
+    assert instance_dict(hiding) == {"own": 1}
+    assert instance_dict(Net) == instance_dict(1) == {}
+
+
+class Looping(list[object]):
+    def __iter__(self) -> Iterator[object]:
+        return iter(())
+
+
 def test_items_of_containers_up_to_the_limit() -> None:
+    assert items_of(Looping([1]), 2) == []
     assert items_of([1, 2], 2) == [(0, 1), (1, 2)]
     assert items_of([1, 2, 3], 2) == []
     assert items_of((1, 2), 2) == [(0, 1), (1, 2)]
