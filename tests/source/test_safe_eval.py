@@ -6,6 +6,7 @@ import ast
 import collections
 import sys
 from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -90,6 +91,33 @@ def test_a_batch_of_transformers_is_read_by_item_and_by_attribute() -> None:
     assert read("batch.labels", batch=batch) is t
     assert refuses("batch['label']", batch=batch)
     assert items_of(batch, 1) == [("labels", t)]
+
+
+def test_a_batch_of_graphs_is_read_by_item_and_by_attribute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As PyTorch Geometric stores it."""
+    module = ModuleType("torch_geometric.data.data")
+    module.Data = type("Data", (), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    batch, t = module.Data(), torch.zeros(2)
+    batch._store = SimpleNamespace(_mapping={"y": t})
+    assert read("batch.y", batch=batch) is read("batch['y']", batch=batch) is t
+    assert refuses("batch.z", batch=batch)
+
+
+class Guarded(Net):
+    def __getattribute__(self, name: str) -> object:
+        return super().__getattribute__(name)
+
+
+def test_what_a_class_may_look_up_in_its_own_way_is_refused() -> None:
+    own = collections.UserDict(a=1)
+    assert read("own['a']", own=own) == 1
+    own.data = Shouting(a=1)
+    assert refuses("own['a']", own=own)
+    assert refuses("net.emb", net=Guarded())
+    assert refuses("d['a']", d=Plain({(1, 2): 3, "a": 1}))  # type: ignore[dict-item]
 
 
 FOREIGN = ("u.x", "u[0]", "u + 1", "-u", "u()", "d[u]", "u.x.y", "s['k']", "k['a']", "f(xs)")
