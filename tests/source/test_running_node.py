@@ -296,6 +296,7 @@ def test_the_largest_piece_whose_names_mean_the_same(text: str, scope: str) -> N
         # Evaluated outside, and in functions of their own.
         ("[0 for x in here]", set()),
         ("(here for x in xs)", set()),
+        ("[(here for y in ys) for x in xs]", set()),
         ("[(lambda: here) for x in xs]", set()),
     ],
 )
