@@ -30,6 +30,9 @@ class Looking:
     def __setitem__(self, key: object, value: object) -> None:
         look_from(sys._getframe(1))
 
+    def __delitem__(self, key: object) -> None:
+        look_from(sys._getframe(1))
+
     def __add__(self, other: object) -> Looking:
         look_from(sys._getframe(1))
         return self
@@ -70,6 +73,7 @@ def runs(text: str) -> list[Running]:
         ("def g():\n    yield look(2)\nnext(g())", "look(2)", "yield look(2)"),
         ("it[1, 2]", "it[1, 2]", "it[1, 2]"),
         ("it[1] = 2", "it[1] = 2", "it[1] = 2"),
+        ("del it[1]", "del it[1]", "del it[1]"),
         ("y = it + 1", "it + 1", "y = it + 1"),
         ("it += 1", "it += 1", "it += 1"),
         ("y = (it\n  .same()\n  .method(3)\n)", "it.same().method(3)", "y = (it"),
@@ -84,6 +88,11 @@ def runs(text: str) -> list[Running]:
 def test_the_running_call_and_its_statement_are_found(text: str, call: str, line: str) -> None:
     (run,) = runs(text)
     assert (run.call.text, run.text) == (call, line)
+
+
+def test_a_call_over_several_lines_is_not_written_as_it_is_named() -> None:
+    found = [*runs("x = look(1)"), *runs("x = look(\n  1)")]
+    assert [run.call.is_written_so for run in found] == [True, False]
 
 
 def test_a_running_decorator_is_the_line_that_is_shown() -> None:
@@ -203,6 +212,12 @@ def test_of_a_long_source_only_the_statement_is_parsed(
     assert [item.place.lineno for item in long] == [item.place.lineno + offset for item in short]
 
 
+def test_behind_many_lines_that_look_like_code_the_whole_source_is_parsed() -> None:
+    lines = "x = 1\n" * (running_node._STARTS + 1)
+    (run,) = runs(f'{FILLER}x = ("""\n{lines}""", look(1))\n')
+    assert run.call.text == "look(1)"
+
+
 @pytest.mark.parametrize("beyond", [0, 1], ids=["short", "one line longer"])
 def test_how_long_a_source_is_parsed_whole(beyond: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole: list[object] = []
@@ -268,8 +283,14 @@ def test_the_text_and_the_columns_of_a_node_on_one_line() -> None:
 def test_the_text_of_a_statement_that_shares_its_line() -> None:
     found = {item.statement_text for item in runs("x = look(1); y = look(2)\nz = look(3)  # last")}
     assert found == {"x = look(1)", "y = look(2)", "z = look(3)  # last"}
-    (several,) = runs("x = look(\n    1)")
-    assert several.statement_text == "x = look("
+    assert runs("é = 1; x = look(1) ; y = 2")[0].statement_text == "x = look(1)"
+    for text in ("x = look(", "y = 1; x = look("):
+        (several,) = runs(f"{text}\n    1)")
+        assert several.statement_text == text
+    with cell("x = look(1); y = 2") as code:
+        exec(code, {"look": look})
+        files.CELLS.typed[code.co_filename] = ("%time x = look(1); y = 2",)
+        assert SEEN[-1].statement_text == "%time x = look(1); y = 2"
 
 
 @pytest.mark.parametrize(
