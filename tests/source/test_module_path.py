@@ -113,7 +113,7 @@ def test_the_running_modules_are_told_once_in_a_row() -> None:
 
     net, leaf = Net(), Leaf()
     places = [place(net), place(net), place(leaf), place(net), place("text"), place(leaf, "it")]
-    places += [place(leaf, ""), place(net)._replace(frame=None)]
+    places += [place(leaf, ""), place(leaf, "it, self"), place(net)._replace(frame=None)]
     assert running_modules(places) == [net, leaf, net]
 
 

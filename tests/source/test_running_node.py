@@ -66,6 +66,7 @@ def runs(text: str) -> list[Running]:
         ("x = [\n  0,\n  look(1)]", "look(1)", "x = ["),
         ("if look(1):\n    pass", "look(1)", "if look(1):"),
         ("for x in [look(1)]:\n    pass", "look(1)", "for x in [look(1)]:"),
+        ("y = [x for x in [look(1)]]", "look(1)", "y = [x for x in [look(1)]]"),
         ("y = [look(x) for x in [1]]", "look(x)", "y = [look(x) for x in [1]]"),
         ("y = sum(look(x) for x in [1])", "look(x)", "y = sum(look(x) for x in [1])"),
         ("y = (lambda q: look(q))(1)", "look(q)", "y = (lambda q: look(q))(1)"),
