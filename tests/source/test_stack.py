@@ -139,6 +139,18 @@ def test_the_running_instruction_has_a_range_where_the_code_has_columns() -> Non
     function = compile("def f():\n    return 1", "<columns>", "exec").co_consts[0]
     bare = function.replace(co_linetable=b"")
     assert stack.place_of(StackEntry(bare, 1, 0)).position is None
+    assert stack.place_of(StackEntry(function, 1, -1)).position is None  # it has not begun
+
+
+def test_a_link_of_a_traceback_is_the_place_where_it_was_raised() -> None:
+    try:
+        raise ValueError
+    except ValueError as error:
+        (link,) = [error.__traceback__]
+    assert link is not None
+    place = stack.place_of(link)
+    assert (place.lineno, place.lasti) == (link.tb_lineno, link.tb_lasti)
+    assert stack.place_of(sys._getframe()).lineno > place.lineno
 
 
 def without_columns(function: str, line: int = 1) -> Any:
