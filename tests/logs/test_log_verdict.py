@@ -372,8 +372,8 @@ def test_the_command_that_runs_the_same_job_checked() -> None:
         assert "%%cudacheck over this one" in next_run(explained(failure(frames=frames)))
     library = frame("/usr/lib/python3.11/runpy.py", 1, "run()", "<module>")
     assert "-m cudalens train.py" in next_run(explained(failure(frames=(library, SCRIPT))))
-    later = failure("ValueError", "x", frames=(frame("eval.py", 1, "f()", "<module>"),))
-    assert "-m cudalens train.py" in next_run(explained(failure(frames=(SCRIPT,)), later))
+    before = failure("ValueError", "x", frames=(frame("eval.py", 1, "f()", "<module>"),))
+    assert "-m cudalens train.py" in next_run(explained(before, failure(frames=(SCRIPT,))))
     hiding = failure("RuntimeError", "CUBLAS_STATUS_NOT_INITIALIZED")
     assert next_run(explained(hiding, printed=[ASSERT])).endswith("value before its launch")
 
