@@ -100,16 +100,13 @@ def _places(caller: FrameType, filename: str, line: int) -> tuple[FrameType, Fra
     right = _next_without_us(caller)
     # As many frames further out as Python counted, but without ours.
     for _ in stack[1:]:
-        right = None if right is None else _next_without_us(right.f_back, right)
+        right = None if right is None else _next_without_us(right.f_back)
     return None if right is None or right is stack[-1] else (stack[-1], right)
 
 
-def _next_without_us(frame: FrameType | None, inner: FrameType | None = None) -> FrameType | None:
-    """Return a frame, or the nearest outer one that would be on the stack without us.
-
-    Args:
-        inner: the frame that it has called.
-    """
+def _next_without_us(frame: FrameType | None) -> FrameType | None:
+    """Return a frame, or the nearest outer one that would be on the stack without us."""
+    inner: FrameType | None = None
     while frame is not None:
         file, is_ours = frame.f_code.co_filename, package_of(frame) == "cudalens"
         if file.endswith(_DETOUR) and inner is not None and package_of(inner) == "cudalens":

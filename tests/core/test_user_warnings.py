@@ -89,6 +89,16 @@ def test_a_module_without_a_name_is_shown_a_warning_too(installed: None) -> None
     assert place(user) == (str(HERE), 1)
 
 
+def test_what_a_warning_is_about_stays_with_it(installed: None) -> None:
+    text = "import warnings\ndef f(): warnings.warn('w', source=held)"
+    call, held = function(OURS, "cudalens.fake", text), object()
+    call.__globals__["held"] = held
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        call()
+    assert (shown[0].source, shown[0].filename) == (held, str(HERE))
+
+
 def test_nothing_stays_installed() -> None:
     before = sys.modules["warnings"]._showwarnmsg
     with cudalens.check(), cudalens.check():
