@@ -70,3 +70,4 @@ def test_names_of_several_ops_begin_with_the_best_known() -> None:
     assert not any(name.startswith(BACKWARD) for name in api_names_of_all(losses))
     assert api_names_of_all(losses[1:2])[0] == "backward of F.cross_entropy"
     assert api_names_of_all(["mylib::lookup"]) == ("mylib::lookup",)
+    assert api_names_of_all(["aten::no_such_op"]) == ("no_such_op",)

@@ -80,6 +80,19 @@ def test_a_folder_that_python_has_no_loader_for_is_imported_all_the_same(
     assert late == []
 
 
+def test_a_module_of_a_package_is_waited_for_too(late: list[Any], tmp_path: Path) -> None:
+    (tmp_path / f"{NAME}.py").unlink()
+    (tmp_path / NAME).mkdir()
+    (tmp_path / NAME / "__init__.py").write_text("")
+    (tmp_path / NAME / "inner.py").write_text("value = 5\n")
+    when_imported(f"{NAME}.inner", lambda module: late.append(module.value))
+    importlib.import_module(NAME)
+    assert late == []
+    importlib.import_module(f"{NAME}.inner")
+    assert late == [5]
+    sys.modules.pop(f"{NAME}.inner")
+
+
 def test_a_module_of_a_longer_name_is_another_one(late: list[Any], tmp_path: Path) -> None:
     (tmp_path / f"{NAME}_too.py").write_text("value = 4\n")
     importlib.invalidate_caches()

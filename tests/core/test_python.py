@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -45,12 +46,16 @@ class Sub(torch.Tensor):
     """A subclass of a user's."""
 
 
+class SubSub(Sub):
+    """A subclass of that."""
+
+
 def test_the_living_instances_of_a_class_and_of_its_subclasses_are_found() -> None:
     tensor, parameter = torch.ones(2), torch.nn.Parameter(torch.ones(3))
-    below = torch.ones(2).as_subclass(Sub)
+    below, lowest = torch.ones(2).as_subclass(Sub), torch.ones(2).as_subclass(SubSub)
     optimizer = torch.optim.Adam([parameter])
     found = {id(item) for item in live_instances(torch.Tensor)}
-    assert {id(tensor), id(parameter), id(below)} <= found
+    assert {id(tensor), id(parameter), id(below), id(lowest)} <= found
     assert id(optimizer) not in found
     assert {id(item) for item in live_instances(Optimizer)} >= {id(optimizer)}
     number, count = id(optimizer), len(live_instances(Optimizer))
@@ -152,6 +157,13 @@ class Owner:
     name = "class"
 
 
+class Slotted:
+    """Has no dictionary."""
+
+    __slots__ = ("name",)
+    name: str
+
+
 def test_a_replaced_attribute_is_put_back_where_it_was() -> None:
     owner = Owner()
     undo = replace_attribute(owner, "name", "ours")
@@ -166,12 +178,21 @@ def test_a_replaced_attribute_is_put_back_where_it_was() -> None:
     owner.name = "theirs"
     undo()
     assert owner.name == "theirs"
+    undo = replace_attribute(owner, "name", 1)
+    owner.name = 1.0  # type: ignore[assignment]
+    undo()
+    assert type(owner.name) is float
+    slotted = Slotted()
+    slotted.name = "own"
+    replace_attribute(slotted, "name", "ours")()
+    assert slotted.name == "own"
 
 
 def test_pythons_random_state_is_left_as_it_was() -> None:
     before = random.getstate()
-    with same_random_state():
+    with suppress(ZeroDivisionError), same_random_state():
         random.random()
+        _ = 1 / 0
     assert random.getstate() == before
 
 
@@ -237,10 +258,18 @@ def test_what_only_came_out_of_our_code(raises: Callable[[], Any], outside: bool
         raise_if_outside(error)
 
 
-def test_a_handler_that_is_installed_is_the_users() -> None:
-    before = signal.signal(signal.SIGTERM, alone)  # type: ignore[arg-type]
+class Alarm:
+    """Has a method that handles a signal."""
+
+    def rings(self) -> None:
+        raise TimeoutError("mine")
+
+
+@pytest.mark.parametrize("installed", [alone, Alarm().rings])
+def test_a_handler_that_is_installed_is_the_users(installed: Any) -> None:
+    before = signal.signal(signal.SIGTERM, installed)
     try:
-        assert came_from_outside(caught(lambda: ours(alone)))
+        assert came_from_outside(caught(lambda: ours(installed)))
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -307,6 +336,7 @@ def test_frames_by_what_is_wanted_and_their_package() -> None:
     [
         ("  x = 1  # one", "x = 1"), ("x = '#'", "x = '#'"), ("x = 'é#'  # é", "x = 'é#'"),
         ("  x = 1", "  x = 1"), ("for x in y:  # each", "for x in y:  # each"), ("# all", "# all"),
+        ("x = 1; y = 2  # two", "x = 1; y = 2"),
     ],
 )  # fmt: skip
 def test_a_line_without_its_comment(line: str, code: str) -> None:
@@ -332,6 +362,19 @@ def test_an_expression_is_parsed_also_where_another_thread_disturbs(
     assert len([*failures]) == 19
     with pytest.raises(SyntaxError):
         parse_expression("a = b")
+
+
+def test_filters_that_another_thread_resets_meanwhile_stay_reset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def resetting(*args: Any, **options: Any) -> Any:
+        warnings.resetwarnings()
+        return compile(*args, **options)
+
+    monkeypatch.setattr(_python, "compile", resetting, raising=False)
+    with warnings.catch_warnings():
+        assert isinstance(parse("a").body[0], ast.Expr)
+        assert warnings.filters == []
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="it is a view of the variables there")

@@ -15,7 +15,8 @@ from cudalens.core.report_types import TensorSummary
 from cudalens.core.tensor_values import find_offenders, number, outside, short, summarise
 from cudalens.recorder import Recorder
 
-SHAPES = [(1,), (63,), (64,), (65,), (200,), (31, 3), (32, 64), (33, 65), (70, 131), (5, 4, 9)]
+SHAPES = [(1,), (63,), (64,), (65,), (200,), (31, 3), (32, 64), (33, 65), (65, 131), (5, 4, 9)]
+SHAPES += [(993, 1)]  # one part is longer than the others
 
 
 def loop_map(tensor: Tensor, bad: Tensor) -> tuple[list[int], list[object], list[object]]:
@@ -96,6 +97,9 @@ def test_all_finite_floats_have_no_count() -> None:
     """Without NaN and infinities both counts are zero; with nothing else there is no range."""
     found = summarise(torch.tensor([0.25, 0.75]))
     assert (found.min, found.max, found.mean, found.nan, found.inf) == (0.25, 0.75, 0.5, 0, 0)
+    for end in (math.inf, -math.inf):
+        found = summarise(torch.tensor([1.0, end]))
+        assert (found.min, found.max, found.inf) == (1.0, 1.0, 1)
     empty = summarise(torch.tensor([math.nan, math.inf]))
     assert (empty.min, empty.nan, empty.inf) == (None, 1, 1)
 
@@ -197,6 +201,9 @@ def test_marks_are_listed_by_words_as_one_by_one(
         (1.0000001, "1.0000001"),
         (60000.0, "60000.0"),
         (12345678901, "12345678901"),
+        (-12345678901, "-12345678901"),
+        (0.123456, "0.123456"),
+        (0.1234567, "0.1235"),
         ("nan", "nan"),
         ("(1+2j)", "(1+2j)"),
     ],
@@ -365,6 +372,7 @@ def test_the_bins_of_few_values(
         (0.1 + 0.2, 0.3),
         (1.00000012, 1.00000012),
         (12345.00000012, 12345.0),
+        (-1234567.5, -1234568.0),
         (1 / 3, 0.3333333),
     ],
 )

@@ -23,6 +23,7 @@ def test_lines_of_a_file_and_of_standard_input(
     stdin = SimpleNamespace(buffer=io.BufferedReader(io.BytesIO("é\nb".encode(encoding))))
     monkeypatch.setattr(text_files.sys, "stdin", stdin)
     assert list(lines_of("-")) == ["é\n", "b"]
+    assert not stdin.buffer.closed
 
 
 @pytest.mark.parametrize("order", ["le", "be"])
@@ -78,13 +79,26 @@ def test_why_a_file_cannot_be_read(error: Exception, words: str) -> None:
 
 
 def test_why_a_file_cannot_be_written(tmp_path: Path) -> None:
-    new = tmp_path / "folder" / "new.json"
+    new = tmp_path / "folder" / "deeper" / "new.json"
     assert why_unwritable(str(new)) is None
     assert (new.parent.is_dir(), new.exists()) == (True, False)
     new.write_text("kept")
     assert (why_unwritable(str(new)), new.read_text()) == (None, "kept")
     assert why_unwritable(str(new / "below")) == "File exists"
     assert why_unwritable(str(tmp_path)) == "Is a directory"
+
+
+def test_a_new_file_is_tried_in_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*, dir: Path) -> None:
+        raise OSError(30, f"nothing is written in {dir}")
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert why_unwritable("~/made/new.json") is None
+    assert (tmp_path / "made").is_dir()
+    monkeypatch.setattr(text_files.tempfile, "TemporaryFile", refuse)
+    assert why_unwritable("~/new.json") == f"nothing is written in {tmp_path}"
 
 
 def test_data_of_the_package_is_read_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
@@ -105,30 +106,56 @@ def test_of_a_refused_registration_nothing_stays() -> None:
 
     with pytest.raises(RuntimeError):
         _torch.register_kernels({"aten::erfinv": kernel, "aten::no_such_op": kernel}, "NoSuchKey")
+    with pytest.raises(TypeError):
+        _torch.register_kernels({"aten::erfinv": kernel, "aten::erfc": None})  # type: ignore[dict-item]
     torch.zeros(2).erfinv()
 
 
-def test_a_composite_op_is_decomposed_without_a_redispatch() -> None:
-    op = torch.ops.aten.matmul.default
-    decompose, _ = _torch.redispatcher(op, "AutogradCPU")
-    y = torch.ones(4, requires_grad=True)
-    made = decompose(None, X, y)
+def test_what_others_have_registered_stays_on_torchs_list() -> None:
+    """And ours is not on it: its end would take theirs along."""
+    libraries: dict[str, Any] = {}
+    with torch.library._scoped_library("aten", "IMPL") as users:
+        users.impl("mish", lambda x: x, "CUDA")
+        before = {*torch.library._impls}
+        names = ("aten::mish", "aten::erfinv", "prims::sin")
+        try:
+            _torch.add_kernels(libraries, dict.fromkeys(names, lambda x: x), "CUDA")
+            assert before == torch.library._impls
+            assert {name: it._op_impls for name, it in libraries.items()} == {
+                "aten": set(), "prims": set()
+            }  # fmt: skip
+        finally:
+            _torch.destroy(libraries.values())
+
+
+@pytest.mark.parametrize("key", ["AutogradCPU", "AutogradCUDA"])
+def test_a_composite_op_is_decomposed_without_a_redispatch(key: str) -> None:
+    decompose, below = _torch.redispatcher(torch.ops.aten.matmul.default, key)
+    y, seen = torch.ones(4, requires_grad=True), []
+
+    def kernel(keyset: Any, *args: Any) -> Any:
+        seen.append("called")
+        return decompose(keyset & below, *args)
+
+    libraries = _torch.register_kernels({"aten::matmul": kernel}, "AutogradCPU")
+    try:
+        made = X @ y
+    finally:
+        _torch.destroy(libraries)
+    assert seen == ["called"]
     assert torch.equal(made, X @ y)
     assert made.requires_grad
 
 
 @pytest.mark.parametrize(
     ("value", "dtype"),
-    [(True, torch.bool), (2, torch.int64), (2.0, torch.float64), (2j, torch.complex128)],
+    [(True, torch.bool), (0, torch.int64), (2.0, torch.float64), (2j, torch.complex128)],
 )
-@pytest.mark.parametrize("mode", [False, True])
-def test_a_number_becomes_a_tensor_that_no_mode_sees(value: Any, dtype: Any, mode: bool) -> None:
-    if not mode:
+@pytest.mark.parametrize("mode", [nullcontext, Twice, Functions])
+def test_a_number_becomes_a_tensor_that_no_mode_sees(value: Any, dtype: Any, mode: Any) -> None:
+    with mode() as watch:
         made = _torch.as_tensor(value)
-    else:
-        with Twice() as ops, Functions() as functions:
-            made = _torch.as_tensor(value)
-        assert ops.seen == functions.seen == []
+    assert watch is None or watch.seen == []
     assert (made.dtype, made.item()) == (dtype, value)
 
 
@@ -194,8 +221,9 @@ def _answering(answer: Any) -> Any:
 def test_streams_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = lambda index: 70 + index
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", numbers, raising=False)
-    devices = [CPU, torch.device("cuda"), torch.device("xpu", 1), torch.device("cuda", 1)]
-    assert [_torch.stream_id(item) for item in devices] == [0, 0, 0, 71]
+    devices = [CPU, torch.device("cuda"), torch.device("xpu", 1)]
+    devices += [torch.device("cuda", index) for index in (0, 1)]
+    assert [_torch.stream_id(item) for item in devices] == [0, 0, 0, 70, 71]
 
 
 def test_zeros_are_made_in_no_mode() -> None:
@@ -390,7 +418,9 @@ def test_a_tensor_without_elements_is_itself_alone() -> None:
         (X[0], X[1:], None), (X[2], X[:2], None), (X[0, :3], X, None), (X[0], "text", None),
         ("text", X, None), (X[1, :2], X[:, 1:3], None), (X[1, 1:3], X[:, 1:3], 1),
         (X[0, 0], X[0], 0), (X[0, 3], X[0], 3), (X[:, 0], X, None), (X[0].long(), X, None),
-        (torch.empty(0), torch.empty(2, 0), None), (X[0], X[0].expand(3, 4), None),
+        (torch.empty(0), torch.empty(2, 0), None), (torch.empty(3, 0)[1], torch.empty(3, 0), None),
+        (X[0].view(torch.int32), X, None), (torch.ones(0, 3)[:, 0], torch.ones(0, 3), None),
+        (X.as_strided((2, 2), (1, 2)), X.view(3, 2, 2), None), (X[0], X[0].expand(3, 4), None),
         (torch.eye(2).to_sparse()[0], torch.eye(2).to_sparse(), None),
     ],
 )  # fmt: skip
@@ -421,6 +451,9 @@ def test_a_tensor_from_host_memory_alone() -> None:
     assert found.grad_fn == _torch.grad_fn_name(made) == "SliceBackward0"
     sparse = _torch.meta_of(torch.eye(2).to_sparse())
     assert (sparse.stride, sparse.storage_offset) == (None, 0)
+    of_cpp: Any = SimpleNamespace(name=lambda: "torch::autograd::CppNode")
+    of_cpp = SimpleNamespace(requires_grad=True, is_leaf=False, grad_fn=of_cpp)
+    assert _torch.grad_fn_name(of_cpp) == "CppNode"
     assert _torch.grad_fn_name(X) is _torch.grad_fn_name(nn.Parameter(X)) is None
     assert _torch.node_sequence_nr(made.grad_fn) == made.grad_fn._sequence_nr()
     assert _torch.node_sequence_nr(object()) is None
@@ -463,6 +496,15 @@ def test_other_threads_wait_for_themselves(sync_mode: list[int]) -> None:
         thread.join()
         assert sync_mode == [2, 0]
     assert sync_mode == [2, 0, 2]
+
+
+def test_the_last_block_of_ours_that_ends_gives_the_mode_back(sync_mode: list[int]) -> None:
+    for make in (_torch.own_wait, _torch.NoTorchFunction):
+        with ExitStack() as last:
+            with _torch.own_wait():
+                last.enter_context(make())
+            assert sync_mode[-1] == 0
+        assert sync_mode[-1] == 2
 
 
 def test_zeros_on_a_device_are_waited_for_by_the_current_stream(

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils import rnn
 
+from cudalens.core import torch_functions
 from cudalens.core.torch_functions import TRAITS, Trait, functions, is_in_place, stems, value_at
 
 _ARGUMENTS = {
@@ -576,3 +577,8 @@ def test_names_of_a_report_have_no_underscores_of_operators() -> None:
 def test_a_form_in_place_is_told_by_its_name() -> None:
     names = ("add_", "__add__", "__iadd__", "add", "copy_")
     assert [name for name in names if is_in_place(name)] == ["add_", "copy_"]
+
+
+def test_a_function_has_its_traits_in_one_row() -> None:
+    with pytest.raises(ValueError, match="add is in two rows"):
+        torch_functions._read({"add": "tensor", "sub add": "finite"})
