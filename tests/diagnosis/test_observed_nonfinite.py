@@ -6,8 +6,9 @@ import pytest
 
 from cudalens.core.evidence_types import Marks, ShortInput
 from cudalens.core.report import Evidence
+from cudalens.core.report_types import Violation
 from cudalens.diagnosis.candidates import Trial
-from cudalens.diagnosis.observed_nonfinite import short_input
+from cudalens.diagnosis.observed_nonfinite import discarded, short_input
 from tests.nan_programs import checked
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -61,6 +62,13 @@ def test_a_value_that_is_taken_elsewhere_is_not_discarded() -> None:
     assert not any(text.startswith("where()") for text in said(code))
 
 
+@pytest.mark.parametrize("is_discarded", [True, False])
+def test_the_trap_is_one_where_the_value_is_discarded(is_discarded: bool) -> None:
+    node = {"op": "SqrtBackward0", "is_nonfinite": True, "is_discarded": is_discarded}
+    found = discarded(Evidence(violation=Violation(headline="", **node)), Trial())  # type: ignore[arg-type]
+    assert [it.text for it in found] == [TRAP.format("sqrt")] * is_discarded
+
+
 def test_an_item_with_too_few_steps_for_its_labels() -> None:
     short = ShortInput(item=1, steps=5, labels=4, repeats=2, items=1, total=3)
 
@@ -69,6 +77,9 @@ def test_an_item_with_too_few_steps_for_its_labels() -> None:
 
     text = "too few steps for 1 of 3 items: item 1 has 4 labels, 2 of them equal to the one before"
     assert told(short) == [f"{text}, which takes 6 steps, and its input length is 5"]
+    third = short._replace(item=2, repeats=1)
+    text = "too few steps for 1 of 3 items: item 2 has 4 labels, 1 of them equal to the one before"
+    assert told(third) == [f"{text}, which takes 5 steps, and its input length is 5"]
     one = short._replace(labels=1, repeats=0, steps=0)
     text = "too few steps for 1 of 3 items: item 1 has 1 label, which takes 1 steps"
     assert told(one) == [f"{text}, and its input length is 0"]
