@@ -278,7 +278,8 @@ HARVEST = json.dumps(
 
 def test_texts_of_one_kernel_are_joined() -> None:
     """Two ops that printed one expression are both its ops."""
-    read = assert_meanings.read_harvest(json.loads(HARVEST))
+    texts = json.loads(HARVEST)["texts"]
+    read = assert_meanings.read_harvest({"texts": [*texts, texts[0]]})
     assert read == {
         "new_idx<limit": Meaning(
             arguments=(("aten::take", "index"), ("aten::put", "index")), sentence="an index is bad"

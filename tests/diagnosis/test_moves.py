@@ -286,3 +286,20 @@ def test_tensors_of_what_is_none(
 ) -> None:
     made = to_tensor_templates(spelled(text) or "", kind, device)
     assert [template for template, _ in made] == wanted
+
+
+@pytest.mark.parametrize(
+    ("how", "is_shown"),
+    [
+        ("view(-1, 5)", True),
+        ("reshape(-1, 5)", True),
+        ("flatten(0, 1)", True),
+        ("squeeze()", False),
+    ],
+)
+def test_labels_are_flattened_as_the_line_flattens_the_scores(how: str, is_shown: bool) -> None:
+    scores, labels = of("float32[6,5]", f"z.{how}"), of("int64[2,3]", "y")
+    api = OpName(api="torch.nn.functional.cross_entropy")
+    given = Evidence(op=api, tensors=(of("float32[2,3,5]", "z"), scores, labels))
+    rules = {move.rule for move in moves(given, labels, (scores, labels), Called())}
+    assert ("labels_not_flat" in rules, "labels_in_order" in rules) == (is_shown, not is_shown)
