@@ -134,6 +134,18 @@ def test_what_a_sentence_says_has_no_picture(report: Report) -> None:
     assert figure(report) is None
 
 
+@pytest.mark.parametrize(
+    ("total", "count", "is_drawn"), [(12, 2, False), (13, 2, True), (13, 1, False)]
+)
+def test_few_values_and_one_bad_pixel_need_no_picture(
+    total: int, count: int, is_drawn: bool
+) -> None:
+    report = image("x0x0")
+    assert report.offenders is not None
+    found = replace(report.offenders, total=total, count=count)
+    assert (figure(replace(report, offenders=found)) is not None) is is_drawn
+
+
 def test_a_histogram_of_wide_bins_is_no_bar_for_each_class() -> None:
     summary = TensorSummary(
         min=-100, max=9, histogram=Histogram(edges=(0.0,) * 25, counts=(1,) * 24)

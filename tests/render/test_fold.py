@@ -130,6 +130,47 @@ def test_a_long_title_keeps_both_ends() -> None:
     assert len(title) <= 26
     start, _, end = title.partition(" → ")
     assert start.startswith("first") and end.startswith("last")
+    whole, cut = (
+        boxed(node("a", f"m::{'a' * at}"), node("b", f"m::{'b' * 12}")) for at in (11, 12)
+    )
+    assert whole.title({}) == f"{'a' * 11} → {'b' * 12}"
+    assert len(cut.title({})) <= 26 and "…" in cut.title({})
+
+
+def chained(count: int, modules: dict[int, str], *more: str) -> list[str]:
+    """Return the members of each box of a chain of so many nodes, the last of which failed."""
+    made = [node(f"{at}", "aten::mul", module_path=modules.get(at)) for at in range(count - 1)]
+    sides = [node("p", "", "parameter", name="p"), node("x", "", "leaf", name="x")]
+    edges = [*chain(*(item.id for item in (*made, FAILED)))]
+    edges += [GraphEdge(src=src, dst=dst) for src, dst in more]
+    used = [item for item in sides if any(item.id in pair for pair in more)]
+    graph = AutogradNeighbourhood(nodes=(*used, *made, FAILED), edges=tuple(edges), focus="f")
+    return ["".join(item.id for item in box.members) for box in fold(graph)[0].values()]
+
+
+@pytest.mark.parametrize(
+    ("modules", "boxes"),
+    [
+        ({}, "012 3 4 5 6 7 f"),
+        ({4: "net.0.a", 5: "net.0.b"}, "01 2 3 45 6 7 f"),
+        ({4: "net.0.a", 5: "net.1.a"}, "012 3 4 5 6 7 f"),
+        ({4: "net.0", 5: "net.1"}, "012 3 4 5 6 7 f"),
+        ({6: "net.0.a", 7: "net.0.b"}, "012 3 4 5 6 7 f"),  # right beside the failure
+    ],
+)
+def test_a_long_chain_is_folded_by_parents_and_then_from_its_far_end(
+    modules: dict[int, str], boxes: str
+) -> None:
+    assert sorted(chained(9, modules)) == boxes.split()
+    assert len(chained(MAX_ROWS, modules)) == MAX_ROWS
+
+
+@pytest.mark.parametrize(
+    ("more", "boxes"),
+    [("p1", "0123 4 5 6 7 f p"), ("x1", "0 123 4 5 6 7 f x"), ("03", "0 12 34 5 6 7 f")],
+)
+def test_a_box_goes_into_the_next_one_where_there_is_no_other_way(more: str, boxes: str) -> None:
+    assert sorted(chained(9, {}, more)) == boxes.split()
 
 
 # --- what is joined -------------------------------------------------------------------------------
@@ -216,6 +257,12 @@ def test_only_the_nodes_nearest_to_the_failure_are_looked_at() -> None:
         )
         members = [item.id for box in fold(graph)[0].values() for item in box.members]
         assert sorted(members) == sorted(ids)
+        apart = replace(graph, edges=chain(*ids))
+        members = [item.id for box in fold(apart)[0].values() for item in box.members]
+        assert sorted(members) == sorted(ids)
+        assert (
+            sum(len(it.members) for it in fold(replace(graph, edges=()))[0].values()) == MAX_NODES
+        )
 
 
 @pytest.mark.parametrize(

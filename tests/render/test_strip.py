@@ -72,6 +72,8 @@ def test_a_failing_backward_node_is_its_own_forward_call() -> None:
         ("Tensor.mean", False),
     ]
     assert found[1].small == "backward fails here"
+    forward = nodes(replace(autograd_error(), graph=graph, phase="forward"))
+    assert [item.is_bad for item in forward] == [False, False, False, True]
 
 
 def test_a_failing_backward_node_is_none_of_several_calls_of_its_name() -> None:
@@ -233,6 +235,15 @@ def test_a_lane_keeps_its_first_box_and_those_around_the_failure() -> None:
     assert [at for at, _ in _fitting(short)] == [0, -1, 3, 4, 5, 6, -1]
     gaps = [node.title for at, node in _fitting(lane) if at == -1]
     assert gaps == ["… 3 more", "… 3 more"]
+
+
+def test_a_lane_has_only_so_many_boxes() -> None:
+    for count, places in ((MAX_BOXES, [*range(9)]), (MAX_BOXES + 1, [0, -1, *range(2, 10)])):
+        lane = [Node(title="x", look="fail" if at == count - 1 else "") for at in range(count)]
+        found = _fitting(lane)
+        assert [at for at, _ in found] == places
+        gaps = [(item.title, item.look, item.has_arrow) for at, item in found if at == -1]
+        assert gaps == [("… 1 more", "gap", True)] * (count > MAX_BOXES)
 
 
 def test_calls_that_do_not_lead_to_the_failure_are_no_boxes() -> None:
@@ -439,6 +450,12 @@ def lane(found: list[Node], number: int = 1) -> str:
 def test_the_longest_way_to_the_failure_is_the_main_lane() -> None:
     assert lane(flow("ab", "bc", "cf", "xf", "fy")) == "abcfy"
     assert lane(flow("ab", "bc", "cf", "xf"), 2) == "x"
+    assert lane(flow("xf", "ab", "bc", "cf")) == "abcf"
+
+
+def test_a_branch_begins_where_its_ways_meet() -> None:
+    assert lane(flow("ab", "bc", "cf", "yx", "xf"), 2) == "yx"
+    assert lane(flow("ab", "bc", "cf", "yx", "zx", "xf"), 2) == "x"
 
 
 def test_a_bad_input_has_a_lane_of_its_own_unless_it_is_all_or_was_computed() -> None:
@@ -519,6 +536,8 @@ def test_a_module_that_failed_in_its_one_call_is_one_box(
 def test_there_are_only_so_many_lanes() -> None:
     found = flow("ab", "bf", "pf", "qf", "rf", "sf")
     assert {item.lane for item in found} == set(range(1, MAX_LANES + 1))
+    found = flow("ab", "bc", "cd", "df", "pb", "qc", "rd", "sf")
+    assert {item.title for item in found if item.lane > 1} == set("qrs")  # nearest to the failure
 
 
 @pytest.mark.parametrize(

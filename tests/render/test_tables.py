@@ -20,6 +20,7 @@ def test_a_row_has_to_have_each_word_in_whatever_case() -> None:
     rows = [row("Embedding"), row("gather"), row("gather_nd")]
     assert matching(rows, []) == rows
     assert matching(rows, ["GATHER"]) == rows[1:]
+    assert matching(rows, ["embedding"]) == rows[:1]
     assert matching(rows, ["gather", "_nd"]) == rows[2:]
     assert matching(rows, ["gather", "embedding"]) == []
     assert matching(rows, ["frequency"]) == []  # the names of the columns are no words of a row
