@@ -235,6 +235,8 @@ def test_only_code_of_time_gets_the_place_of_its_text(
     first = next(place for place in code.co_positions() if place[2] is not None and place[3])
     assert (code.co_filename, code.co_names, expr) == (name, ("f", "x"), text)
     assert (first[0], first[2]) == (line, column)
+    assert eval(compiler(ast.parse("1 + 1", mode="eval"), "other", symbol="eval")) == 2
+    assert type(compiler).__module__ == CachingCompiler.__module__
     undo()
     assert type(compiler) is CachingCompiler
     assert compiler(ast.parse("f(x)"), "<timed exec>", "exec").co_filename == "<timed exec>"

@@ -150,6 +150,11 @@ def test_a_guard_of_ones_own_until_it_is_taken_out() -> None:
         undo()
         undo()
         empty.median()
+        checks = (lambda self: "empty"), (lambda self: None)
+        undos = [cudalens.register_guard("aten::median", it, "mine") for it in checks]
+        empty.median()  # the second of a name takes the place of the first
+        for undo in undos:
+            undo()
 
 
 @pytest.mark.parametrize(
