@@ -108,11 +108,12 @@ def test_a_statement_of_a_cell_is_any_of_its_statements() -> None:
 
 
 def test_variables_are_those_of_the_users_frames_then_of_their_modules() -> None:
-    with cell("def f():\n    inner = 1\n    found.append(frames())\nf()") as code:
+    text = "def g(deep):\n    found.append(frames())\ndef f():\n    inner = 1\n    g(2)\nf()"
+    with cell(text) as code:
         exec(code, names := {"frames": frames, "found": []})
         spaces = list(stack.namespaces(names["found"][0]))  # type: ignore[index]
-    at = next(at for at, item in enumerate(spaces) if "inner" in item)
-    assert at == next(at for at, item in enumerate(spaces) if len(item) <= 1)
+    order = [key for item in spaces for key in ("deep", "inner", "found") if key in item]
+    assert order == ["deep", "inner", "found"]
     # The variables of the cell are those of its frame and of its module.
     assert sum("found" in item and "f" in item for item in spaces) == 1
 
