@@ -106,9 +106,10 @@ def test_of_a_refused_registration_nothing_stays() -> None:
 
     with pytest.raises(RuntimeError):
         _torch.register_kernels({"aten::erfinv": kernel, "aten::no_such_op": kernel}, "NoSuchKey")
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError) as caught:
         _torch.register_kernels({"aten::erfinv": kernel, "aten::erfc": None})  # type: ignore[dict-item]
     torch.zeros(2).erfinv()
+    assert caught.tb is not None  # whose frames hold the library
 
 
 def test_what_others_have_registered_stays_on_torchs_list() -> None:
@@ -128,9 +129,8 @@ def test_what_others_have_registered_stays_on_torchs_list() -> None:
             _torch.destroy(libraries.values())
 
 
-@pytest.mark.parametrize("key", ["AutogradCPU", "AutogradCUDA"])
-def test_a_composite_op_is_decomposed_without_a_redispatch(key: str) -> None:
-    decompose, below = _torch.redispatcher(torch.ops.aten.matmul.default, key)
+def test_a_composite_op_is_decomposed_without_a_redispatch() -> None:
+    decompose, below = _torch.redispatcher(torch.ops.aten.matmul.default, "AutogradCPU")
     y, seen = torch.ones(4, requires_grad=True), []
 
     def kernel(keyset: Any, *args: Any) -> Any:
@@ -418,7 +418,7 @@ def test_a_tensor_without_elements_is_itself_alone() -> None:
         (X[0], X[1:], None), (X[2], X[:2], None), (X[0, :3], X, None), (X[0], "text", None),
         ("text", X, None), (X[1, :2], X[:, 1:3], None), (X[1, 1:3], X[:, 1:3], 1),
         (X[0, 0], X[0], 0), (X[0, 3], X[0], 3), (X[:, 0], X, None), (X[0].long(), X, None),
-        (torch.empty(0), torch.empty(2, 0), None), (torch.empty(3, 0)[1], torch.empty(3, 0), None),
+        (torch.empty(0), torch.empty(2, 0), None), (X[1, :0], X[:, :0], None),
         (X[0].view(torch.int32), X, None), (torch.ones(0, 3)[:, 0], torch.ones(0, 3), None),
         (X.as_strided((2, 2), (1, 2)), X.view(3, 2, 2), None), (X[0], X[0].expand(3, 4), None),
         (torch.eye(2).to_sparse()[0], torch.eye(2).to_sparse(), None),
