@@ -216,6 +216,13 @@ def test_constants_of_a_class_and_a_name_with_two_values() -> None:
     cell = "class Net:\n    HOLE = 9\n    def run(self):\n        here()\nNet().run()"
     (found,) = asked(cell, lambda frames: marks([1, 9, 9], frames=frames))
     assert [(it.name, it.value) for it in found.constants] == [("HOLE", 9)]
+    outer = cell.replace("here()", "inner()").replace("class", "def inner():\n    here()\nclass", 1)
+    assert asked(outer, lambda frames: marks([1, 9, 9], frames=frames).constants[0].name) == [
+        "HOLE"
+    ]
+    twice = "END = 8\nEND = 7\nhere()"
+    (found,) = asked(twice, lambda frames: marks([1, 7, 7], frames=frames).constants)
+    assert [it.line and it.line.text for it in found] == ["END = 7"]
 
 
 def test_a_sparse_tensor_shows_no_copies() -> None:
