@@ -348,6 +348,7 @@ def test_weights_that_may_have_become_zero(dtype: str, is_said: bool) -> None:
     hint = bad_weights(replace(evidence, tensors=(weights,)))
     assert hint is not None
     assert (f"The weights may be too small for {dtype}." in hint.text) is is_said
+    assert "may have left no candidate" not in hint.text  # no mask is known
     (zero,) = evidence.violation.offenders.first if evidence.violation else ()
     other = with_offenders(evidence, first=(zero, Offender(position=(1,), value="nan")))
     assert bad_weights(other) is None
