@@ -38,11 +38,11 @@ def test_two_lines_of_the_user_s_and_all_that_are_below_them() -> None:
 
 
 def test_a_line_is_the_one_that_ran() -> None:
-    body = "(\n        1,\n        asked(),\n    )"
+    body = "(" + "\n" * 41 + "1,\nasked(),\n)"
     there = defined("there", body, USERS, asked=lambda: running_call(is_users))
     _, lines = there()[1]  # type: ignore[index]
     code, instruction = next(line for line in lines if line[0].co_name == "there")
-    assert list(code.co_positions())[instruction // 2][0] == 4
+    assert list(code.co_positions())[instruction // 2][0] == 44
 
 
 def test_a_deep_stack_is_cut_at_60_lines() -> None:

@@ -36,10 +36,10 @@ def test_every_guarded_op_is_planned_once_until_its_guards_change() -> None:
     assert {item.op for item in guarded_ops()} == set(GUARDS)
     mine = guards.add(EMBEDDING, lambda weight: None, "mine")
     try:
-        again = guarded_op(EMBEDDING)
+        again = next(it for it in guarded_ops() if it.op is EMBEDDING)
         assert again is not found
         assert again.entries is GUARDS[EMBEDDING]
-        assert next(it for it in guarded_ops() if it.op is EMBEDDING) is again
+        assert again is guarded_op(EMBEDDING)
     finally:
         guards.remove(mine)
     assert len(guarded_op(EMBEDDING).entries) == len(found.entries)

@@ -51,6 +51,7 @@ def test_guards_are_there_while_anybody_wants_them(warnings_of: list[str]) -> No
     guards, made = Guarding(), []
     make = lambda devices: made.append(Interceptor(devices)) or made[-1]
     assert (guards.is_installed, guards.checked_ops, guards.settle()) == (False, 0, None)
+    assert guards.last_check == "none"
     guards.release()
     guards.acquire(make)
     guards.acquire(make)
