@@ -83,6 +83,15 @@ def reduced(data: Tensor, reduce: str = "sum", **options: Any) -> dict[str, Viol
         # What leaves the data with no element reads nothing, behind it and before it.
         (LINE, {"lengths": tensor([4, 0])}, INSIDE, None),
         (LINE, {"lengths": tensor([5, 0])}, INSIDE, {"at": [(0,)]}),
+        (
+            LINE,
+            {"lengths": tensor([3, 2, 1])},
+            INSIDE,
+            {
+                "headline": "{argument}[1] = 2 ends its segment at 5, which is outside the 4 "
+                "elements of {related}"
+            },
+        ),
         (LINE, {"offsets": tensor([0, 4, 4])}, INSIDE, None),
         (LINE, {"offsets": tensor([5, 5])}, INSIDE, None),
         (LINE, {"offsets": tensor([-1, -1, 2])}, INSIDE, {"at": [(1,)]}),
@@ -124,6 +133,12 @@ def reduced(data: Tensor, reduce: str = "sum", **options: Any) -> dict[str, Viol
         (MATRIX, {"axis": 0, "lengths": tensor([3])}, INSIDE, {"at": [(0,)], "size": 2}),
         (MATRIX, {"axis": -2, "lengths": tensor([3])}, INSIDE, {"size": 2}),
         (zeros(2, 4, 3), {"axis": -2, "lengths": tensor([[5], [4]])}, INSIDE, {"at": [(0, 0)]}),
+        (
+            zeros(1, 2, 4),
+            {"axis": 2, "lengths": tensor([[[4], [5]]])},
+            INSIDE,
+            {"at": [(0, 1, 0)]},
+        ),
         # The host looks at lengths, unless it is told not to.
         (LINE, {"lengths": tensor([5]), "unsafe": False}, INSIDE, None),
         (LINE, {"offsets": tensor([0, 5]), "unsafe": False}, INSIDE, {"at": [(1,)]}),

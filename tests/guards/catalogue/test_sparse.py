@@ -71,6 +71,7 @@ def said_of(starts: Tensor, places: Tensor, columns: int = 3, *, is_crow: bool =
                 "is_index": False,
             },
         ),
+        ([0, 2], [1, 1], {"at": [(1,)]}),
         ([0, 1, 3], [1, 1, 2], None),
         ([0, 1, 3], [1, 2, 1], {"at": [(2,)]}),
     ],
