@@ -218,6 +218,8 @@ def test_the_logarithm_of_softmax_alone_has_a_function_of_its_own(
     )
     hints = list(_log_softmax(evidence))
     assert [hint.fix for hint in hints] == ([] if fix is None else [fix])
+    text = "the softmax is 0 there, and log_softmax computes its logarithm without the 0"
+    assert {hint.text for hint in hints} <= {text}
     for edit in (hint.fix for hint in hints):
         assert isinstance(edit, Fix) and edit.rearrange is not None
         assert edit.changes[0][:2] == (inner, fix)
@@ -436,6 +438,8 @@ def test_a_masked_row_gets_the_lowest_number(value: str, is_edited: bool) -> Non
     evidence = forward(f"torch.softmax({code}, -1)", "softmax", fact, is_masked_row=True)
     fix = "torch.softmax(s.masked_fill(m, torch.finfo(s.dtype).min), -1)"
     assert edited(evidence) == (fix if is_edited else None)
+    module = replace(evidence, call=syntax_of(f"soft({code})"))
+    assert (edited(module) is not None) is is_edited
 
 
 def test_a_mask_is_used_again_only_where_its_names_hold_what_they_held() -> None:
