@@ -136,6 +136,8 @@ def test_a_box_of_the_strip_says_what_is_below_it() -> None:
     assert drawn is not None
     assert len(boxes) == len(drawn.nodes)
     assert len(arrows) == sum(node.has_arrow + node.joins for node in drawn.nodes)
+    begins = {tuple(arrow._posA_posB[0]) for arrow in arrows}
+    assert begins >= {(node.column + 0.38, node.lane) for node in drawn.nodes if node.joins}
     assert [box.get_linestyle() == "--" for box in boxes] == [it.is_bad for it in drawn.nodes]
     assert [to_hex(box.get_edgecolor()) for box in boxes] == (
         [LIGHT["bad" if node.look in ("fail", "badin") else "muted"] for node in drawn.nodes]

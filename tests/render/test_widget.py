@@ -18,6 +18,7 @@ from cudalens.core.report import (
     GraphNode,
     HistoryEntry,
     LineRef,
+    Offenders,
     OpName,
     Plane,
 )
@@ -163,9 +164,13 @@ def test_names_of_tensors_are_text() -> None:
     facts = tuple(
         replace(fact, expression="<b>y</b>", dtype="<i>") for fact in make_report().tensors
     )
-    view = live(make_report(tensors=facts, expression="<b>y</b>"))
-    chosen(view, "tensor")
-    assert "<b>y" not in texts(view) and "<i>" not in texts(view)
+    plane = Plane(index=(0,), rows=("0x",), size=(1, 2))
+    found = Offenders(total=2, count=1, planes=(plane,))
+    view = live(make_report(tensors=facts, expression="<b>y</b>", offenders=found))
+    for at in range(len(facts)):
+        choice(view).value = ("tensor", str(at))
+        assert "<b>y" not in texts(view) and "<i>" not in texts(view)
+    assert "&lt;b&gt;y&lt;/b&gt;[0], 1 × 2" in texts(view)
 
 
 # --- what the list has, and what is known of each ------------------------------------------------
