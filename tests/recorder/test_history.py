@@ -166,6 +166,11 @@ def test_of_a_line_the_calls_of_the_refused_function_are_counted() -> None:
         call = recorder.call_of(caught.value)
         assert call is not None
         assert recorder.snapshot().calls_of_line(call) == 2
+        with pytest.raises(RuntimeError) as caught:
+            torch.mm(left, left)  # another line of the same function has called it
+        call = recorder.call_of(caught.value)
+        assert call is not None
+        assert recorder.snapshot().calls_of_line(call) == 0
 
 
 def test_a_node_made_in_a_backward_pass_is_of_the_call_inside_it() -> None:
@@ -220,6 +225,7 @@ def test_maker_and_newest_before_a_call() -> None:
     assert names(call for call, _ in snapshot.writes_to(shown)) == ["add_", "mul_"]
     assert [snapshot.is_untouched(shown, since) for since in (3, 4, 5)] == [False, False, True]
     assert [snapshot.is_untouched(its, since) for since in (3, 4, 5)] == [False, False, True]
+    assert [snapshot.has_write(its, since) for since in (4, 5)] == [True, False]
     assert snapshot.is_made(its)
     assert snapshot.is_made(shown)
 
@@ -249,6 +255,12 @@ def test_shape_and_dtype_of_a_dead_tensor() -> None:
         assert snapshot.meta_of(snapshot.calls[0].inputs[0] if snapshot.calls[0].inputs else made)
         other = ref(torch.zeros(1))
         assert snapshot.meta_of(other) == (None, None)
+
+
+def test_the_shape_of_a_dead_tensor_is_the_last_that_it_had() -> None:
+    snapshot, _ = recorded(lambda: [torch.zeros(2, 3).t_()].clear())
+    (made,) = snapshot.calls[0].outputs
+    assert (made(), snapshot.meta_of(made)[0]) == (None, (3, 2))
 
 
 @pytest.mark.parametrize(
@@ -403,6 +415,13 @@ def test_a_write_to_what_was_given_the_memory_before_the_recording(
 
     snapshot, _ = recorded(run)
     assert [snapshot.is_untouched(ref(x), since) for since in (2, 3)] == [is_copy, True]
+
+
+def test_a_write_through_a_view_that_is_gone_is_one_to_the_memory() -> None:
+    x = torch.zeros(4)
+    held = nn.Parameter(x)
+    snapshot, _ = recorded(lambda: [held.exp(), x.detach()[:2].add_(1)].clear())
+    assert [snapshot.is_untouched(ref(held), since) for since in (4, 5)] == [False, True]
 
 
 def test_what_is_made_of_a_view_from_before_changes_with_its_base() -> None:

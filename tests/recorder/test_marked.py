@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -91,12 +92,19 @@ def test_parts_of_another_type_have_other_values() -> None:
     assert [it.values is None for it in found] == [True, False]
 
 
+def test_of_parts_one_of_which_nobody_knows_none_is_told() -> None:
+    snapshot, made = recorded(lambda: torch.cat([torch.from_numpy(numpy.ones(1)), X[0] * 1.0]))
+    item = Marked(ref(made), ((),), [(1,)], None)
+    assert parts_of(snapshot.calls[-1], item, snapshot, None) == []
+
+
 def written(run: Callable[[Tensor], Any], look: Any = places_written, **more: Any) -> Any:
     """Return what is known of the write that a function makes to a tensor of 2 x 3."""
-    x = torch.zeros(2, 3, dtype=torch.int64)
+    x = torch.zeros(2, 3, dtype=more.pop("dtype", torch.int64))
     snapshot, _kept = recorded(lambda: run(x))
     item = Marked(ref(x), (), None, None, bad(1))._replace(**more)
-    call = next(it for it in reversed(snapshot.calls) if it.written)
+    writes = snapshot.writes_to(ref(x))
+    call = writes[-1][0]
     found = look(call, item, snapshot)
     return None if found is None else found.tolist()
 
@@ -115,6 +123,12 @@ def put_in_view(x: Tensor) -> Tensor:
     return view
 
 
+def put_in_its_parts(x: Tensor) -> Tensor:
+    view = x[0].real
+    view[0] = 12
+    return view
+
+
 def put_by_a_mask_that_goes(x: Tensor) -> None:
     x[x == 0] = 12
 
@@ -127,6 +141,7 @@ def put_by_a_mask_that_goes(x: Tensor) -> None:
         (put((slice(None), PLACES)), [0, -1, 0, 0, -1, 0]), (put(..., 12), [0] * 6),
         (put_in_view, [-1, 0, 0, -1, -1, -1]), (put_by_a_mask_that_goes, None),
         (lambda x: x.fill_(12), None),
+        (lambda x: x.__setitem__(0, x[1]), None),
     ],
 )  # fmt: skip
 def test_the_places_that_a_write_with_a_key_wrote(run: Any, wanted: Any) -> None:
@@ -134,14 +149,21 @@ def test_the_places_that_a_write_with_a_key_wrote(run: Any, wanted: Any) -> None
     assert written(run, bad=None) is None
 
 
-def test_a_key_that_was_changed_since_tells_no_places() -> None:
+@pytest.mark.parametrize(
+    ("run", "wanted"), [(put_in_its_parts, None), (put_in_view, [-1, 0, 0, -1, -1, -1])]
+)
+def test_a_view_of_another_type_has_other_places(run: Any, wanted: Any) -> None:
+    assert written(run, dtype=torch.complex64) == wanted
+
+
+@pytest.mark.parametrize(("added", "wanted"), [(1, None), (0, [0, 0, -1, -1, -1, -1])])
+def test_a_key_that_was_changed_since_tells_no_places(added: int, wanted: Any) -> None:
     def run(x: Tensor) -> Tensor:
         places = torch.tensor([0, 1])
         x[0, places] = 12
-        places.add_(1)
-        return places
+        return places.add_(added) if added else places
 
-    assert written(run) is None
+    assert written(run) == wanted
 
 
 def test_where_a_view_lies_that_was_written_to() -> None:
@@ -150,9 +172,9 @@ def test_where_a_view_lies_that_was_written_to() -> None:
 
 
 def test_of_tensors_that_are_too_large_no_places_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marked, "MAX_PLACES", 1)
+    monkeypatch.setattr(marked, "MAX_PLACES", 1.25)
     assert written(put(1)) is None
-    monkeypatch.setattr(marked, "MAX_PLACES", 2)
+    monkeypatch.setattr(marked, "MAX_PLACES", 1.5)  # four times as many may be written to
     assert written(put(1)) is not None
 
 
@@ -160,9 +182,9 @@ def test_of_tensors_that_are_too_large_no_places_are_known(monkeypatch: pytest.M
     ("operand", "note"),
     [
         (12, "it writes 12"), (ref(one := torch.tensor(12)), "it writes 12"), (ref(ROW), None),
-        (ref(torch.zeros(1).sum()), None),
+        (ref(torch.zeros(1).sum()), None), (ref(alone := torch.tensor([12])), None),
     ],
 )  # fmt: skip
 def test_the_note_of_a_write_of_one_number(operand: Any, note: str | None) -> None:
     assert provenance._what_it_writes(operand) == note
-    assert one.dim() == 0
+    assert (one.dim(), alone.dim()) == (0, 1)
