@@ -252,7 +252,9 @@ OTHERS: Final[dict[str, str]] = {
         "recorder/test_lineage.py recorder/test_dataloader.py evidence/test_dataset_column.py "
         "recorder/test_nonfinite.py diagnosis/hints/test_nan_origin.py"
     ),
-    "recorder/recorder.py": "recorder/test_lineage.py",
+    "recorder/recorder.py": (
+        "recorder/test_handing_on.py recorder/test_history.py recorder/test_lineage.py"
+    ),
     "recorder/replaced.py": (
         "recorder/test_lineage.py recorder/test_dataloader.py recorder/test_nan_arrivals.py"
     ),

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 import cudalens.recorder.mode
 from cudalens import simulate
@@ -202,6 +203,58 @@ def test_ring_keeps_the_last_ops_and_counts_all() -> None:
 
 
 # --- what is left alone --------------------------------------------------------------------------
+
+
+def test_what_may_have_left_the_ring_is_said_only_once_one_call_has() -> None:
+    told = []
+    with Recorder(max_ops=2) as recorder:
+        for _ in range(3):
+            torch.zeros(1)
+            told.append(recorder.beyond_ring("the op"))
+    kept = "the op is not among the last 2 calls, which the recorder kept: max_ops=2"
+    assert told == [None, None, kept]
+
+
+def test_a_snapshot_is_that_of_the_last_call_and_leaves_what_it_follows_alone() -> None:
+    x, earlier = torch.zeros(1), EarlierCalls()
+    with Recorder() as recorder:
+        recorder.follow(earlier)
+        x.numpy()
+        first = recorder.snapshot()
+        assert recorder.snapshot() is first and first.earlier is earlier
+        assert (len(first.changes), earlier.changes) == (1, {})
+        x.exp()
+        assert len(recorder.snapshot().calls) == 2
+        recorder.let_go()
+        assert (recorder.snapshot().calls, recorder.snapshot().earlier.calls) == ([], [])
+        assert recorder.snapshot().earlier is not earlier
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_what_changed_after_the_last_block_is_not_what_it_made(is_changed: bool) -> None:
+    with Recorder() as first:
+        x = torch.zeros(1)
+        ((row,),) = DataLoader(TensorDataset(torch.ones(1)))
+    earlier = first.handed_on()
+    x.add_(1) if is_changed else x.exp()
+    with Recorder() as recorder:
+        recorder.follow(earlier)
+        x.add_(1)
+        snapshot = recorder.snapshot()
+    assert (snapshot.newest(weakref.ref(x), 1) is None) is is_changed
+    assert snapshot.batches.find(weakref.ref(row)) is not None
+
+
+@pytest.mark.parametrize("shows", [False, True])
+def test_a_call_that_left_the_ring_may_have_let_all_tensors_change(shows: bool) -> None:
+    with Recorder() as first:
+        x, y = torch.zeros(1), torch.zeros(1)
+    with Recorder(max_ops=2) as recorder:
+        recorder.follow(first.handed_on())
+        x.data if shows else x.exp()
+        torch.zeros(1), torch.zeros(1)
+        snapshot = recorder.snapshot()
+    assert [snapshot.is_untouched(weakref.ref(y), since) for since in (1, 2)] == [not shows, True]
 
 
 def test_no_tensor_lives_longer() -> None:
