@@ -28,7 +28,7 @@ from torch.utils.data import (
 
 import cudalens
 from cudalens.core.graph_types import ProvenanceStep
-from cudalens.recorder import Recorder
+from cudalens.recorder import Recorder, dataloader
 from cudalens.recorder.dataloader import Batch, Batches, dataset_of, describe
 
 BAD = 23
@@ -55,6 +55,14 @@ def is_bad(labels: torch.Tensor) -> bool:
 def steps_of(recorder: Recorder, labels: torch.Tensor) -> list[Any]:
     bad = ((labels < 0) | (labels > 2)).nonzero().tolist()
     return recorder.provenance(labels, is_bad, [tuple(place) for place in bad]).steps
+
+
+def test_of_many_batches_the_last_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataloader, "_MAX_BATCHES", 2)
+    with Recorder() as recorder:
+        batches = [*DataLoader(TensorDataset(torch.ones(3)))]
+    assert [it.number for it in recorder.snapshot().batches.living()] == [2, 3]
+    assert len(batches) == 3
 
 
 class Odd(BatchSampler):

@@ -158,6 +158,21 @@ def test_a_watch_that_fails_is_a_limit() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("look", "run"),
+    [
+        ("read __format__", lambda x: f"{x[0]:.1f}"),
+        ("step begins", lambda x: torch.optim.SGD([x]).step()),
+        ("step ends", lambda x: torch.optim.SGD([x]).step()),
+    ],
+)
+def test_what_a_watch_finds_beside_results_is_raised(look: str, run: Callable[[Any], Any]) -> None:
+    watch = Watch()
+    watch.finds[look] = ArithmeticError("here")
+    with RecordingMode(watch=watch), pytest.raises(ArithmeticError, match="here"):
+        run(torch.zeros(2))
+
+
 def test_what_a_write_goes_over_is_shown_before_it() -> None:
     watch, x = Watch(), torch.zeros(2)
     watch.on_show["before add_"] = lambda: values.append(x.tolist())
@@ -310,9 +325,12 @@ def test_a_batch_that_cannot_be_noted_is_a_limit(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(mode._batches, "note", note)
     monkeypatch.setattr(mode._batches, "note_indices", lambda it, items: noted.append(items))
+    mode.recorded_ops = 7
     mode.note_batch(None, data="rows")
+    mode.note_batch(None)  # a batch may be None
     mode.note_batch(None, indices=[1, 2])
-    assert noted == [("rows", 0), [1, 2]]
+    mode.note_batch(None, indices=[])
+    assert noted == [("rows", 7), (None, 7), [1, 2], []]
     assert mode.limits == []
     mode.note_batch(None, data="broken")
     assert mode.limits == ["a batch was not noted: KeyError: 'broken'"]

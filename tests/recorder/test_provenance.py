@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from cudalens.core.graph_types import DIVIDES, FIRST_BAD
 from cudalens.recorder import Recorder
+from cudalens.recorder import provenance as provenance_module
 from cudalens.recorder.provenance import Provenance
 from cudalens.source.stack import line_of
 
@@ -528,6 +529,12 @@ def test_what_a_write_of_unknown_places_hides_is_not_counted(
     assert [
         (*it, step.count) for it, step in zip(told(provenance), provenance.steps, strict=True)
     ] == steps
+
+
+def test_of_a_long_way_the_newest_steps_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _ = walked(two_sources)
+    monkeypatch.setattr(provenance_module, "_MAX_STEPS", 3)
+    assert told(walked(two_sources)[0]) == told(whole)[:3]
 
 
 def test_a_mask_of_another_shape_counts_nothing() -> None:
