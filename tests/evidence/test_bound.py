@@ -39,6 +39,7 @@ class Wrap(nn.Module):
     def forward(self, ids):
         return self.inner(ids)
 """
+TWICE = WRAP.replace("self.inner = inner", "self.inner = self.inner = inner")
 WIDE = """\
 class Wide(nn.Module):
     def __init__(self):
@@ -298,6 +299,9 @@ def test_a_line_that_only_reads_the_number_has_not_set_it(
         (f"{NESTED}t = Nested(5).cuda()", "t.parts[0][0](y)", "Nested(5)"),
         # Which of the two made it, the source does not tell.
         ("t = nn.Embedding(5, 2).cuda()\nt = nn.Embedding(5, 3).cuda()", "t(y)", None),
+        # Two assignments keep the layer that one call made.
+        (f"{TWICE}t = Wrap(nn.Embedding(5, 2)).cuda()", "t(y)", "nn.Embedding(5, 2)"),
+        ("t = torch.zeros(5, 2).cuda() + 1", "t[y]", None),
     ],
 )
 def test_what_is_older_than_the_record_is_found_by_its_source(

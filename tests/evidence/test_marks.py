@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from types import FrameType
 from typing import Any
 
@@ -84,6 +85,9 @@ def test_topk_makes_positions_only_where_the_values_begin(note: str | None) -> N
         ("y = x.clamp(max=1 - 1e-6)", "float16", ("1 - 1e-06 is 1",)),
         ("y = x.clamp(min=1.0 + 1e-6)", "float16", ("1.0 + 1e-06 is 1",)),
         ("y = x.clamp(min=1.0 + 0.0)", "float16", ()),
+        # Below 1.0 the numbers of a dtype are twice as close.
+        ("y = x * (1.0 + 4e-4)", "float16", ("1.0 + 0.0004 is 1",)),
+        ("y = x * (1.0 - 4e-4)", "float16", ()),
     ],
 )
 def test_constants_that_vanish(code: str, dtype: str, wanted: tuple[str, ...]) -> None:
@@ -210,6 +214,15 @@ def test_more_than_four_kinds_have_no_names() -> None:
         return len(found.constants)
 
     assert [named([*range(5, 5 + count), 7]) for count in (4, 5)] == [1, 0]
+
+
+GAP = 9
+
+
+def test_a_constant_of_an_outer_file_has_its_line() -> None:
+    here = sys._getframe()
+    (found,) = asked("here()", lambda frames: marks([1, 9, 9], frames=[here, *frames]).constants)
+    assert [(it.name, it.line and it.line.text) for it in found] == [("GAP", "GAP = 9")]
 
 
 def test_constants_of_a_class_and_a_name_with_two_values() -> None:

@@ -172,6 +172,17 @@ def test_a_buffer_or_another_tensor_of_a_module_may_set_the_bound(name: str) -> 
     assert [(item.module, item.size) for item in found] == [("longer", 3)]
 
 
+def test_of_two_modules_that_hold_a_tensor_the_inner_one_is_compared() -> None:
+    net, long_net, long_inner = Holder(), Holder(9), nn.Linear(2, 7)
+    inner = nn.Linear(2, 5)
+    net.tied = inner.weight
+    long_net.tied = nn.Parameter(torch.zeros(9, 2))
+    seen = [(long_net, 3, 0, 9), (long_inner, 3, 0, 9)]
+    frames = [sys._getframe()]
+    found = module_names.other_modules(seen, [net, inner], inner.weight, 5, 0, frames)
+    assert [item.module for item in found] == ["long_inner"]
+
+
 def test_a_tensor_that_no_running_module_has_bounds_nothing() -> None:
     net, longer = Holder(5), Holder(9)
     frames = [sys._getframe()]
