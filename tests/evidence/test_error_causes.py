@@ -86,6 +86,18 @@ def test_frozen_parameters_are_named_with_the_line_that_froze_all() -> None:
     assert frozen(failure("another error", {"self": loss}, recorder)) == ((), None)
 
 
+def test_the_number_without_a_graph_is_the_first_odd_argument(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(error_causes, "number_cut", lambda name, _: name)
+    recorder = SimpleNamespace(snapshot=lambda: None)
+    given = failure("'float' object has no attribute 'backward'", {}, recorder)
+    assert error_causes.cut_of_graph(given) is None
+    odd = (SimpleNamespace(name="loss.item()"), SimpleNamespace(name="scale"))
+    given.found.refused_arguments = SimpleNamespace(odd_arguments=odd)
+    assert error_causes.cut_of_graph(given) == "loss.item()"
+
+
 ROWS = "Expected input batch_size (4) to match target batch_size (2)."
 
 

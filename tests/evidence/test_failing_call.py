@@ -87,7 +87,10 @@ def test_function_and_arguments_of_a_refused_call(
     assert "self" not in api.kwargs
 
 
-@pytest.mark.parametrize("text", ["torch.mm(*pair)", "missing(x)", "raise ValueError"])
+@pytest.mark.parametrize(
+    "text",
+    ["torch.mm(*pair)", "missing(x)", "raise ValueError", "torch.autograd.variable(x, k=row)"],
+)
 def test_what_cannot_be_read_is_no_call(text: str) -> None:
     with failed(text, pair=(X, ROW)) as entries:
         api = api_call_of_stack(entries)
@@ -102,6 +105,14 @@ def test_what_a_layer_was_given_with_a_star_is_read_below_the_line() -> None:
     assert api is not None and api.func is not None
     assert (api.func.__name__, type(api.func.__self__)) == ("forward", nn.LSTM)
     assert [it is given for it in arguments_of(api).values()] == [True]
+
+
+def test_a_private_function_that_a_layer_calls_is_not_the_call() -> None:
+    layer = nn.TransformerEncoderLayer(3, 1)
+    with failed("layer(x, src_mask=mask)", layer=layer, mask=X.long()) as entries:
+        assert entries[-1].tb_frame.f_code.co_name == "_canonical_mask"
+        api = api_call_of_stack(entries)
+    assert api is not None and getattr(api.func, "__self__", None) is layer
 
 
 def test_the_module_of_a_library_is_part_of_the_call() -> None:

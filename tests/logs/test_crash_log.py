@@ -203,6 +203,12 @@ def test_other_forms_of_tracebacks(text: str, place: tuple[object, ...]) -> None
     assert (source.cell, source.file, source.line, source.text) == place
 
 
+@pytest.mark.parametrize(("width", "is_read"), [(80, True), (81, False)])
+def test_the_prefix_of_a_logger_has_at_most_eighty_characters(width: int, is_read: bool) -> None:
+    text = textwrap.indent(TRACE, f"{'a' * (width - 1)}:")
+    assert (explain_log(read_log(text.splitlines())) is not None) is is_read
+
+
 SHAPES = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x10 and 20x5)"
 FULL = ended("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
 LOST = ended("KeyError: 'x'")
