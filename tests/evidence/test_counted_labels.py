@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import ast
 
+import pytest
+import torch
+
+from cudalens.core.call import Operand
+from cudalens.evidence.counted_labels import _named
 from tests.hostcells import Outcome, run_cell
 
 LABELS = """\
@@ -56,6 +61,8 @@ def test_the_last_class_is_counted() -> None:
         ("truth = truth[truth < 5]\n" + MATRIX.replace("pred", "pred[1:]"), 255, 9),
         ("torch.ones(10, dtype=torch.int64).reshape(3, 3)", 3, 2),  # no counts
         ("torch.bincount(truth, minlength=9).reshape(3, 4)", 9, 2),  # no such matrix
+        (MATRIX.replace("n, n)", "n, n + 1)"), 3, 2),
+        ("torch.cat([n * truth + pred, torch.ones(8).long()]).reshape(n, n)", 3, 2),  # no counts
         ("n = 3\n" + MATRIX.replace("n * truth", "4 * truth"), 3, 2),  # another stride
     ],
 )
@@ -153,6 +160,28 @@ def test_of_two_tensors_that_may_have_been_counted_none_is_named() -> None:
     found = cell("twin = truth.clone()\ntorch.bincount(twin, weights=truth)", -1).shown
     assert (found.offenders, found.limits) == (None, ())
     assert "non-negative" in found.headline
+
+
+@pytest.mark.parametrize(
+    ("made", "weights", "said"),
+    [
+        ("less = truth - 1", "truth", "less[0] = -1"),
+        ("x = pred + 0.0; less = x.long()", "x", "less[2] = -2"),
+    ],
+)
+def test_of_the_tensors_on_the_line_the_counted_one_is_named(
+    made: str, weights: str, said: str
+) -> None:
+    line = f"{made}\ntorch.bincount(less, weights={weights})"
+    found = cell(line, 1, -2).shown
+    assert found.headline_own == f"{said} is below 0"
+
+
+def test_the_tensor_on_the_line_is_named_before_those_it_was_made_of() -> None:
+    first, other = torch.ones(1), torch.ones(1)
+    on_line = Operand(text="other", node=ast.Name("other"), value=other)
+    assert _named([first, other], [on_line]) is other
+    assert _named([first, other], []) is first
 
 
 def test_another_refusal_of_negative_numbers_keeps_the_words_of_torch() -> None:

@@ -20,7 +20,7 @@ def short(targets: Any, steps: Any, lengths: Any) -> ShortInput | None:
 
 def test_equal_labels_in_a_row_need_a_blank_between_them() -> None:
     assert short(ROWS, torch.tensor([7, 7, 7]), torch.tensor([3, 4, 2])) is None
-    found = short(ROWS, torch.tensor([6, 6, 6]), torch.tensor([3, 4, 2]))
+    found = short(ROWS, torch.tensor([[6], [6], [6]]), torch.tensor([3, 4, 2]))
     assert found == ShortInput(item=1, steps=6, labels=4, repeats=3, items=1, total=3)
 
 

@@ -187,6 +187,7 @@ for batch in DataLoader(ds, 5):
     [
         ("return self.x[at], self.y[at]", True),
         ("return self.x[at], int(self.y[at])", True),
+        ("return self.x[at], torch.as_tensor(self.y[at], dtype=torch.long)", True),
         ("y = self.y[at]; return [self.x[at], torch.as_tensor(y)]", True),
         ("return {'x': self.x[at], 'y': self.y[at]}", True),
         ("return self.x[at], self.y[at] if at != 13 else torch.tensor(0)", False),
@@ -353,6 +354,7 @@ def test_columns_of_too_many_values_are_not_read(
         ([{"x": 1, "y": 2}, {"x": 3, "y": 4}], [("x", [1, 3]), ("y", [2, 4])]),
         ([(1, 2), (3,)], [(0, [1, 3])]),
         ([{"x": 1, "y": 2}, {"x": 3}], [("x", [1, 3])]),
+        ([{"x": 1, "y": 2}, {"y": 3}], [("y", [2, 3])]),
         ([(1,), [2], (3,)], [(0, [1, 3])]),
         ([5, 6], []),
     ],
