@@ -241,6 +241,8 @@ def test_a_terminal_waits_for_the_rest_of_the_cell(
 
 def test_a_silent_cell_is_checked_too(notebook: Notebook) -> None:
     """The shell tells only that something is run: `ipython notebook.ipynb` runs its cells so."""
+    assert notebook.shell.run_cell("%%cudacheck\npass", silent=True).success
+    assert not PROCESS.is_installed
     result = notebook.shell.run_cell(f"%%cudacheck\n{BAD}", silent=True)
     assert isinstance(result.error_in_exec, cudalens.DeviceIndexError)
     assert len(notebook.shell.display_pub.outputs) == 1

@@ -299,6 +299,29 @@ def test_an_early_explanation_has_the_callers_and_what_the_block_has(
     assert report.limits == ("no memory",)
 
 
+class Seeing(torch.Tensor):
+    """A tensor that records which functions it is given to."""
+
+    seen: list[Any] = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_subclass_does_not_see_what_is_asked_of_its_tensors(is_early: bool) -> None:
+    tensor = torch.ones(2).as_subclass(Seeing)
+    error = caught(lambda: tensor @ torch.ones(3))
+    Seeing.seen.clear()
+    if is_early:
+        module.explained_early(error, None, None, Limits())
+    else:
+        explained(error, None, None, 0.0, Limits())
+    assert Seeing.seen == []
+
+
 def test_a_time_out_of_the_users_is_not_taken_for_a_failure_of_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

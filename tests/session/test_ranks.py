@@ -207,6 +207,7 @@ def test_a_plain_process_of_the_users_is_checked() -> None:
     with cudalens.check() as session:
         process = multiprocessing.get_context("fork").Process(target=lookup, args=(1, (1,)))
         process.start()
+        assert "run" not in vars(process)
         process.join()
     assert process.exitcode == 1
     assert session.report is not None and session.report.kind == "device_assert"
@@ -249,6 +250,19 @@ def test_a_loaders_worker_is_none_of_these() -> None:
         assert session._ranks is not None and session._ranks.results() == ()
 
 
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_process_with_another_run_or_another_starter_is_left_alone(is_replaced: bool) -> None:
+    process = multiprocessing.get_context("fork").Process(target=lookup, args=(0, ()))
+    if is_replaced:
+        process.run = lambda: None  # type: ignore[method-assign]
+    with cudalens.check() as session:
+        assert session._ranks is not None
+        session._ranks._owner += not is_replaced  # as in a process that was forked in the block
+        process.start()
+        process.join()
+        assert session._ranks.results() == ()
+
+
 def test_a_process_starts_as_it_is_where_nothing_can_be_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -262,6 +276,7 @@ def test_nothing_stays_replaced() -> None:
     before = BaseProcess.start
     with cudalens.check():
         assert BaseProcess.start is not before
+        assert BaseProcess.start.__name__ == "start"
     assert BaseProcess.start is before
 
 
@@ -306,6 +321,15 @@ def test_reports_come_by_what_they_say_and_then_by_time(tmp_path: Path) -> None:
     found = ranks.load_reports(tmp_path)
     assert [*found] == ["early", "b", "late", "silent", "cut", "silent-cut"]
     assert found["late"].headline == "y is outside"
+
+
+def test_a_file_that_is_not_finished_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError))
+    with pytest.raises(OSError):
+        ranks.write_whole(tmp_path / "1.json", make_report().to_json())
+    assert ranks.load_reports(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
