@@ -22,6 +22,7 @@ from torch.multiprocessing.spawn import ProcessException, ProcessRaisedException
 from torch.utils.data import DataLoader, TensorDataset
 
 import cudalens
+from cudalens.core.limits import Limits
 from cudalens.core.report import (
     Environment,
     Offender,
@@ -584,6 +585,17 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, bool]]:
     monkeypatch.setattr(ranks, "simulate", device)
     monkeypatch.setattr(ranks, "give_way", lambda report: None)
     return calls
+
+
+@pytest.mark.parametrize("device", [None, "the rehearsal device"])
+def test_a_rank_is_told_whether_its_starter_has_the_rehearsal_device(
+    device: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "simulate", Mock(current=lambda: device))
+    opened, process = Ranks(Block, Limits()), Rank()
+    opened._prepare(process)  # type: ignore[arg-type]
+    opened.__exit__()
+    assert isinstance(process.run, RankRun) and process.run.is_simulated is bool(device)
 
 
 @pytest.mark.parametrize("is_simulated", [True, False])

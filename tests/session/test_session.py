@@ -89,17 +89,18 @@ def test_a_bad_block_raises_and_reports() -> None:
     assert report.limits == ()
 
 
-def test_the_next_block_starts_afresh() -> None:
-    session = cudalens.check()
+def test_the_next_block_starts_afresh(tmp_path: Path) -> None:
+    session = cudalens.check(html=tmp_path / "a.html")
     with pytest.raises(DeviceIndexError), session:
         bad()
+    assert session.written == (tmp_path / "a.html",)
     assert PROCESS.last_check.endswith(" recorded, a problem found")
     with session:
         good()
     assert PROCESS.last_check.startswith("1 guarded call checked, ")
     assert PROCESS.last_check.endswith(" recorded, nothing found")
     assert session.report is None
-    assert session.findings == ()
+    assert (session.findings, session.written) == ((), ())
     with pytest.raises(DeviceIndexError), session:
         bad(8)
     assert "= 8 " in session.report.headline_schema

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from cudalens.core.report import RankResult, Report
 from cudalens.core.reported import attach, report_beside
 from cudalens.diagnosis.diagnose import format_message
 from cudalens.evidence import lost_context
+from cudalens.guards.process import PROCESS
 from cudalens.session import session as module
 from cudalens.session.findings import Outcome
 from cudalens.session.session import CheckSession
@@ -302,6 +304,14 @@ def test_at_the_end_the_early_report_stands_unless_the_call_at_fault_is_known(
     assert session._explained_late(None, 0.0) is None
 
 
+def test_an_interrupt_of_the_end_leaves_nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = cudalens.check()
+    monkeypatch.setattr(session, "close", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt), session:
+        assert session in PROCESS.listeners
+    assert session not in PROCESS.listeners and session.recorder is None
+
+
 @pytest.mark.parametrize(
     ("options", "raised", "was_lost", "is_over", "waits"),
     [
@@ -360,6 +370,18 @@ def test_a_launchers_exception_says_nothing_of_its_own(
         assert outcome.error is None or not has_started
     else:
         assert outcome.error is not None and outcome.error.kind == "host_error"
+
+
+def test_what_the_ranks_report_stands_back_where_the_exception_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of_ranks, own, error = silent(), make_report(), caught(mismatch)
+    monkeypatch.setattr(module, "combined", lambda results: of_ranks)
+    session: Any = cudalens.check()
+    session._ranks = SimpleNamespace(has_started=True, results=tuple)
+    assert session._conclude(error, 0.0).error is of_ranks
+    attach(error, own, "as an inner check does")
+    assert session._conclude(error, 0.0).error is own
 
 
 # --- the report of the block, of the process and of the exception ---------------------------------
