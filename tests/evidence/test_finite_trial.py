@@ -55,10 +55,14 @@ def test_values_and_gradients_have_to_be_finite(
 
 
 def test_what_is_not_torchs_is_not_run() -> None:
-    def mine(x: Any) -> Any:
-        raise AssertionError("it was run")
+    run = []
+
+    def mine(x: torch.Tensor) -> torch.Tensor:
+        run.append(x)
+        return torch.log(x)
 
     assert makes_finite(mine, "{x} + 1", ZERO) is False
+    assert run == []
 
 
 def test_no_edit_is_tried_after_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +101,7 @@ def test_the_condition_of_where_is_at_hand() -> None:
 
 def test_large_tensors_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finite_trial, "MAX_VALUES", 2)
-    assert finite_trial._copy(ZERO) is not ZERO
+    assert finite_trial._copy(ZERO).data_ptr() != ZERO.data_ptr()
     monkeypatch.setattr(finite_trial, "MAX_VALUES", 1)
     with pytest.raises(MemoryError):
         finite_trial._copy(ZERO)
@@ -129,11 +133,23 @@ def test_the_node_has_what_else_its_function_was_given(
 
 def test_a_gradient_of_one_number_is_that_of_all() -> None:
     leaf = torch.tensor([0.0, 1.0], requires_grad=True)
-    running = RunningNode(torch.sqrt(leaf).grad_fn, torch.ones(()), None)
-    assert makes_finite(torch.sin, "{x}.clamp(min=1e-3)", leaf, running) is True
+    for gradient, is_finite in ((torch.ones(()), True), (torch.full((2,), 3e38), False)):
+        running = RunningNode(torch.sqrt(leaf).grad_fn, gradient, None)
+        assert makes_finite(torch.sin, "{x} + 1e-3", leaf, running) is is_finite
 
 
-def test_values_that_were_bad_before_are_mended_by_no_edit() -> None:
+def test_an_input_without_a_gradient_is_not_bad() -> None:
+    used, other = torch.ones(2, requires_grad=True), torch.zeros(2, requires_grad=True)
+    assert finite_trial._are_finite([used * 2], [used, other])
+    assert not finite_trial._are_finite([used * 2, other.sqrt()], [used, other])
+
+
+def test_values_that_were_bad_before_are_mended_by_no_edit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor is another edit tried after the time for all of them."""
+    now = [1.0]
+    monkeypatch.setattr(finite_trial.time, "thread_time", lambda: now[0])
     fix = Fix("…", [Change("x", "{x} + 1")])
 
     def ask(frames: Any) -> list[bool]:
@@ -146,7 +162,11 @@ def test_values_that_were_bad_before_are_mended_by_no_edit() -> None:
             trial = FiniteTrial(call, line)
             trial.is_bad_before = is_bad_before
             answers.append(trial.makes_finite(fix))
+        late = FiniteTrial(call, line)
+        for _ in range(2):
+            answers.append(late.makes_finite(fix))
+            now[0] += 60
         unknown = FiniteTrial(Call(api=None, operands=operands), line)
         return [*answers, unknown.makes_finite(fix)]
 
-    assert asked("here(x)", ask, x=ZERO) == [[True, False, False]]
+    assert asked("here(x)", ask, x=ZERO) == [[True, False, True, False, False]]

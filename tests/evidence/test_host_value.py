@@ -110,6 +110,7 @@ def test_nothing_has_run_on_the_device(line: str) -> None:
         ("torch.zeros(3)[tensor([9])]", 9),
         ("torch.zeros(3, 2).take(tensor([[5]]) + 1)", 6),
         ("torch.zeros(3, 2)[:, [0, 7]]", 7),
+        ("with torch.no_grad(): nn.Parameter(scores).index_add_(0, ids, table[:2])", 9),
     ],
 )
 def test_a_value_that_no_variable_holds_is_found(line: str, value: int) -> None:
