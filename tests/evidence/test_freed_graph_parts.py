@@ -16,6 +16,7 @@ from cudalens.core.call import NodeMark
 from cudalens.core.report_types import SourceSpan
 from cudalens.evidence import freed_graph
 from cudalens.recorder import Recorder
+from tests.probes import cell
 
 X, Y = torch.ones(1), torch.ones(2)
 
@@ -148,12 +149,33 @@ def shared(lines: str, file: Path) -> bool:
         # The list has it too.
         ("def f():\n    a = torch.ones(4)\n    for x in (a,):\n        x.add_(1)\n", True),
         ("def f():\n    x = torch.ones(4)\n    for a in (x,):\n        a + 1\n    x += 1\n", False),
+        (
+            "def f():\n    a = torch.ones(4)\n    for _ in (1,):\n"
+            "        for x, _ in ((a, 1),):\n            x.add_(1)\n",
+            True,
+        ),
+        ("def f():\n    for x in (1,):\n        pass\n    x = torch.ones(4)\n    x += 1\n", False),
     ],
 )
 def test_what_a_caller_or_the_base_of_a_view_has_is_shared(
     lines: str, tmp_path: Path, *, is_it: bool
 ) -> None:
     assert shared(lines, tmp_path / "write.py") is is_it
+
+
+def test_a_line_has_its_cell_or_file_where_that_is_another(tmp_path: Path) -> None:
+    text, names, file = "torch.ones(4).add_(1)", {"torch": torch}, tmp_path / "write.py"
+    file.write_text(text)
+    with Recorder() as recorder, cell(text) as code:
+        exec(code, names)
+        exec(compile(text, str(file), "exec"), names)
+        writes = [call for call in recorder.snapshot().calls if call.written]
+        own = SourceSpan(cell=7), SourceSpan(file=str(file))
+        places = (*own, SourceSpan(cell=8), SourceSpan(file="other.py"))
+        lines = [freed_graph._line(write, here) for write in writes for here in places]
+    assert [line and (line.cell, line.file) for line in lines] == [
+        (None, None), *[(7, None)] * 3, (None, str(file)), (None, None), *[(None, str(file))] * 2,
+    ]  # fmt: skip
 
 
 STALE = """\
