@@ -41,17 +41,19 @@ LEFT, RIGHT = bad((2, 3), (1, 0)), bad((3, 4), (0, 2))
 FIRST, WEIGHT = bad((2, 3), (0, 0)), bad((4, 3), (3, 1))
 COLUMN = bad((3,), (1,))
 BATCHED = bad((2, 2, 3), (1, 0, 0))
+WIDER, SECOND = bad((1, 2, 2, 3), (0, 1, 1, 0)), bad((2, 3, 4), (0, 0, 2))
 
 
 @pytest.mark.parametrize(
     ("func", "args", "inputs", "which"),
     [
         (torch.add, (A, B), (A, B), 1), (torch.add, (A, B), (B, A), 0),
-        (torch.add, (A, bad((3,), (2,))), (A,), 0),
+        (torch.add, (A, bad((3,), (2,))), (A,), 0), (torch.add, (COLUMN, A), (A, COLUMN), 1),
         (torch.mm, (LEFT, RIGHT), (LEFT, RIGHT), 1),
         (torch.mm, (LEFT, torch.ones(3, 4)), (LEFT, RIGHT), 0),
         (torch.bmm, (BATCHED, torch.ones(2, 3, 1)), (BATCHED, RIGHT), 0),
         (torch.matmul, (BATCHED, RIGHT), (BATCHED, RIGHT), 1),
+        (torch.matmul, (WIDER, SECOND), (WIDER, SECOND), 1),
         (torch.mv, (LEFT, COLUMN), (LEFT, COLUMN), 1),  # of one dimension
         (F.linear, (LEFT, WEIGHT), (LEFT, WEIGHT), 1),
         (F.linear, (FIRST, WEIGHT), (WEIGHT, FIRST), 1),
@@ -65,6 +67,7 @@ def test_the_input_at_the_place_of_the_bad_value(
 
 PARTS = [torch.ones(2), bad((3,), (2,)), bad((1,), (0,))]
 ROWS = [torch.ones(2), bad((2,), (1,)), bad((2,), (0,))]
+TALL = [bad((3, 1), (2, 0)), bad((3, 1), (0, 0))]
 WIDE = [bad((2, 2), (1, 1)), bad((2, 1), (0, 0))]
 
 
@@ -74,7 +77,8 @@ WIDE = [bad((2, 2), (1, 1)), bad((2, 1), (0, 0))]
         (torch.cat, (PARTS,), PARTS[1:], 0), (torch.cat, (PARTS,), PARTS[:0:-1], 1),
         (torch.stack, (ROWS,), ROWS[:0:-1], 1), (torch.stack, (ROWS, 1), ROWS[1:], 1),
         (torch.stack, (ROWS, -1), ROWS[1:], 1), (torch.cat, (WIDE, 1), WIDE, 1),
-        (torch.cat, (WIDE, -1), WIDE, 1),
+        (torch.cat, (WIDE, -1), WIDE, 1), (torch.concat, (TALL, 1), TALL, 1),
+        (torch.concatenate, (TALL, 1), TALL, 1),
     ],
 )  # fmt: skip
 def test_the_part_that_a_bad_value_was_joined_from(
