@@ -110,8 +110,10 @@ def test_finite_tensors_lose_their_marks() -> None:
     known.mark(y, MADE, has_nan=True)
     assert not known.was_finite(y)
     known.last = ref(y)
+    known.keep_finite(good := torch.ones(1))
     known.let_go()
     assert (known.of(y), known.last, bool(known)) == (None, None, False)
+    assert not known._finite and good is not None
 
 
 def test_views_of_a_marked_tensor_are_marked() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,15 +24,19 @@ from cudalens.recorder.nonfinite_values import (
     item_of_list,
     make_violation,
     nonfinite,
+    of_saved_nan,
     operands_beside,
     real,
+    saved_value,
     saved_values,
     suspects,
     value_at,
     violation_of_call,
+    violation_of_gradient,
     violation_of_input,
     violation_of_node,
     violation_of_step,
+    violation_of_stepped_gradient,
 )
 
 INF, NAN = math.inf, math.nan
@@ -70,6 +75,15 @@ def test_values_that_are_finite_may_have_a_sum_that_is_not() -> None:
     ((tensor, values, bad),) = nonfinite([T([1]), T([1.0, NAN, -INF]), torch.ones(2)])
     assert (tensor.shape, values.isnan().tolist()) == ((3,), [False, True, False])
     assert bad.tolist() == [False, True, True]
+
+
+def test_what_a_wrapper_hides_is_found_under_its_name() -> None:
+    def look(x: Tensor) -> Tensor:
+        ((tensor, values, _),) = nonfinite([x])
+        assert tensor is x and values.shape == (1, 2)
+        return x
+
+    torch.vmap(look)(T([[1.0, NAN]]))
 
 
 def test_which_tensors_are_read() -> None:
@@ -223,14 +237,23 @@ def test_a_node_is_told_with_its_gradient_and_what_it_saved() -> None:
     assert found.inputs == (("gradient", "1.0"), ("result", "0.0"))
     assert set(beside_of_node(node, "SqrtBackward0", [gradient, gradient], (2,))) == {"result"}
     assert beside_of_node(node, "MmBackward0", [gradient], (2,)) == {}
+    reworded = of_saved_nan(found)
+    assert reworded.headline == (
+        "the backward node SqrtBackward0 computes with a nan that forward has saved"
+    )
+    assert reworded.explanation == (
+        "1 of 2 values of the result is not finite; the gradient that it was given is."
+    )
 
 
 def test_what_was_changed_in_place_was_not_saved() -> None:
     y = T([1.0, 4.0], requires_grad=True).exp()
     node: Any = y.grad_fn
+    assert saved_value(node, "_saved_result").tolist() == y.tolist()
     with torch.no_grad():
         y.add_(1)
     assert set(beside_of_node(node, "ExpBackward0", [torch.ones(2)], (2,))) == {"gradient"}
+    assert saved_value(node, "_saved_result") is None
     assert saved_values(node) == ()
 
 
@@ -301,6 +324,19 @@ def test_a_tensor_that_was_not_finite_when_it_came() -> None:
     other = violation_of_input(Api(torch.exp), {"self": x}, T(NAN), T(NAN), T(True))
     assert other.headline == "{input:input} = nan already where torch.exp reads it"
     assert other.explanation.startswith("The tensor is not finite;")
+    listed = violation_of_input(Api(torch.cat), {"tensors": [T([1.0]), x]}, x, x, x.isnan())
+    assert listed.argument == "tensors[1]"
+
+
+def test_a_gradient_that_was_not_finite_when_it_came() -> None:
+    x = T([1.0, NAN])
+    node = SimpleNamespace(name=lambda: "torch::autograd::CopyBackwards")
+    found = violation_of_gradient(node, x, x.isnan())
+    reader = "the backward node CopyBackwards"
+    assert found.headline == f"{{input:gradient}}[1] = nan already where {reader} reads it"
+    assert (found.op, found.argument) == ("CopyBackwards", "gradient")
+    stepped = violation_of_stepped_gradient("SGD.step", x, x, x.isnan())
+    assert stepped.headline == "{input:param}.grad[1] = nan already where SGD.step reads it"
 
 
 @pytest.mark.parametrize(
