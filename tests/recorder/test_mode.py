@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim.optimizer import _global_optimizer_post_hooks as AFTER_STEPS
 from torch.optim.optimizer import _global_optimizer_pre_hooks as BEFORE_STEPS
 from torch.overrides import TorchFunctionMode
@@ -107,6 +108,7 @@ def test_another_thread_s_end_stops_the_recording() -> None:
         thread.start()
         thread.join()
         X.log()
+        assert not mode.is_on()
         X.sin()
     assert noted(mode) == ["exp"]
 
@@ -251,7 +253,7 @@ def test_where_tensors_were_frozen_is_told_of_all_or_of_none() -> None:
     left, right, other = (torch.ones(2, requires_grad=True) for _ in range(3))
     with RecordingMode() as mode:
         left.requires_grad_(False)
-        right.requires_grad_(False)
+        right.requires_grad_(requires_grad=False)
         other.requires_grad_(True)
         f"{X} {left}"
         sites = mode.frozen_at([left, right])
@@ -387,6 +389,9 @@ def test_a_call_on_the_device_is_waited_for(sim: object, waits: list[torch.devic
         torch.exp(x)
         assert waits == [CUDA] * 2  # what came before, and itself
         waits.clear()
+        torch.mul(x, torch.tensor(2.0))
+        assert waits == [CUDA] * 2
+        waits.clear()
         torch.exp(X)
         assert waits == []
         x[0].item()
@@ -420,6 +425,12 @@ def test_what_a_call_was_given_or_gave_says_what_to_wait_for(
     mode._wait_after([made[given]], results)
     assert waits == ([CUDA] if is_waited_for else [])
     assert mode.limits == []
+
+
+def test_a_tensor_without_values_is_not_waited_for(waits: list[torch.device]) -> None:
+    fake = FakeTensor(FakeTensorMode(), torch.ones(2, device="meta"), CUDA)
+    RecordingMode()._wait_after([fake], fake)
+    assert waits == []
 
 
 def test_a_call_that_cannot_be_waited_for_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,14 +485,28 @@ def test_a_call_that_raised_inside_a_module_is_found() -> None:
         assert call is not None and call.func is nn.functional.linear
 
 
-def test_an_interrupt_has_no_call() -> None:
+@pytest.mark.parametrize(
+    ("kind", "has_call"), [(KeyboardInterrupt, False), (SystemExit, False), (ValueError, True)]
+)
+def test_an_interrupt_has_no_call(kind: type[BaseException], has_call: bool) -> None:
     def stop(*_: Any) -> Any:
-        raise KeyboardInterrupt
+        raise kind
 
     with RecordingMode() as mode:
         error = raised(lambda: X.apply_(stop))
-        assert isinstance(error, KeyboardInterrupt)
-        assert mode.call_of(error) is None
+        assert isinstance(error, kind)
+        assert (mode.call_of(error) is not None) is has_call
+
+
+def test_of_calls_that_raised_one_inside_the_other_the_innermost_is_found() -> None:
+    mode, calls = RecordingMode(), [ApiCall(func=torch.exp), ApiCall(func=torch.log)]
+
+    def fail(depth: int) -> None:
+        mode.attach(calls[depth], sys._getframe())
+        fail(depth + 1)
+
+    assert isinstance(error := raised(lambda: fail(0)), IndexError)
+    assert mode.call_of(error) is calls[1]
 
 
 def test_the_first_end_of_the_device_stays_and_each_is_told() -> None:
@@ -631,6 +656,24 @@ def test_after_an_inner_call_the_outer_one_is_still_being_made() -> None:
         X.exp()
         assert THREAD.running.call is None
     assert [call and call[0] for call in running] == [torch.Tensor.exp]
+
+
+def test_after_an_inner_call_has_failed_the_outer_one_is_still_being_made() -> None:
+    running = list[Any]()
+
+    class Between(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            try:
+                return func(*args, **(kwargs or {}))
+            finally:
+                running.append(THREAD.running.call)
+
+    with RecordingMode(), Between(), RecordingMode():
+        raised(lambda: torch.mm(X, X))
+        assert THREAD.running.call is None
+    assert [call and call[0] for call in running] == [torch.mm]
 
 
 @pytest.mark.parametrize("has_pass", [True, False])

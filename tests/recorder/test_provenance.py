@@ -283,6 +283,8 @@ def copied(dtype: torch.dtype) -> list[Tensor]:
 
 
 FROM_OUTSIDE = numpy.array([1, 16])
+ZEROS = tensor([0, 0])
+MASK = tensor([True, False, False])
 MUL, TENSOR = ("mul", FIRST_BAD), ("tensor", FIRST_BAD)
 CLONE, WRITE = ("clone", None), ("__setitem__", "it writes 16")
 
@@ -380,6 +382,8 @@ def test_what_came_from_outside_is_entered_where_it_was_first_read() -> None:
     assert provenance.origin is not None and provenance.origin.tolist() == [1, 16]
     provenance, _ = walked(lambda: torch.from_numpy(FROM_OUTSIDE) + torch.from_numpy(FROM_OUTSIDE))
     assert not provenance.is_open and provenance.entry is None
+    provenance, _ = walked(lambda: torch.from_numpy(FROM_OUTSIDE) + ZEROS)
+    assert provenance.is_open and provenance.entry is None  # which of the two was read
 
 
 def test_what_is_dead_is_entered_where_it_was_read_first() -> None:
@@ -507,28 +511,101 @@ def test_a_row_that_a_choice_has_repeated_is_not_counted(rows: int, count: int |
 
 
 @pytest.mark.parametrize(
-    ("number", "steps"),
+    ("number", "part", "steps"),
     [
-        (None, [("mul", FIRST_BAD, 2)]),
-        (3, [("mul", FIRST_BAD, 1)]),
-        (20, [("masked_fill_", "it writes 20", None), ("mul", FIRST_BAD, None)]),
-        (16, [("masked_fill_", "it writes 16", None)]),
+        (None, 0, [("mul", FIRST_BAD, 2)]),
+        (3, 0, [("mul", FIRST_BAD, 1)]),
+        (True, 0, [("mul", FIRST_BAD, 1)]),
+        (20, 0, [("masked_fill_", "it writes 20", None), ("mul", FIRST_BAD, None)]),
+        (20, 2, [("masked_fill_", "it writes 20", None), ("mul", FIRST_BAD, None)]),
+        (16, 0, [("masked_fill_", "it writes 16", None)]),
     ],
 )
 def test_what_a_write_of_unknown_places_hides_is_not_counted(
-    number: int | None, steps: list[Any]
+    number: int | None, part: int, steps: list[Any]
 ) -> None:
     def run() -> Any:
         y = torch.tensor([8, 8, 1])
         x = y * 2
         if number is not None:
-            x.masked_fill_(tensor([True, False, False]), number)
+            target, mask = (x[:part], MASK[:part]) if part else (x, MASK)
+            target.masked_fill_(mask, number)
         return y, x
 
     provenance, _ = walked(run)
     assert [
         (*it, step.count) for it, step in zip(told(provenance), provenance.steps, strict=True)
     ] == steps
+
+
+def test_a_good_value_is_passed_by_where_no_places_are_listed() -> None:
+    with Recorder() as recorder:
+        y = torch.tensor([8, 8, 1])
+        x = y * 2
+        x.masked_fill_(MASK, 3)
+        found = recorder.provenance(x, is_above_9)
+    assert told(found) == [MUL]
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_way_ends_where_what_was_written_has_changed_since(is_changed: bool) -> None:
+    def run() -> Any:
+        number, x = torch.tensor(20), torch.ones(3, dtype=torch.int64)
+        x.masked_fill_(MASK, number)
+        if is_changed:
+            number.fill_(30)
+        return number, x
+
+    provenance, _ = walked(run)
+    assert told(provenance) == ([] if is_changed else [("masked_fill_", "it writes 20")])
+
+
+def test_what_was_written_before_beside_a_write_is_told() -> None:
+    def run() -> Any:
+        x = torch.zeros(3, dtype=torch.int64)
+        x[1] = 16
+        x[:2].masked_fill_(MASK[:2], 20)
+        return x
+
+    provenance, _ = walked(run)
+    assert told(provenance) == [("masked_fill_", "it writes 20"), WRITE]
+
+
+def test_each_part_of_a_part_is_followed() -> None:
+    def run() -> Any:
+        parts = [
+            torch.tensor([16]),
+            torch.tensor([17]),
+            torch.tensor([18]),
+        ]
+        both = torch.cat(parts[:2])
+        return parts, both, torch.cat([both, parts[2]])
+
+    provenance, _ = walked(run)
+    entry, first = provenance.entry, provenance.steps[2].source
+    assert told(provenance) == [("cat", None)] * 2 + [TENSOR] * 3
+    assert isinstance(entry, tuple) and first is not None
+    assert line_of(*entry[:2]) == first.line
+
+
+def put_behind(batch: Tensor) -> Tensor:
+    x = torch.zeros(4, dtype=torch.int64)
+    x[0] = 20
+    x[2:4] = batch
+    return x
+
+
+@pytest.mark.parametrize(
+    ("run", "samples"), [(put_behind, {(3,): 1}), (lambda it: it * tensor([2, 1]), {(1,): 1})]
+)
+def test_a_sample_is_that_of_the_element_that_came_from_the_batch(
+    run: Callable[[Tensor], Tensor], samples: Any
+) -> None:
+    def step() -> Any:
+        (batch,) = DataLoader([8, 16], batch_size=2)  # type: ignore[arg-type]
+        return batch, run(batch)
+
+    assert walked(step)[0].samples == samples
 
 
 def test_of_a_long_way_the_newest_steps_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
