@@ -154,6 +154,34 @@ def test_a_graph_may_run_again_unless_the_engine_is_told_otherwise(
     assert watch.seen_backward == ["loss of 2", "pass"]
 
 
+def test_a_call_of_the_engine_by_itself_is_waited_for_and_leaves_the_recorder_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+    with Recorder() as recorder:
+        monkeypatch.setattr(recorder, "wait_for_all", lambda: order.append("wait"))
+        BackwardPass(recorder).run_backward(lambda *_: order.append("run"), x().exp())
+        assert order == ["run", "wait"]
+        assert recorder.is_on()
+        assert recorder.last_call()[0] == "torch.autograd.backward"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_condition_of_a_where_is_kept_for_the_nodes_behind_it(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, leaf, kept = Watch(), x(), list[tuple[str, bool]]()
+    monkeypatch.setattr(
+        watch, "of_node", lambda node, *_: kept.append((node.name(), bool(_[-1].conditions)))
+    )
+    if fails:
+        monkeypatch.setattr(backward, "keep_condition", Mock(side_effect=KeyError("where")))
+    with Recorder(watch=watch) as recorder:
+        torch.where(leaf > 0, leaf.exp(), 1.0).sum().backward()
+    assert kept == [("WhereBackward0", not fails), ("ExpBackward0", not fails)]
+    assert recorder.limits == ["a condition was not kept: KeyError: 'where'"] * fails
+
+
 def test_a_pass_inside_a_pass_begins_with_no_loss_of_the_user_s() -> None:
     class Inner(Twice):
         """Runs a pass of its own, as a checkpoint does."""
