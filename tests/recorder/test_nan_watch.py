@@ -476,9 +476,10 @@ def test_what_an_optimizer_computes_is_its_own() -> None:
     with Recorder(watch=watch) as recorder:
         made = neg().log()
         watch.steps.before(Odd([weight]), None)
-        assert watch.steps.is_inside and watch.marked
+        watch.steps.scaled(torch.amp.GradScaler("cpu"), tensor([1.0]), scaled := tensor([1.0]))
+        assert watch.steps.is_inside and watch.marked and watch.steps.is_overscaled(scaled)
         watch.let_go()
-        assert not watch.marked
+        assert not watch.marked and not watch.steps.is_overscaled(scaled)
         watch.of_loss([made * 0], None)
         assert not watch.steps.is_inside
 
