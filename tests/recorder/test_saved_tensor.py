@@ -178,7 +178,16 @@ class Own(nn.Module):
         return x.relu_()
 
 
-@pytest.mark.parametrize(("module", "expected"), [(nn.ReLU(inplace=True), "ReLU"), (Own(), None)])
+class OfALibrary(nn.ReLU):
+    """A module of a library whose name begins like torch's."""
+
+    __module__ = "torchvision.ops"
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [(nn.ReLU(inplace=True), "ReLU"), (Own(), None), (OfALibrary(inplace=True), None)],
+)
 def test_the_module_of_torch_that_writes_in_place(module: nn.Module, expected: str | None) -> None:
     def forward() -> tuple[Tensor, Any]:
         w = torch.ones(2)
