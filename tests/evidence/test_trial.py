@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cudalens.core.call import ApiCall, Call, OpCall
 from cudalens.diagnosis.candidates import TrialResult
@@ -125,6 +128,62 @@ def test_torch_runs_unseen() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     with quiet_torch(has_autograd=False):
         assert not torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("has_autograd", [True, False])
+def test_no_mode_and_no_warning_tells_of_a_trial(has_autograd: bool) -> None:
+    seen: list[str] = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.extend(["add"] * func.__name__.startswith("add"))
+            return func(*args, **(kwargs or {}))
+
+    class Ops(TorchDispatchMode):
+        __torch_dispatch__ = Functions.__torch_function__
+
+    with warnings.catch_warnings(record=True) as caught, Functions(), Ops():
+        with quiet_torch(has_autograd=has_autograd):
+            torch.add(X, 1)
+            warnings.warn("torch's", stacklevel=1)
+        assert (seen, caught) == ([], [])
+        torch.add(X, 1)
+        assert len(seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("outer", "rearrange", "tried_of"),
+    [
+        (True, None, ["outer"]),
+        (False, None, ["outer"]),
+        (None, None, ["outer", "inner"]),
+        (False, "b s d -> s b d", ["outer", "inner"]),
+    ],
+)
+def test_a_change_is_tried_from_the_outermost_call_inwards(
+    outer: bool | None, rearrange: Any, tried_of: list[str]
+) -> None:
+    """What an outer call has answered stands, unless dimensions may be rearranged further in."""
+    calls = {name: ApiCall(func=torch.mm, args=(X, W)) for name in ("outer", "inner")}
+    names = {id(call): name for name, call in calls.items()}
+    asked_of: list[str] = []
+
+    def run(api: ApiCall, fix: Fix | None) -> TrialResult:
+        if fix is None:
+            return TrialResult(succeeds=False)
+        asked_of.append(names[id(api)])
+        return TrialResult(succeeds=outer if names[id(api)] == "outer" else False)
+
+    def of(trial: Any) -> Any:
+        trial.call = Call(api=calls["inner"], enclosing=(calls["outer"],), operands=())
+        trial._run, trial._succeeded = run, calls["inner"]
+        return trial(Fix("…", [Change("w", "{x}.T")], rearrange)), trial._succeeded
+
+    result, succeeded = tried(torch.mm, of)
+    assert (result.succeeds, asked_of) == (outer is True, tried_of)
+    assert succeeded is (calls["outer"] if outer else None)
 
 
 def test_no_trial_without_a_line() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN, WRITES, ProvenanceStep
 from cudalens.core.limits import Limits
-from cudalens.core.report_types import LineRef, Offender, Offenders, Violation
+from cudalens.core.report_types import LineRef, Offender, Offenders, SourceSpan, Violation
 from cudalens.evidence import value_facts
 from cudalens.evidence.value_facts import nan_cause, nan_holder
 from cudalens.recorder.provenance import Provenance
@@ -238,6 +239,38 @@ def test_a_parameter_that_the_values_did_not_come_from_is_not_named(read: str, s
     code += f"torch.multinomial({read}(inf).softmax(-1), 1)"
     hints = run_cell(SETUP + code, fast=False).shown.hints
     assert any("net.weight contains NaN" in hint.text for hint in hints) is said
+
+
+def test_the_ids_on_the_way_are_known_of_a_recorded_maker(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad, read = torch.ones(1), torch.ones(2)
+    monkeypatch.setattr(value_facts, "sources_of", lambda tensor, snapshot: [bad, read])
+
+    def ids(bad: Any, makers: Any) -> Any:
+        snapshot = SimpleNamespace(maker=lambda ref: makers.get(id(ref())))
+        recorder = None if makers is None else SimpleNamespace(snapshot=lambda: snapshot)
+        failure: Any = SimpleNamespace(bad=bad, recorder=recorder)
+        return value_facts._ids_on_the_way(failure)
+
+    assert ids(bad, {id(bad): "a call"}) == {id(bad), id(read)}
+    assert [ids(bad, {}), ids(bad, None), ids(None, {})] == [None, None, None]
+
+
+def test_numbers_vanish_on_the_running_line_or_on_that_of_the_forward_call() -> None:
+    found = replace(nan_finding(is_nonfinite=True), dtype="torch.float16")
+    running = SimpleNamespace(statement=ast.parse("y = x + 1e-8").body[0])
+
+    def vanished(node: Any, forward: SourceSpan | None) -> tuple[str, ...]:
+        failure: Any = SimpleNamespace(
+            violation=found, way=None, trial=SimpleNamespace(line=SimpleNamespace(running=running)),
+            call=SimpleNamespace(node=node, op=None), bad=None, limits=Limits(),
+            forward_call=lambda number: (forward if number == 3 else None, None, None),
+        )  # fmt: skip
+        return value_facts.marks_of_finding(failure).vanished
+
+    node, forward = SimpleNamespace(sequence_nr=3), SourceSpan(text="y = x * 1e-9")
+    assert vanished(None, forward) == ("1e-08 is 0",)
+    assert vanished(node, forward) == ("1e-09 is 0",)
+    assert vanished(node, None) == ()
 
 
 def ctc(op: str = "aten::_ctc_loss", value: Any = "inf", arguments: Any = "given") -> Any:
