@@ -253,6 +253,8 @@ def test_the_ids_on_the_way_are_known_of_a_recorded_maker(monkeypatch: pytest.Mo
 
     assert ids(bad, {id(bad): "a call"}) == {id(bad), id(read)}
     assert [ids(bad, {}), ids(bad, None), ids(None, {})] == [None, None, None]
+    monkeypatch.setattr(value_facts, "sources_of", lambda tensor, snapshot: [])
+    assert ids(bad, {id(bad): "a call"}) == set()
 
 
 def test_numbers_vanish_on_the_running_line_or_on_that_of_the_forward_call() -> None:

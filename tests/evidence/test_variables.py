@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cudalens.evidence.failing_call import call_of
 from cudalens.evidence.variables import Variables, line_of, parameters_of
@@ -31,7 +32,8 @@ def test_no_line_without_a_frame_of_the_users() -> None:
 
 
 def test_operands_are_the_tensors_of_the_call_by_their_texts() -> None:
-    found = variables("here(x, 3, y[0], None)", lambda it: it.operands)
+    fake = FakeTensorMode().from_tensor(X)
+    found = variables("here(x, 3, y[0], None, fake)", lambda it: it.operands, fake=fake)
     assert [(item.expression, item.shape) for item in found] == [("x", (2, 3)), ("y[0]", (3,))]
     assert found[0].span == (1, 5, 6)
 
