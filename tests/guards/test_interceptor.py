@@ -140,6 +140,20 @@ def test_a_table_on_the_cpu_takes_no_index_of_the_device() -> None:
     assert not isinstance(e.value, cudalens.DeviceAssertError)
 
 
+@pytest.mark.usefixtures("sim")
+@pytest.mark.parametrize(("place", "waits"), [("cpu", True), ("cuda", False)])
+def test_a_number_that_is_written_to_the_host_waits_for_what_is_pending(
+    place: str, waits: bool
+) -> None:
+    target, number = torch.zeros(3, device=place), torch.tensor(5.0, device="cuda")
+    with pytest.raises(cudalens.DeviceIndexError), cudalens.guard(deferred=True):
+        HERE.to("cuda")[THERE.to("cuda")]
+        target[torch.tensor([1])] = number
+        waits = not waits  # the program went on
+    assert waits
+    assert target.tolist() == [0, 0 if place == "cpu" else 5, 0]
+
+
 # --- which calls are looked at --------------------------------------------------------------------
 
 HOST, META = torch.ones(2), torch.ones(2, device="meta")

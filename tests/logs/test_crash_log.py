@@ -394,6 +394,14 @@ def test_the_lines_of_a_cell_that_a_log_shows_are_looked_at(line: str, fits: str
     assert report.source is not None and (report.source.cell, report.source.line) == (5, 4)
 
 
+def test_of_several_cells_in_a_traceback_the_lines_of_the_deepest_are_kept() -> None:
+    deeper = "----> 4     step(rows)\n\nCell In[3], line 7, in step(x)\n      6     y = x\n----> 7"
+    log = read_log(CELL.format("").replace("----> 4", deeper, 1).splitlines())
+    (failure,) = log.failures
+    assert [(frame.cell, frame.line) for frame in failure.frames] == [(5, 4), (3, 7)]
+    assert sorted(failure.cell_lines) == [6, 7]
+
+
 @pytest.mark.parametrize(
     ("error", "is_next"),
     [

@@ -179,6 +179,8 @@ def test_files_are_written_and_what_cannot_be_is_a_line(
     assert written == (page,)
     assert len(failures) == 1
     assert failures[0].startswith("below.html was not written: ")
+    written, failures = write_files(FINDING, tmp_path, page)  # a folder takes no text
+    assert (written, len(failures)) == ((page,), 1)
 
 
 def test_what_is_none_of_torchs_business_has_no_report() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dis
+import gc
 import sys
+import weakref
 from pathlib import Path
 from types import FrameType, FunctionType, SimpleNamespace, TracebackType
 from typing import Any
@@ -141,6 +143,16 @@ def test_the_running_instruction_has_a_range_where_the_code_has_columns() -> Non
     bare = function.replace(co_linetable=b"")
     assert stack.place_of(StackEntry(bare, 1, 0)).position is None
     assert stack.place_of(StackEntry(function, 1, -1)).position is None  # it has not begun
+
+
+def test_few_codes_are_kept_for_the_places_in_them() -> None:
+    codes = [compile("x", f"<code {at}>", "eval") for at in range(40)]
+    for code in codes:
+        assert stack.line_of(code, 0) is not None
+    alive = [weakref.ref(code) for code in codes]
+    del codes, code
+    gc.collect()
+    assert 0 < sum(it() is not None for it in alive) <= 8
 
 
 def test_a_link_of_a_traceback_is_the_place_where_it_was_raised() -> None:
