@@ -86,9 +86,11 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
         return _body_of(val)
     if isinstance(val, torch.dtype):
         return str(val).removeprefix("torch.")
-    if not isinstance(val, (tuple, list, dict, torch.Size)) or " at 0x" in repr(val):
+    if not isinstance(val, (tuple, list, dict, torch.Size)):
         return None
-    return _short(repr(val))
+    # Workers that share a run must give a case one name: no address, and no random parameter.
+    is_fixed = re.search(" at 0x|Parameter containing", repr(val)) is None
+    return _short(repr(val)) if is_fixed else None
 
 
 def _body_of(function: types.FunctionType) -> str | None:

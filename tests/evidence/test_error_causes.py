@@ -174,7 +174,6 @@ HELD = {"net": NET}
         ([NET.weight, OTHER.weight], "12, 2", {"net": NET, "other": OTHER}, None),
         ([NET.weight, LOOSE], "12, 2", HELD, None),
     ],
-    ids=["weight", "view", "bias", "size", "no leaf", "twice", "private", "two", "no name"],
 )
 def test_the_parameter_that_backward_misses_is_named_by_its_shape(
     written: list[Any], shape: str, held: dict[str, Any], name: str | None
