@@ -90,6 +90,8 @@ class RemovableMode(TorchFunctionMode):
 
         def remove(*_: object) -> None:
             if self.is_on():
+                # Only one call is needed, and a profile function slows down every call of the
+                # thread.
                 sys.setprofile(None)
                 self.remove()
 
@@ -169,6 +171,7 @@ def remove_hooks(*ours: Callable[..., None]) -> None:
 def wait_if_busy(device: torch.device) -> None:
     """Wait for the current stream of a device unless it is idle; raise its pending fault."""
     if device.type == "cuda":
+        # A wait while a CUDA graph is captured is an error that ends the capture.
         if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
             return
         stream = torch.cuda.current_stream(device)
@@ -179,6 +182,7 @@ def wait_if_busy(device: torch.device) -> None:
         module.synchronize()
 
 
+# One for each thread: two passes that run at once must not replace each other's hook.
 class _Carrier(threading.local):
     """A tensor of this thread whose hook dictionary is registered with autograd nodes."""
 
@@ -244,6 +248,8 @@ def gradients(
 ) -> Sequence[Tensor | None]:
     """Return gradients straight from autograd's engine, so that no recorder sees the pass."""
     run = torch.autograd.Variable._execution_engine.run_backward
+    # The flags are keep_graph and create_graph, both off, and allow_unreachable, which gives None
+    # for an input that the outputs do not depend on.
     return run(
         tuple(outputs), tuple(grads), False, False, tuple(inputs), True, accumulate_grad=False
     )
@@ -262,6 +268,7 @@ class Replaced:
     def __init__(
         self, functions: dict[tuple[Any, str], Callable[[Callable[..., Any]], Callable[..., Any]]]
     ) -> None:
+        # A release of torch may lack one of these private functions.
         self._functions = {key: make for key, make in functions.items() if hasattr(*key)}
         self._ours: dict[tuple[Any, str], Callable[..., Any]] = {}
         self._before: dict[tuple[Any, str], Callable[..., Any]] = {}

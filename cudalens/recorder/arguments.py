@@ -45,6 +45,7 @@ def named_arguments(
     names = parameters if parameters is not None else parameters_of(func)
     if names is None:
         names = _of_schema(getattr(func, "__name__", ""), args)
+    # For a function that takes `*args`, such as `torch.einsum`.
     rest = map(str, range(len(names), len(args)))
     return dict(zip([*names, *rest], args, strict=False)) | dict(kwargs or {})
 

@@ -58,6 +58,7 @@ class _Kinds(dict[type[Any], _Kind]):
 
     def __missing__(self, node_class: type[Any]) -> _Kind:
         if issubclass(node_class, FunctionCtx):  # a class of the user's may have any name
+            # Not cached: the table outlives the block, and would keep the user's class alive.
             return _Kind(has_mark=True, has_look=True)
         name = node_class.__name__
         has_mark, has_look = not name.startswith(_UNMARKED), not name.startswith(_PASSING_ON)
@@ -102,9 +103,12 @@ class BackwardPass:
             try:
                 self.site = recorder.sites.enter_backward(sys._getframe())
                 with Unseen():
+                    # The engine takes `retain_graph` as its third argument by position, behind the
+                    # gradients.
                     self._register(outputs, args[1] if len(args) > 1 else True, undo)
             except Exception as trouble:
                 recorder.internal_error("a backward pass was not noted", trouble)
+            # A pass inside another one belongs to a checkpoint or a hook, and starts from no loss.
             if len(recorder.passes) == 1:
                 self._watch("of_loss", _listed(outputs), self.site)
             if not is_inside:  # checkpoints, custom Functions and hooks call the API in backward
@@ -162,6 +166,7 @@ class BackwardPass:
         before_node, remove = _torch.before_nodes(mark)
         undo.append(remove)
         outputs = _listed(outputs)
+        # An output may be a `GradientEdge`, which has a node and no `grad_fn`.
         nodes = [getattr(item, "grad_fn", None) or getattr(item, "node", None) for item in outputs]
         seen: set[Any] = set()
         while nodes:
@@ -194,6 +199,7 @@ class BackwardPass:
         recorded: torch raises it at its next call.
         """
         recorder = self._recorder
+        # After a fault, each wait would raise it again, and the first node is the one at fault.
         if self.fault is None:
             try:
                 recorder.wait_for_all()
@@ -226,6 +232,8 @@ class BackwardPass:
         if self.fault is not None:
             return self.fault
         nodes = list(self.marks.values())
+        # A node for a GPU runs on a thread of autograd's, and its exception is raised on the thread
+        # that called `backward`.
         mark = NodeMark.of(self.marks.get(get_ident()) or (nodes[0] if len(nodes) == 1 else None))
         saved = self._saved.get(get_ident(), ())
         return mark._replace(saved=saved) if mark is not None and saved else mark

@@ -86,6 +86,7 @@ class Api:
         """The name alone, such as ``add_`` or ``__setitem__``."""
         self.is_foreign = is_op and not full.startswith(("aten.", "prims.", "profiler."))
         """True if it is an op of a library other than torch."""
+        # `x.T` makes a view, and `x.data = y` swaps the memory. All other attributes are facts.
         is_asked = (is_getter and name not in _VIEWS) or (is_setter and name != "data")
         self.is_quiet = is_asked or name in _QUIET or full.startswith(_NOBODYS)
         """True if its calls are not recorded."""
@@ -117,6 +118,8 @@ class Api:
         self.forgets = kind == "function" and name in _FORGETFUL
         self.is_special = self.is_foreign or self.forgets
         self.may_write = not self.is_backward and (
+            # A Python function may write by an option such as `inplace=True`, which no schema of an
+            # op shows.
             kind not in _COMPILED or self.is_in_place or not writes_nothing(name)
         )
         self.extra_of: Callable[..., Any] | None = None
@@ -149,6 +152,7 @@ _REFLECTED = {"rdiv": "div", "rfloordiv": "floor_divide", "rmod": "remainder"}
 
 def is_pointwise(stem: str) -> bool:
     """Return whether each element of an op's result comes from its own position in the inputs."""
+    # `add`, `add_` and `__add__` are one op.
     name = stem.strip("_")
     packet = getattr(torch.ops.aten, _REFLECTED.get(name, name), None)
     overloads = packet.overloads() if packet is not None else ()
@@ -164,7 +168,9 @@ def writes_nothing(name: str) -> bool:
     # A norm may update running statistics, which its schema does not mark as written.
     packet = None if "norm" in name else getattr(torch.ops.aten, name, None)
     overloads = packet.overloads() if packet is not None else ()
+    # `out=` is a keyword, and the mode looks for it in each call.
     schemas = [getattr(packet, item)._schema for item in overloads if "out" not in item]
+    # A view's schema has an alias, too, but is not marked as written.
     infos = [item.alias_info for schema in schemas for item in schema.arguments]
     return bool(schemas) and not any(item is not None and item.is_write for item in infos)
 
@@ -348,6 +354,7 @@ def operand_of(
 ) -> Any:
     """Return the value that a call writes to some elements."""
     value = args[api.value_at] if api.value_at < len(args) else None
+    # Options such as `accumulate` and `reduce` come after the value.
     if api.adds or any(args[api.value_at + 1 :]) or kwargs:  # it may keep part of the old value
         return None
     return ref(value) if is_tensor(value) else value if type(value) in _NUMBERS else None
@@ -377,6 +384,7 @@ def keyed_write_of(
             is_known = all(
                 it is None or type(it) is int for it in (part.start, part.stop, part.step)
             )
+        # A list or an array may be changed after the call, so such a key is not kept.
         if not is_known:
             return operand
     key = tuple(ref(it) if type(it) is Tensor else it for it in parts)
@@ -416,6 +424,7 @@ def shows_argument(
     api: Api, args: tuple[Any, ...], kwargs: Any, result: Any, tensors: Sequence[Tensor]
 ) -> bool:
     """Return whether the result of a view function shares the memory of its argument."""
+    # A view function that returns several tensors, such as `split`, never copies.
     if len(tensors) != 1 or not is_tensor(result):
         return len(tensors) == 1
     # `_is_view` is false for inference tensors, and for the result of `detach`.

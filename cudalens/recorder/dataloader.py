@@ -62,8 +62,12 @@ class Batches:
 
     def note_indices(self, iterator: Any, indices: Any) -> None:
         """Record the dataset indices of the next batch of a loader's iterator."""
+        # 0 is a map-style dataset: an iterable one has no indices. Out of order, a batch arrives
+        # under another number than it was sent under.
         is_map, in_order = iterator._dataset_kind == 0, getattr(iterator, "_in_order", True)
         if is_map and in_order and isinstance(indices, list):
+            # A loader with workers counts the batches that it sends, one without the batches that
+            # it returned. Both count this one later.
             number = getattr(iterator, "_send_idx", iterator._num_yielded) + 1
             self._waiting.setdefault(iterator, {})[number] = indices
 
@@ -200,6 +204,7 @@ def _name_of(is_it: Callable[[Any], bool]) -> str | None:
     """Return the name of a matching variable, from this thread's frames before other threads'."""
     stacks = map(stack_of, (*sys._current_frames().values(), sys._getframe(1)))
     for variables in namespaces(list(chain.from_iterable(stacks))):
+        # A copy, because the owner of the frame may be running on another thread.
         for name, value in list(variables.items()):
             if not name.startswith("_") and is_it(value):
                 return name

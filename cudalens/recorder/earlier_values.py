@@ -42,6 +42,7 @@ class EarlierValues:
         for argument, low, high in values:
             seen = self._extremes.get((place, argument))
             if seen is None:
+                # A list, because each later call changes it in place.
                 self._extremes[place, argument] = [1, low, high, number, codes]
                 continue
             if seen[3] != number:  # else another guard has read it in the same call

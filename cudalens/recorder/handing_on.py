@@ -72,6 +72,7 @@ def handed_on(snapshot: Snapshot, ended: int, is_sharing_lost: bool = False) -> 
         changes={
             key: UnseenChange(item, first - ended, last - ended)
             for key, (item, first, last) in changes.items()
+            # A freed tensor may lie on the way of a kept call, and its change still ends that way.
             if key in needed or item() is not None
         },
         versions=versions,

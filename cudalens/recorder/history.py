@@ -116,6 +116,7 @@ class Snapshot:
         for call in self.calls:
             is_inside = phase_of(call.site) == "backward"
             if call.api.is_backward:
+                # A pass is recorded when it ends, behind the calls that ran inside it.
                 passes.append((call.seq if is_inside else before + 1, call))
             if not is_inside:
                 before = call.seq

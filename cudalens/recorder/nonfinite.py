@@ -128,6 +128,7 @@ class NonFiniteWatch:
         if is_renewed or self.steps.is_inside or not args:
             return
         self._before = {}
+        # `torch._foreach_add_` and its like write to each tensor of a list.
         targets = args[0] if isinstance(args[0], (list, tuple)) else args[:1]
         for item in targets:
             if isinstance(item, Tensor):
@@ -343,6 +344,7 @@ class NonFiniteWatch:
         if self.is_strict or not self._marks:
             return None
         tensor = args[0] if args else None
+        # A float that equals itself is no NaN.
         if not isinstance(tensor, Tensor) or (type(result) is float and result == result):  # noqa: PLR0124
             return None
         mark = _torch.without_modes(self._marks.of, tensor)
@@ -527,6 +529,7 @@ def _is_in_loader() -> bool:
 
 
 def _files() -> Iterator[str]:
+    # Skip this generator and the one in `any`.
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield frame.f_code.co_filename.replace("\\", "/")

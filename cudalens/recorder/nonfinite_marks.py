@@ -225,6 +225,7 @@ class NonFiniteTensors:
 
 
 def _shorten(known: dict[int, Any]) -> None:
+    # A dict keeps the order of insertion, so the first key is the oldest.
     while len(known) > _MAX_MARKS:
         del known[next(iter(known))]
 

@@ -69,6 +69,7 @@ class StepWatch:
         for parameter in _parameters(optimizer):
             grad = parameter.grad
             mark = self._marks.of(grad) if has_marks and grad is not None else None
+            # A scaler sets `found_inf` on a fused optimizer, which then skips the step itself.
             if mark is not None and not hasattr(optimizer, "found_inf"):
                 step = Step(f"{_path_of(optimizer)}.step", site)
                 return self._reports.arrived(Arrival.of("gradient", mark, step, parameter))

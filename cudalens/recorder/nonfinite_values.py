@@ -37,6 +37,7 @@ def nonfinite(values: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield each tensor with non-finite values, its values as a plain tensor, and their mask."""
     for tensor in floats(values):
         own = physical(tensor)
+        # `abs`, because a complex sum is no number for `isfinite`.
         if not math.isfinite(abs(own.sum().item())):
             bad = ~torch.isfinite(own)
             if bool(bad.any()):  # a sum of finite values may overflow
@@ -62,6 +63,7 @@ def is_surely_finite(tensor: Tensor) -> bool:
     if count == 1:
         return math.isfinite(tensor.item())
     if count > _HANDFUL:
+        # With the graph, the sum would make a node and take one of its sequence numbers.
         values = tensor.detach() if tensor.requires_grad else tensor
         return math.isfinite(values.sum().item())
     numbers: Any = tensor.tolist()

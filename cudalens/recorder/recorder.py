@@ -53,6 +53,7 @@ class Recorder(RecordingMode):
 
     def synchronize(self) -> None:
         """Wait for all recorded devices, so that a pending fault is raised here."""
+        # A copy, because another thread may add a device during the wait.
         for device in tuple(self.devices):
             _torch.wait_if_busy(device)
 
@@ -80,6 +81,8 @@ class Recorder(RecordingMode):
     def beyond_ring(self, what: str) -> str | None:
         """Return a note that something may have left the ring; ``None`` if none ever did."""
         size = self._ring.maxlen or 0
+        # A failed call has a number and is not in the ring, so neither count alone proves an
+        # overflow.
         if len(self._ring) < size or self.recorded_ops <= size:
             return None
         return f"{what} is not among the last {size} calls, which the recorder kept: max_ops={size}"
@@ -89,7 +92,10 @@ class Recorder(RecordingMode):
         number, snapshot = self._last_snapshot
         if snapshot is None or number != self.recorded_ops:
             number = self.recorded_ops
+            # Copied in C in one step: a thread of autograd's may append a call meanwhile.
             calls = [Recorded._make(item) for item in self._ring.copy()]
+            # A copy, because the snapshot adds to it, and the next snapshot starts from the table
+            # again.
             earlier, changes = self._earlier, dict(self._earlier.changes)
             if earlier.versions and calls and calls[0].seq > 1:  # the first have left the ring
                 changes = earlier.changes_before(calls, hides_changes(self._called()))

@@ -72,6 +72,8 @@ def _popping(pop: Callable[[], Any]) -> Callable[[], Any]:
     """
 
     def pop_mode() -> Any:
+        # `torch.device` as a context pops all modes and pushes them again, so it must get ours as
+        # well.
         if sys._getframe(1).f_code is not TorchFunctionMode.__exit__.__code__:
             return pop()
         with _torch.WithoutOurs():
@@ -89,6 +91,7 @@ def _hooked(ask: Callable[[], Any]) -> Callable[[], Any]:
         owners = [getattr(hook, "__self__", None) for hook in hooks.values()]
         if not all(isinstance(owner, SiteTracker) for owner in owners):
             return ask()
+        # The tables that torch's own check reads: they differ between releases.
         tables = (getattr(module, name, None) for name in ask.__code__.co_names)
         return any(table for table in tables if table is not hooks)
 
@@ -129,6 +132,7 @@ def _applied(apply: Any) -> Any:
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
+        # Up to torch 2.14, `apply` calls `unwrap_dead_wrappers` under the same condition.
         is_seen = not _torch.are_transforms_active()
         for recorder in _torch.removable_modes() if is_seen else ():
             recorder.note_call(cls, sys._getframe(1), nodes=1)
@@ -185,6 +189,7 @@ def _updating(update: Callable[..., Any]) -> Callable[..., Any]:
             before = scaler.get_scale() if watching else 0.0
         update(scaler, new_scale)
         with Unseen():
+            # A scale that the program sets itself is no sign of a skipped step.
             is_lower = new_scale is None and bool(watching) and scaler.get_scale() < before
         for recorder in watching:
             look, site = recorder.watch.steps.updated, recorder.sites.of(sys._getframe(1))
@@ -214,6 +219,8 @@ def _replaying(replay: Callable[[Any], None]) -> Callable[[Any], None]:
             for recorder in recorders:  # no comprehension: before Python 3.12 that is a frame
                 caller, own = sys._getframe(1), sys._getframe()
                 _held.append(recorder.failed(replay, (graph,), None, error, caller, own))
+                # A frame in its own variable is a cycle, which would keep the tensors until a
+                # collection.
                 del caller, own
             raise
         for recorder in recorders:

@@ -30,6 +30,7 @@ _ARRIVAL_S = 2.0
 _POLL_S = 0.002
 _START = (
     'trap "" HUP INT QUIT TERM TSTP TTOU; '
+    # A shell gives a program in the background /dev/null as its input, so the pipe is kept as 3.
     'exec 3<&0; "$0" -a "$1" <&3 >&2 2>/dev/null 3<&- & echo $! >"$2"'
 )
 """Starts tee from a shell that exits at once, so that tee is not our child: a program that waits
@@ -150,11 +151,12 @@ def _are_same(left: int, right: int) -> bool:
 
 def _start(program: str, source: int, copy: int, lives: int) -> None:
     """Start tee; its pid is in the pipe ``lives``, which it holds open while it runs."""
-    # Not Popen: Python drops an exception that a signal handler raises in its finalizer.
+    # Above all descriptors in use, so that no copy of one closes another that is copied next.
     first = max(source, copy, lives) + 1
     paths = [f"/dev/fd/{first}", f"/dev/fd/{first + 1}"]
     ends = ((source, 0), (copy, first), (lives, first + 1))
     with _own_child():
+        # Not Popen: Python drops an exception that a signal handler raises in its finalizer.
         shell = os.posix_spawn(
             "/bin/sh",
             ["/bin/sh", "-c", _START, program, *paths],
@@ -212,6 +214,7 @@ def _channel(original: int) -> tuple[int, int]:
     import tty
 
     master, slave = os.openpty()
+    # The real terminal translates line ends and echoes. Twice would be wrong.
     tty.setraw(slave)
     return master, slave
 

@@ -26,6 +26,8 @@ def is_ref(value: object) -> TypeGuard[Ref]:
     return type(value) is ref
 
 
+# By class and with the iterators of `list` and `tuple`: an object of the user's may claim another
+# class, or iterate by code of its own, and recording must not run that code.
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:
     """Return the tensors among some values, and in the lists, tuples and dicts among them."""
     tensors: list[Tensor] = []
