@@ -153,6 +153,7 @@ def schema_parameters(op: Any) -> tuple[ArgumentSlot, ...]:
     return tuple(
         ArgumentSlot(
             name=argument.name,
+            # Behind all positions, so that it is looked up by name alone.
             position=len(op._schema.arguments) if argument.kwarg_only else position,
             default=argument.default_value if argument.has_default_value() else None,
         )
@@ -186,6 +187,7 @@ def resolve(entry: Guard) -> tuple[Any, ...]:
 def of_overload(entry: Guard, op: Any) -> Guard:
     """Return the guard as one of this overload: it takes what the overload has."""
     names = {argument.name for argument in op._schema.arguments}
+    # The check gets its arguments by position, so it ends at the first one that the overload lacks.
     taken = tuple(takewhile(names.__contains__, entry.parameters))
     return entry if taken == entry.parameters else replace(entry, parameters=taken)
 

@@ -23,6 +23,7 @@ FEW = 256
 """Elements up to this number are copied to the host and reduced there, without a launch."""
 HANDFUL = 64
 """Elements up to this number are compared by Python, which is faster than any op of torch's."""
+# `aminmax` has no kernel for these dtypes.
 _UNREDUCED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
 
@@ -53,6 +54,7 @@ def extremes_on_host(tensor: Tensor, count: int) -> tuple[Any, Any]:
     if count == 1:
         value = tensor.item()
         return value, value
+    # Not for floats: `min` of Python returns a NaN only if it comes first.
     if count <= HANDFUL and tensor.dim() == 1 and not tensor.is_floating_point():
         values = tensor.tolist()
         return min(values), max(values)

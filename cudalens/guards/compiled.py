@@ -219,6 +219,8 @@ def _checked(index: Tensor, size: int, meaning: str) -> Tensor:
     """
     past = _installed[-1].past if _installed else None
     if past is None or not index.numel() or not past.can_check(index.device):
+        # A copy, because an op without aliases in its schema must not return its argument.
+        # Contiguous, as its meta kernel says.
         return index.clone(memory_format=torch.contiguous_format)
     check = _read(meaning)
     need = Within(low=-size if check["wraps"] else 0, high=size - 1, **check["need"])
@@ -232,6 +234,7 @@ def _checked(index: Tensor, size: int, meaning: str) -> Tensor:
 @cache
 def _define_op() -> Any:
     """Define ``cudalens::in_bounds`` once for the process: compiled code may outlive the guards."""
+    # The cache keeps the library alive: torch removes its op when it is freed.
     library = torch.library.Library("cudalens", "DEF")
     library.define(_SCHEMA)
     library.impl("in_bounds", _checked, "CompositeExplicitAutograd")

@@ -56,6 +56,7 @@ class CheckedTensors:
         except RuntimeError as failure:  # no version counter (inference mode), or no storage
             raise_if_outside(failure)
             return None
+        # All views of a tensor share its version counter, so one entry serves them all.
         owner, view = tensor._base, None
         if owner is None:
             owner = tensor
@@ -63,6 +64,7 @@ class CheckedTensors:
             view = (tensor.shape, tensor.stride(), tensor.dtype)
         number = id(owner)
         entry = self._owners.get(number)
+        # The `id` may have been that of a tensor that is freed by now.
         if entry is None or entry[1] != version or entry[0]() is not owner:
             gone = partial(_drop, self._owners, number)
             entry = self._owners[number] = (ref(owner, gone), version, {})
@@ -73,6 +75,7 @@ class CheckedTensors:
             if len(entry[2]) >= _MOST_VIEWS:
                 entry[2].clear()
             checks = entry[2][place] = {}
+            # `view(dtype)` shows the same bytes as other numbers.
             if view is not None and tensor.dtype is owner.dtype:
                 whole = entry[2].get((owner.data_ptr(), None))
                 if whole and _torch.shares_storage(tensor, owner):
@@ -81,6 +84,7 @@ class CheckedTensors:
 
 
 def _drop(owners: dict[int, Any], number: int, reference: object) -> None:
+    # A new tensor may have the number by now, and its entry must stay.
     if number in owners and owners[number][0] is reference:
         del owners[number]
 
@@ -101,6 +105,7 @@ class Noted:
     def withdraw(self) -> None:
         """Cancel the checks of a call that torch rejected."""
         for check in self.checks:
+            # The check cannot leave its page, where each slot on the device belongs to a position.
             check.low, check.high, check.report = -math.inf, math.inf, _nothing
 
 
@@ -310,6 +315,7 @@ def _violation_of(
 ) -> Violation:
     """Describe a finding from the smallest and the largest value."""
     dtype = torch.int64 if isinstance(need, Within) else torch.float64
+    # The checked tensor is gone, so its two extremes stand in for it.
     ends = torch.tensor([smallest, largest], dtype=dtype)
     violation = engine.violation(need, ends, is_silent=is_silent)
     low, high = [value if math.isfinite(value) else str(value) for value in (smallest, largest)]

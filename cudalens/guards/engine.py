@@ -315,11 +315,13 @@ def replacer(need: Within | Between, dtype: torch.dtype) -> Callable[[Tensor], T
     if isinstance(need, Between):
 
         def clamp_numbers(tensor: Tensor) -> Tensor:
+            # By default `nan_to_num` replaces infinities, too, which `clamp_` must still see.
             finite = tensor.nan_to_num(nan=low, posinf=math.inf, neginf=-math.inf)
             return finite.clamp_(low, high)
 
         return clamp_numbers
     limit = torch.iinfo(dtype)
+    # torch rejects a bound that the dtype cannot hold, and no value lies beyond it.
     floor = None if low < limit.min else low
     ceiling = None if high > limit.max else high
 
@@ -351,6 +353,7 @@ def _lies_between(need: Between, tensor: Tensor) -> bool:
     if need.dtype is not None and need.dtype != tensor.dtype:
         # Rounding is monotonic, so it is enough to convert the two extremes.
         smallest, largest = torch.tensor([smallest, largest], dtype=need.dtype).tolist()
+    # A NaN is both extremes, and no comparison with it is true.
     if not (need.low <= smallest and largest <= need.high):
         return False
     for read in THREAD.running.extremes:

@@ -93,6 +93,8 @@ class HostWaits:
             try:
                 raise error
             finally:
+                # The exception's traceback holds this frame, and the frame must not hold the
+                # exception.
                 del error
 
     def _forward_threads(self, optimizer: Optimizer) -> list[int]:
@@ -114,6 +116,7 @@ class HostWaits:
     def note_finding(self, error: BaseException) -> None:
         """Note that a finding is raised: gradients that exist now may come from the bad call."""
         for optimizer in live_instances(Optimizer):
+            # An optimizer whose constructor is still running has no groups yet.
             groups = vars(optimizer).get("param_groups", ())
             owners = (item for group in groups for item in group["params"])
             with _torch.NoTorchFunction():
@@ -194,6 +197,7 @@ class _LeftGradients:
             f"{str(error).partition(chr(10))[0]}: the gradients of that step are still there. Call "
             "zero_grad() where the error is caught."
         )
+        # Made anew each time: an exception that was raised keeps its frames, and their tensors.
         self.error: Any = partial(type(error), message, getattr(error, "report", None))
         self._watch(owner)
 

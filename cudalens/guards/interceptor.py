@@ -179,6 +179,7 @@ class Interceptor:
                 try:
                     with unseen():
                         required = None
+                        # The cache of forms knows only calls whose arguments are all positional.
                         if not kwargs and can_read():
                             required = required_by(keys, args)
                         acts = required is not None or acts_on(args, kwargs)
@@ -196,6 +197,7 @@ class Interceptor:
                             )
                         if violation is not None:
                             raise violation
+                    # Ops that this one calls with the same values are not checked once more.
                     inside.busy = acts and covers
                     return go_on(rest, *args, **kwargs)
                 finally:
@@ -282,6 +284,7 @@ class Interceptor:
         if not PENDING:
             return None
         inside = self._inside
+        # To read the slots is a copy to the host, which would settle once more.
         was_busy, inside.busy = inside.busy, True
         try:
             with _torch.own_wait():
@@ -292,6 +295,7 @@ class Interceptor:
             inside.busy = was_busy
 
     def _settle_here(self, others: Collection[int] = ()) -> BaseException | None:
+        # While a CUDA graph is captured, a read of the slots would end the capture.
         if self._inside.busy or _torch.is_capturing():
             return None
         return self.settle(threading.get_ident(), others)
@@ -467,6 +471,7 @@ def _acting(guards: Interceptor) -> Callable[[tuple[Any, ...], dict[str, Any]], 
             elif kind is list or kind is tuple or isinstance(value, Tensor):
                 for item in value if kind is list or kind is tuple else (value,):
                     if isinstance(item, Tensor):
+                        # Its class unwraps it and calls the op once more with the tensors inside.
                         if not is_plain(item):
                             return False
                         acts = acts or _torch.device_type(item) in devices

@@ -44,7 +44,9 @@ def running_lookup() -> OpCall | None:
     args = [local[name] for name in names]
     op = torch.ops.aten.embedding.default
     if is_bag:
+        # The op takes -1 where the function takes None.
         args[-1] = -1 if args[-1] is None else args[-1]
+        # As torch chooses in C++: without a gradient the op need not keep what backward reads.
         is_trained = args[0].requires_grad
         op = getattr(torch.ops.aten, _BAGS[is_trained]).default
     arguments = {item.name: value for item, value in zip(op._schema.arguments, args, strict=True)}

@@ -63,5 +63,6 @@ def _lines(frame: FrameType | None, is_users: IsUsers) -> tuple[tuple[StackLine,
 def traced_line(file: str, line: int, function: str) -> StackLine:
     """Return a stack entry for a line of a traced function, which has no frame when compiled."""
     code = compile("0", file, "exec").replace(co_firstlineno=line, co_name=function)
+    # There is one position for each code unit, which has two bytes.
     positions = enumerate(code.co_positions())
     return code, next(2 * at for at, position in positions if position[0] == line)

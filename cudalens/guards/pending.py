@@ -84,6 +84,7 @@ class _Page:
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, findings: list[Check]) -> None:
+        # Reentrant, because the check that fills the page reads it.
         self.lock = threading.RLock()
         self.checks: list[Check] = []
         self._findings, self._stream = findings, None
@@ -94,6 +95,8 @@ class _Page:
             if device.type == "cuda":
                 self._stream = torch.cuda.current_stream(device)
                 self._copying, self._is_filled = torch.cuda.Stream(device), torch.cuda.Event()
+                # Not pinned: pinned memory makes torch abort when it is freed after the device is
+                # lost.
                 self._values = torch.zeros(MAX_PENDING, 2, dtype=dtype)
 
     def add(self, tensor: Tensor, check: Check) -> None:
@@ -173,6 +176,7 @@ class Pending:
 
     def clear(self) -> None:
         """Drop everything outside captured graphs, for example when the device is lost."""
+        # A new lock, because in a forked process a thread that is gone may hold the old one.
         self._lock = threading.RLock()
         self._pages: dict[tuple[Any, ...], _Page] = {}
         self._is_used = False
@@ -236,6 +240,7 @@ class Pending:
             thread: leave findings of other running threads to those threads.
             others: threads whose findings are raised here all the same.
         """
+        # Before the read, so that a check that another thread notes meanwhile sets it again.
         self._is_used = False
         try:
             for page in list(self._pages.values()):
@@ -243,6 +248,7 @@ class Pending:
             for replays in list(self._replays.values()):
                 replays.read(self.findings)
         except BaseException:
+            # An interrupt has left slots unread.
             self._is_used = True
             raise
         errors = []

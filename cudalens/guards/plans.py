@@ -78,6 +78,7 @@ def guarded_op(op: Any) -> GuardedOp:
     """Return the guards of an overload with their plans."""
     entries = GUARDS[op]
     known = _made.get(op)
+    # Each change of an op's guards makes a new tuple.
     if known is None or known.entries is not entries:
         for gone in _made.keys() - GUARDS.keys():  # ops of a library that was removed
             del _made[gone]
@@ -209,6 +210,7 @@ class Forms:
             keys: the dispatch keys of the call, which identify layouts and device types.
         """
         try:
+            # Deterministic algorithms write by other kernels, which assert other conditions.
             parts: list[Any] = [keys, is_deterministic()]
             for value in args:
                 kind = type(value)
@@ -225,6 +227,7 @@ class Forms:
                             parts.append(item)
                         else:
                             return None
+                    # The length tells the last item from the argument behind the list.
                     parts.append(len(value))
                 else:
                     return None

@@ -91,6 +91,7 @@ class Guarding:
         The innermost one that this thread opened.  In a thread that opened none, the innermost of
         all, if a single thread opened them.
         """
+        # A copy, because another thread may open or close a session meanwhile.
         here, opened = threading.get_ident(), list(self._listeners)
         threads = {thread for thread, _ in opened}
         if here not in threads and len(threads) > 1:
