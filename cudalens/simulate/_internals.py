@@ -23,6 +23,7 @@ VTABLE_PREFIX: Final = 2  # offset-to-top and type info lie in front of the firs
 _INCLUDE: Final = Path(torch.__file__).parent / "include"
 GUARD_HEADER: Final = _INCLUDE / "c10" / "core" / "impl" / "DeviceGuardImplInterface.h"
 HOOKS_HEADER: Final = _INCLUDE / "ATen" / "detail" / "AcceleratorHooksInterface.h"
+# More than the class has, which adds functions of its own to those of the header.
 HOOKS_VTABLE_WORDS: Final = 96
 
 # The device cuda:0, its default stream, 1 and true are one pair of words, (1, 0): a Device is two
@@ -79,10 +80,12 @@ def _native_functions() -> tuple[int, int]:
     one, zero = CODE[platform.machine()]
     page = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(page))
+    # The second function begins 16 bytes on, since both are shorter.
     page.write(one.ljust(16) + zero)
     address = ctypes.addressof(ctypes.c_char.from_buffer(page))
     protect = ctypes.CDLL(None).mprotect
     protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    # Executable only now: some systems allow no memory that is writable at the same time.
     if protect(address, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
         raise OSError("this system lets no process make memory executable")
     return address, address + 16
@@ -130,6 +133,7 @@ def install_device() -> None:
     slots = virtual_slots(GUARD_HEADER)
     guard = _malloc(WORD)  # the object has no members: it is the address of its vtable
     ctypes.memmove(guard, host, WORD)
+    # Slots count from 0, and a destructor at the end has two.
     words = max(slots.values()) + 2
     _replace_vtable(guard, words, _targets(slots, _GUARD_ONE, _GUARD_ZERO))
     registry[CUDA_DEVICE_TYPE] = guard
@@ -180,6 +184,7 @@ def storage_deleter(storage: Any) -> int:
 def swap_memory(storage: Any, other: Any) -> None:
     """Exchange the memory of two storages of one device, deleters and sizes included."""
     ours, theirs = _memory_of(storage), _memory_of(other)
+    # Not word 3, the device, which is the same for both.
     for i in (0, 1, 2, 4):
         ours[i], theirs[i] = theirs[i], ours[i]
 

@@ -64,6 +64,7 @@ def _release() -> tuple[int, ...]:
 def _try_in_another_process(untried: str) -> None:
     """Run the self-check in a child process, so that a crash ends only that."""
     code = "from cudalens.simulate import activation; activation.check_self()"
+    # With this process's search path, so that the child imports the same modules.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
@@ -205,6 +206,7 @@ class Simulation:
         if PROCESS.is_installed:
             return  # a guard would stop the call before the device, and report it
         state = self._runtime.state
+        # A blocking device would print and raise the assert at the call.
         was_blocking, state.blocking = state.blocking, False
         try:
             torch.zeros(3, device="cuda")[torch.tensor([3], device="cuda")]

@@ -92,6 +92,7 @@ def _serve(runtime: Runtime, keys: Any, op: Any, *args: Any, **kwargs: Any) -> A
     try:  # after an interrupt Python 3.14 may leave out the end of a `with` (cpython#148874)
         unseen.__enter__()
         facts, is_plain = schema_of(op), keys is CPU_KEYS
+        # A view touches no memory, so the CPU kernel may get the tensor with its label.
         if facts.is_view and is_plain:
             return op.redispatch(CPU_KEYS, *args, **kwargs)
         rest = facts.defaults[len(args) :]

@@ -29,6 +29,7 @@ NESTED_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensorCP
 
 _to_capsule: Any = torch._C._to_dlpack
 _from_capsule: Any = torch._C._from_dlpack
+# `PYFUNCTYPE` keeps the interpreter's lock during the call, which Python's own C functions need.
 _pointer_of: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -162,6 +163,7 @@ def resize_storage(storage: Any, count: int) -> None:
     memory = torch.empty(count, dtype=torch.uint8)
     common = min(count, storage.nbytes())
     memory[:common].copy_(old[:common])
+    # After the exchange this alias would point to freed memory.
     del old
     swap_memory(storage, to_device(memory).untyped_storage())
     METER.track(storage)

@@ -168,6 +168,7 @@ class DeviceState:
     def _report(self) -> bool:
         """Print what a failure has left behind, once; return whether there is one."""
         with self._lock:
+            # Under the lock, so that of several threads only one prints.
             failure, is_first = self.failure, not self.is_poisoned
             if failure is None:
                 return False

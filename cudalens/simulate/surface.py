@@ -25,6 +25,7 @@ class DeviceProperties:
     """Result of torch.cuda.get_device_properties; the figures are invented and round."""
 
     name: str = DEVICE_NAME
+    # Ampere, because kernels for newer GPUs alone are not rehearsed.
     major: int = 8
     minor: int = 0
     total_memory: int = TOTAL_BYTES
