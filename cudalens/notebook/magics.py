@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,22 +35,31 @@ if TYPE_CHECKING:
 HELP = help_text()
 _ACTIVATION = "cudalens.simulate.activation"
 """Loaded once a rehearsal has been started."""
-
-_loaded: weakref.WeakKeyDictionary[Any, FrontEnd] = weakref.WeakKeyDictionary()
+_MISPLACED = f"%{MAGIC}"
+"""Below another line the shell reads ``%%cudacheck`` as a line magic of this name."""
 
 
 def load(shell: Any) -> None:
     """Register the magics with a shell; does nothing twice."""
-    if shell not in _loaded:
-        _loaded[shell] = FrontEnd(shell)
-        _loaded[shell].attach()
+    if front_end_of(shell) is None:
+        FrontEnd(shell).attach()
 
 
 def unload(shell: Any) -> None:
     """Undo :func:`load` and everything that was turned on through the magics."""
-    front_end = _loaded.pop(shell, None)
+    front_end = front_end_of(shell)
     if front_end is not None:
         front_end.detach()
+
+
+def front_end_of(shell: Any) -> FrontEnd | None:
+    """Return the front end whose magics a shell has, ``None`` while the extension is not loaded.
+
+    The shell keeps it, so that both are freed together.
+    """
+    misplaced = shell.magics_manager.magics["line"].get(_MISPLACED)
+    front_end: FrontEnd | None = None if misplaced is None else misplaced.__self__
+    return front_end
 
 
 class FrontEnd:
@@ -72,17 +80,16 @@ class FrontEnd:
         self._hidden = {kind: magics[kind].get(MAGIC) for kind in ("line", "cell")}
         for kind in magics:
             magics[kind][MAGIC] = self.cudacheck
-        # Below another line the shell reads %%cudacheck as a line magic of this name.
-        magics["line"][f"%{MAGIC}"] = self._misplaced
+        magics["line"][_MISPLACED] = self._misplaced
         self._watch.attach()
         self._printed.attach()
 
     def detach(self) -> None:
         """Remove everything that was registered or turned on."""
+        magics = self.shell.magics_manager.magics
+        magics["line"].pop(_MISPLACED, None)
         self._watch.detach()
         self._printed.detach()
-        magics = self.shell.magics_manager.magics
-        magics["line"].pop(f"%{MAGIC}", None)
         for kind, previous in self._hidden.items():
             magics[kind].pop(MAGIC, None)
             if previous is not None:

@@ -708,7 +708,7 @@ def test_a_shell_that_is_left_tells_of_no_cell_and_hands_nothing_on() -> None:
         magics.load(shell)
         assert SUCCESSION.sees_cells
         SUCCESSION._earlier = object()
-        watch = magics._loaded[shell]._watch
+        watch = magics.front_end_of(shell)._watch
         watch._cells, watch.always = [_Cell(), _Cell()], FAST
         magics.unload(shell)
         assert (SUCCESSION.sees_cells, SUCCESSION._earlier) == (False, None)

@@ -206,7 +206,7 @@ PRINTED = "Loss.cu:245: f: block: [0,0,0], thread: [0,0,0] Assertion `t >= 0` fa
 def test_the_assertions_that_were_printed_are_kept(kernel: Kernel) -> None:
     """What is printed still reaches the notebook; unloaded, nothing is listened to."""
     kernel.run("%reload_ext cudalens\nimport sys\nfrom cudalens.notebook import magics")
-    kernel.run("printed = magics._loaded[get_ipython()]._printed")
+    kernel.run("printed = magics.front_end_of(get_ipython())._printed")
     said = f"for each in range(3): print({PRINTED!r}, file=sys.stderr)"
     assert kernel.run(said).stream.count(PRINTED) == 3
     kernel.run("print('Assertion of mine', file=sys.stderr)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import linecache
@@ -9,6 +10,7 @@ import re
 import sys
 import textwrap
 import traceback
+import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -592,7 +594,7 @@ def test_options_stand_before_or_behind_a_word(notebook: Notebook) -> None:
         assert notebook.run(f"%cudacheck {line}").success, line
     notebook.run("%cudacheck --fast on --max-ops 9")
     assert "every following cell is checked" in notebook.out
-    assert magics._loaded[notebook.shell]._watch.always == Options(fast=True, max_ops=9)
+    assert magics.front_end_of(notebook.shell)._watch.always == Options(fast=True, max_ops=9)
     notebook.run("%cudacheck last --help")
     assert "usage" in notebook.out
     for line, word in (("status --fast x", "'x'"), ("last --bogus", "--bogus")):
@@ -996,3 +998,18 @@ def test_the_asserts_that_cuda_prints_are_listened_to_while_the_extension_is_loa
     assert done == ["attach", "detach"]
     assert found["cell"]["cudacheck"] is theirs
     assert not {"cudacheck", "%cudacheck"} & found["line"].keys()
+
+
+def test_a_shell_that_nobody_holds_is_freed_without_unloading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the first shell of a process IPython itself keeps the module."""
+    for _ in range(2):
+        monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+        with new_shell() as shell:
+            magics.load(shell)
+            dropped = weakref.ref(shell)
+        del shell
+        monkeypatch.undo()
+        gc.collect()
+    assert dropped() is None
