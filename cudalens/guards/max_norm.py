@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from cudalens.core.call import OpCall
+from cudalens.guards._base import schema_parameters
 from cudalens.guards.plans import Requirement, guarded_op, required_of
 
 RENORM = "aten::embedding_renorm_"
@@ -49,7 +50,7 @@ def running_lookup() -> OpCall | None:
         # As torch chooses in C++: without a gradient the op need not keep what backward reads.
         is_trained = args[0].requires_grad
         op = getattr(torch.ops.aten, _BAGS[is_trained]).default
-    arguments = {item.name: value for item, value in zip(op._schema.arguments, args, strict=True)}
+    arguments = {slot.name: value for slot, value in zip(schema_parameters(op), args, strict=True)}
     return OpCall(op=op, arguments=arguments, args=tuple(args))
 
 
