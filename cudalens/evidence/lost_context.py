@@ -112,6 +112,15 @@ def end() -> Report | None:
     return report
 
 
+def earlier_failure(error: BaseException) -> Report | None:
+    """Return the report of the failure that ended the context, if ``error`` only follows from it.
+
+    The device is probed only where a failure is remembered.
+    """
+    report = end()
+    return report if report is not None and is_fatal(error) else None
+
+
 def remember(report: Report) -> None:
     """Remember the report of the failure that ended the context; the first one wins."""
     if report.context_usable is False and end() is None:

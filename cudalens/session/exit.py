@@ -62,9 +62,8 @@ def explained(
         return own_report  # a session inside this one has reported it
     if early is not None:
         return attached(error, early, note_line(early, limits))
-    if (earlier := lost_context.end()) is not None and limits.attempt(
-        "earlier failure", lambda: lost_context.is_lost(error_facts(error))
-    ):
+    earlier = limits.attempt("earlier failure", lambda: lost_context.earlier_failure(error))
+    if earlier is not None:
         return attached(error, earlier, f"cudalens: {lost_context.reminder(earlier)}")
 
     def full() -> Report:

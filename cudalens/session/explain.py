@@ -59,17 +59,16 @@ def explain(
         return own_report
     if error is None or not is_torch_error(error):
         return None
-    facts = error_facts(error)
-    is_lost = lost_context.is_lost(facts)
-    if is_lost and (earlier := lost_context.end()) is not None:
+    if (earlier := lost_context.earlier_failure(error)) is not None:
         return earlier
     if lost_context.is_of_another(error):
         report = report_of_another(error)
     else:
         with _torch.Unseen():  # modes and subclasses of the user's must not see our calls
             # A process that prints assertions has met one fault: its context ends with the first.
-            rehearsed = getattr(rehearsed_fault(), "text", "")
-            asserts = (fold(rehearsed) or fold(facts.message) or fold(printed)) if is_lost else ()
+            rehearsed, message = getattr(rehearsed_fault(), "text", ""), error_facts(error).message
+            is_lost = lost_context.is_fatal(error)
+            asserts = (fold(rehearsed) or fold(message) or fold(printed)) if is_lost else ()
             lines = "\n".join(line.text() for line in asserts)
             report = _report_of(error, namespace, lines)
         lost_context.remember(report)

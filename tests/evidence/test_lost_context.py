@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -78,6 +79,23 @@ def test_the_first_failure_that_ended_the_device_is_remembered() -> None:
     lost_context.remember(first)
     lost_context.remember(ended(headline="the second"))
     assert lost_context.end() is first
+
+
+@pytest.mark.usefixtures("nothing_lost")
+def test_the_device_is_asked_about_an_error_only_where_a_failure_is_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    probe = Mock(return_value=None)
+    monkeypatch.setattr(lost_context, "probe", probe)
+    error = RuntimeError(TEXT)
+    assert lost_context.earlier_failure(error) is None
+    probe.assert_not_called()
+    first = ended()
+    lost_context.remember(first)
+    assert lost_context.earlier_failure(error) is None
+    probe.return_value = error
+    assert lost_context.earlier_failure(error) is first
+    assert lost_context.earlier_failure(RuntimeError("mine")) is None
 
 
 @pytest.mark.usefixtures("nothing_lost")
