@@ -12,9 +12,9 @@ from tests.cpu_guards import Collector, guarded
 
 
 @pytest.fixture(scope="module")
-def guards() -> Iterator[Collector]:
-    """Every guard, acting on CPU tensors."""
-    with guarded() as collector:
+def guards(request: pytest.FixtureRequest) -> Iterator[Collector]:
+    """Every guard, acting on CPU tensors; a module with ``IS_DEFERRED`` has them look later."""
+    with guarded(is_deferred=getattr(request.module, "IS_DEFERRED", False)) as collector:
         yield collector
 
 

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,17 +32,13 @@ from cudalens.guards.engine import UNIT_INTERVAL, Between, Within
 from cudalens.guards.pending import PENDING
 from cudalens.guards.plans import is_deferred
 from cudalens.source.stack import line_of
-from tests.cpu_guards import Collector, Stopped, deterministic, guarded
+from tests.cpu_guards import Collector, Stopped, deterministic
 from tests.guards.test_catalogue import CATALOGUE, every_guard, passing_arguments
 from tests.guards.test_contexts import GOOD, TABLE
 from tests.releases import has_grouped_mm
 
-
-@pytest.fixture(scope="module")
-def guards() -> Iterator[Collector]:
-    """Every guard, acting on CPU tensors, and looking later."""
-    with guarded(is_deferred=True) as collector:
-        yield collector
+IS_DEFERRED = True
+"""For the fixture ``guards``."""
 
 
 class Plain(Tensor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,19 +16,15 @@ from torch.utils.checkpoint import checkpoint
 from cudalens.core.report_types import Violation
 from cudalens.guards import Guard
 from tests.calls import CASES, Case
-from tests.cpu_guards import Collector, Stopped, bits, deterministic, guarded
+from tests.cpu_guards import Collector, Stopped, bits, deterministic
 from tests.guards.test_catalogue import evaluate, every_guard
 from tests.guards.test_contexts import BAD, GOOD, TABLE, lookup
 from tests.guards.test_deferred import Plain
 from tests.releases import release
 from tests.verdicts import call
 
-
-@pytest.fixture(scope="module")
-def guards() -> Iterator[Collector]:
-    """Every guard, acting on CPU tensors, and looking later."""
-    with guarded(is_deferred=True) as collector:
-        yield collector
+IS_DEFERRED = True
+"""For the fixture ``guards``."""
 
 
 class Found:
