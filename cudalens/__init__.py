@@ -101,6 +101,7 @@ if not TYPE_CHECKING:  # a type checker is to tell a name that there is not
             msg = f"module 'cudalens' has no attribute {name!r}"
             raise AttributeError(msg) from None
         value = getattr(importlib.import_module(f"cudalens.{home}"), name)
+        # The next access finds it without this function.
         globals()[name] = value
         return value
 

@@ -179,6 +179,7 @@ def _as_module(name: str, arguments: list[str]) -> None:
 
 
 def _import_from(folder: Path) -> None:
+    # Python has put a folder of its own choice first, unless it was started with `-P`.
     if not sys.flags.safe_path:
         sys.path[0] = str(folder)
 

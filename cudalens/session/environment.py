@@ -28,6 +28,7 @@ def begin(mode: str) -> None:
 
 
 def _end(session: CheckSession) -> None:
+    # There Python has stored the exception that it has printed, and that ends the program.
     session.close(getattr(sys, "last_value", None))
     if not session.is_shown_early:
         _print_report(session)

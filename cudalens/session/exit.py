@@ -89,6 +89,7 @@ def explained_early(
 ) -> Report:
     """Explain an exception that has not left the user's call; nothing is noted on it."""
     trace = error.__traceback__
+    # Restored below, because the exception goes on through the user's code.
     error.__traceback__ = with_callers(trace)
     try:
         started = time.perf_counter()
@@ -134,6 +135,7 @@ def has_become(finding: Report, error: BaseException) -> bool:
 
 def _raises(entry: TracebackType) -> bool:
     """Return whether a frame is at a ``raise`` statement of its own, and not in a call."""
+    # `co_code` has the opcodes as compiled, without those that the interpreter specializes.
     return entry.tb_frame.f_code.co_code[entry.tb_lasti] == opmap["RAISE_VARARGS"]
 
 

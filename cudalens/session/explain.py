@@ -55,6 +55,7 @@ def explain(
         ``None`` when there is no exception, or it is none of torch's.
     """
     own_report = report_beside(error) or getattr(error, "report", None)
+    # An exception of the user's may have another attribute of this name.
     if isinstance(own_report, Report):
         return own_report
     if error is None or not is_torch_error(error):

@@ -31,6 +31,7 @@ class _Series:
         self.last: Report | None = None
 
     def add(self, report: Report) -> None:
+        # A headline contains values, so a loop could make any number of entries.
         if len(self.entries) <= MAX_FINDINGS or _entry(report) in self.entries:
             self.entries[_entry(report)] += 1
         self.count, self.last = self.count + 1, report

@@ -78,6 +78,7 @@ class OptionParser(argparse.ArgumentParser):
     def __init__(self, usage: str, description: str, table: Table) -> None:
         super().__init__(
             prog="cudacheck",
+            # argparse formats the usage with `%`.
             usage=usage.replace("%", "%%"),
             description=description,
             formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(

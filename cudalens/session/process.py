@@ -140,9 +140,11 @@ def in_place_of(error: BaseException, finding: BaseException) -> BaseException |
     It replaces one that means success, such as ``sys.exit(0)``.  Any other exception is kept, and
     gets a note.
     """
+    # Not imported: a program that skips a test has loaded the module.
     skips = [getattr(sys.modules.get(module), name, ()) for module, name in _SKIPS.items()]
     is_exit = isinstance(error, SystemExit) and not error.code
     if is_exit or isinstance(error, (GeneratorExit, *filter(None, skips))):
+        # The exit that it replaces is not its cause.
         finding.__suppress_context__ = True
         return finding
     line = str(finding).partition("\n")[0]
@@ -164,6 +166,7 @@ def settle() -> None:
         Traceback (most recent call last):
         cudalens.core.errors.DeviceIndexError: ...
     """
+    # A lost device counts as capturing, too, and must raise its own error.
     if PENDING and _torch.is_capturing() and _torch.is_device_usable():
         msg = "cudalens.settle() cannot wait while a CUDA graph is captured: call it after a replay"
         raise RuntimeError(msg)
@@ -194,6 +197,7 @@ def _clean_worker_errors() -> None:
             trace = error.__traceback__
         before(self, (kind, error, trace), *args, **kwargs)
 
+    # Never restored, because the worker is a process of its own.
     wrapper.__init__ = wrap
 
 

@@ -80,6 +80,7 @@ class Ranks:
             try:
                 start(process)
             finally:
+                # The child has its copy by now, and the user's object is as before.
                 if isinstance(vars(process).get("run"), RankRun):
                     del process.run
 
@@ -123,6 +124,7 @@ class Ranks:
 
 def _shorten(record: logging.LogRecord) -> bool:
     """Cut torch's and our frames from the exception of a log record; a filter that passes all."""
+    # A formatter prints `exc_text` where it is set, and formats the exception only where it is not.
     if record.exc_info and not record.exc_text:
         record.exc_text = without_frames("".join(traceback.format_exception(*record.exc_info)))
     return True
@@ -160,6 +162,7 @@ class RankRun:
             session.show_early = lambda: self._leave(session.report)  # torch may end the process
         error: BaseException | None = None
         try:
+            # By the class, because the instance's own `run` is this object.
             type(self.process).run(self.process)
         except BaseException as raised:
             error = raised
@@ -202,6 +205,7 @@ def reason(error: BaseException) -> BaseException:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file atomically: other processes may read or write it at the same time."""
+    # With the process id, because each process needs a draft of its own.
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.write_text(text, encoding="utf-8")
     draft.replace(path)

@@ -429,6 +429,7 @@ class CheckSession:
         While the exception unwinds the user's code, tensors are freed, and torch can end the
         process there.
         """
+        # The memory of the rehearsal device is the host's, which can be freed.
         if context.rehearsed_fault() is None:
             outlive_lost_device(*held)
         if self._was_lost or self._is_lost or threading.get_ident() != self._thread:
