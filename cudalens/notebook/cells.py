@@ -229,6 +229,7 @@ class CellWatch:
             is_alone = bool(rest) and is_statement and not _first(below)
             if options.help or (is_line and not is_alone) or (rest and not is_line):
                 raise OptionsError
+            # Without torch, or where the line is misused, the magic itself says what is wrong.
             importlib.import_module("torch")
         except (ImportError, OptionsError):
             return lines if below else [*lines, "\n"]  # a cell magic needs a body
@@ -309,6 +310,7 @@ class CellWatch:
             cell.run = run
         except BaseException as error:
             if run is not None:
+                # Python warns of a coroutine that nobody awaits.
                 run.close()
             run = self.shell.run_code(raising(error, name), result)
             if self._cells:
@@ -479,6 +481,7 @@ class CellWatch:
                 return
         elif self._cells and _ipython.is_shown_by_time(sys._getframe()):
             self._cells[-1].shown_by_time = error
+        # Not imported, because that imports torch.
         guards = sys.modules.get("cudalens.guards.process")
         for listener in () if guards is None else guards.PROCESS.listeners:
             if (note_shown := getattr(listener, "note_shown", None)) is not None:

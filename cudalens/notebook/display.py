@@ -96,6 +96,7 @@ def publish(shell: Any, report: Report, *, widgets: bool, replaced: str | None =
     shell.display_pub.publish(data=dict(report._repr_mimebundle_()), metadata={}, **more)
     Shown.report = report
     if widgets and _has_widgets(shell) and (view := _view(report)):
+        # A front end without widgets shows the plain text, which is empty.
         shell.display_pub.publish(data={"text/plain": "", **view}, metadata={})
 
 

@@ -97,6 +97,7 @@ class FrontEnd:
         if self._simulation is not None:
             self._simulation.stop()
 
+    # The line may be code, in which the shell would replace `{x}` and `$x`.
     @no_var_expand  # type: ignore[untyped-decorator]
     @needs_local_scope  # type: ignore[untyped-decorator]
     def cudacheck(
@@ -116,6 +117,7 @@ class FrontEnd:
         _require_torch()
         return self._watch.run(line, cell)
 
+    # IPython shows the docstring for `%cudacheck?`.
     cudacheck.__doc__ = HELP
 
     @no_var_expand  # type: ignore[untyped-decorator]

@@ -50,6 +50,7 @@ class PrintedAsserts:
         if hasattr(stream, "register_hook"):
             if stream.pub_thread is not None:
                 stream.pub_thread.schedule(partial(stream.unregister_hook, self._hook))
+        # By `==`, because each access makes a new bound method.
         elif vars(stream).get("write") == self._listen:
             # The class has ``write``, unless other code had set one on the stream before us.
             del stream.write

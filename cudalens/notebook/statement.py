@@ -58,6 +58,7 @@ def run(shell: Any, parts: list[CodeType], user_locals: dict[str, Any]) -> Any:
     __tracebackhide__ = True
     value = None
     for code in parts:
+        # `eval` also runs code that was compiled as statements.
         value = eval(code, shell.user_global_ns, user_locals)
     return value
 
