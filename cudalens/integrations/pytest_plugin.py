@@ -135,6 +135,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """End a worker of pytest-xdist whose context is lost; its controller starts another one."""
     done = yield  # by now the test's own reports have been sent
     if hasattr(item.config, "workerinput") and item.config.stash.get(_IS_LOST, False):
+        # xdist starts another worker only for one that crashes.
         os._exit(1)
     return done
 

@@ -54,7 +54,9 @@ class TrainingCheck:
             folder: the folder of the checkpoints.
             place: returns the step, the rank and the number of ranks, which name a report.
         """
+        # A list, because `close` removes from the set.
         for other in list(TrainingCheck._open):
+            # Another thread may be in the middle of a training of its own.
             if other._thread == threading.get_ident():
                 other.close()
         self.written = []
