@@ -130,6 +130,7 @@ class _Reader:
         self._log = CrashLog()
         self._asserts = AssertFold()
         self._processes: dict[int | None, _Process] = {}
+        # Matches nothing, until a traceback shows a prefix.
         self._prefix = re.compile(r"(?!)")
         """Prefix of a logger before each line of a traceback."""
         self._failures: dict[object, Failure] = {}
@@ -154,6 +155,7 @@ class _Reader:
         if not self._open and not _MARKS.search(line):
             log.last_text = log.lines if line.strip() else log.last_text
             return
+        # Cut before and after: a line may have any length, and colours take room.
         text = _COLOURS.sub("", line[: 4 * MAX_TEXT]).rstrip()[:MAX_TEXT]
         if "Assertion `" in text and self._asserts.add(text):
             return
@@ -216,6 +218,8 @@ class _Reader:
             frames.append(frame)
             process.cell_lines = {} if cell else process.cell_lines
             if len(frames) > MAX_FRAMES:
+                # From the middle, because the ends show where a recursion began and what failed in
+                # it.
                 del frames[MAX_FRAMES // 2]
             return
         if not frames:
@@ -259,6 +263,7 @@ class _Reader:
             return
         first = failure.message.split("\n", 1)[0]
         frames = tuple((item.file, item.line) for item in failure.frames)
+        # Processes report one error with other numbers in it, such as a rank or a process id.
         key = (failure.type_name, re.sub(r"\d+", "0", first), frames)
         earlier = self._failures.get(key)
         if earlier is not None:

@@ -56,6 +56,7 @@ class _Code:
         for name in self._ops:
             if name.startswith("nn."):
                 self._modules[name[3:]] = name
+            # `add` may as well be the method of a set.
             elif not name.startswith((BACKWARD, _READ)) and name != "torch.add":
                 self._functions.setdefault(_stem(name.rpartition(".")[2]), name)
         self._nodes = list(_executed(tree))

@@ -298,6 +298,7 @@ def _tree_of(name: str, frames: Sequence[Frame], read: Read) -> ast.Module | Non
     lines = read(name)
     last = len(lines)
     for frame in (item for item in frames if item.file == name):
+        # The file may have changed since the job ran.
         if [item.strip() for item in lines[frame.line - 1 : frame.line]] != [frame.text]:
             return None
         last = frame.line if frame.function == "<module>" else last
