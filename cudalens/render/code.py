@@ -234,6 +234,7 @@ def _fold_at(text: str, runs: Sequence[_Run], start: int, width: int, label_room
             before, after = text[at - 1], text[at : at + 1]
             is_sign = text[at - 2 : at] == signs if signs == ", " else before in signs
             inside = any(r.start < at < r.end <= r.start + width for r in runs if r.label)
+            # A part must not begin with a closing bracket or a comma.
             if is_sign and not inside and after not in ")]},":
                 return at
     return last if last > first else start + width
@@ -242,6 +243,7 @@ def _fold_at(text: str, runs: Sequence[_Run], start: int, width: int, label_room
 def _fits_left(text: str, run: _Run, others: Iterable[_Run], start: int = 0) -> bool:
     """Return whether a label fits to the left of its name, up to the previous run."""
     begins = [cell_len(text[: it.start]) for it in others if it.start < run.start]
+    # Columns of a terminal, not characters: a wide one takes two.
     left = cell_len(text[: run.start]) - cell_len(run.label or "") - 1
     return left > max([cell_len(text[:start]), *begins])
 
@@ -278,6 +280,7 @@ def _continuations(code: str) -> Iterator[int]:
     try:
         for token in tokenize.generate_tokens(io.StringIO(code).readline):
             name = tokenize.tok_name[token.type]
+            # Not at a dot or an operator without spaces, which would be hard to read.
             is_apart = code[token.start[1] - 1 : token.start[1]] in (" ", *_OPENING)
             if depth > 0 and is_apart and token.string not in _CLOSING:
                 yield token.start[1]

@@ -173,6 +173,7 @@ def _classes(report: Report, fact: TensorFact) -> Figure | None:
         is_bad = (low is not None and value < low) or (high is not None and value > high)
         is_marked = value in allowed
         colour = INDEX["-"] if is_marked else INDEX["x"] if is_bad else _LEVELS
+        # A rare value has a bar that is still visible.
         tall = max(round(_BAR_HEIGHT * count / most), 2) if count else 0
         bars.append((tall, colour))
     pixels = [
@@ -227,7 +228,9 @@ def value_counts(fact: TensorFact) -> list[tuple[int, int]] | None:
 
 def _png(rows: Sequence[Sequence[int]]) -> str:
     """Return palette indices as a PNG data URL; index 0 is transparent."""
+    # Each row begins with the number of its filter, 0 for none.
     raw = b"".join(b"\0" + bytes(row) for row in rows)
+    # Eight bits for each pixel, and colour type 3: it is an index into the palette.
     header = struct.pack(">IIBBBBB", len(rows[0]), len(rows), 8, 3, 0, 0, 0)
     parts = (
         (b"IHDR", header),

@@ -133,6 +133,7 @@ def fold(graph: AutogradNeighbourhood) -> tuple[dict[str, Box], list[tuple[str, 
     net = _Net(graph)
     net.join_siblings()
     for alike in (_beside_view, _same_module, _same_call):
+        # `len` is always true here, so everything that matches is joined.
         net.contract(alike, len)
     # If that is still too much, fold further, but not next to the failure.
     for alike in (_same_parent, net.is_only_way):

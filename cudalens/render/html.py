@@ -178,6 +178,7 @@ def _environment(limits: _Limits) -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_STATIC),
         autoescape=True,
+        # A misspelt name in a template is an error, where it would draw nothing.
         undefined=jinja2.StrictUndefined,
         finalize=finalize,
         trim_blocks=True,

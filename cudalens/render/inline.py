@@ -66,6 +66,7 @@ def inlined(html: str, sheet: str) -> str:
 
     Every attribute in it is quoted and escaped.  The sheet is linked, for pages that keep links.
     """
+    # The outermost element says whether the report is red.
     is_red = "cl-is-bad" in html.partition(">")[0]
     looks = _LOOKS if is_red else {key: _warning(look) for key, look in _LOOKS.items()}
     html = _OPENING.sub(partial(_styled, looks=looks), html)

@@ -116,6 +116,7 @@ def _code(parts: Screen, end: str) -> Iterator[str]:
             said = [*([end] if is_end else []), *row.marks]
             said += names.get(id(row), ())
             note = f"  # <- {'; '.join(dict.fromkeys(said))}" if said else ""
+            # Three backticks in the code would end the block.
             yield f"{row.text.replace('```', '` ` `')}{note}"
         yield "```"
 
@@ -156,6 +157,7 @@ def _span(span: Span) -> str:
 def _words(text: str) -> str:
     """Escape the special characters of Markdown outside backticks."""
     parts = one_line(clip(text, _MAX_TEXT)).split("`")
+    # With an odd number of backticks, one of them quotes nothing.
     if len(parts) % 2 == 0:
         return _SPECIAL.sub(r"\\\1", "`".join(parts))
     return "`".join(
@@ -168,5 +170,6 @@ def _quoted(text: str) -> str:
     text = one_line(clip(text, _MAX_TEXT)).strip()
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * (longest + 1)
+    # A backtick at an end would become part of the fence.
     pad = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{pad}{text}{pad}{fence}" if text else ""

@@ -82,6 +82,7 @@ def _image(axes: Any, report: Report, plane: Plane) -> None:
     levels = [[figures.INDEX[sign] - 1 for sign in line] for line in plane.rows]
     colours = ListedColormap([figures.css(colour) for colour in figures.PALETTE[1:]])
     index = f"[{', '.join(map(str, plane.index))}]" if plane.index else ""
+    # Ticks are at the centres of values, and rows are counted from the top.
     extent = (-0.5, plane.size[1] - 0.5, plane.size[0] - 0.5, -0.5)
     axes.imshow(
         levels,
@@ -124,6 +125,7 @@ def _strip(axes: Any, drawn: Strip) -> None:
     columns = max(node.column for node in drawn.nodes)
     lanes = max(node.lane for node in drawn.nodes)
     axes.set_xlim(0.4, columns + 0.6)
+    # Downwards, so that the first lane is on top.
     axes.set_ylim(lanes + 0.6, 0.5)
     axes.axis("off")
     half = 0.38

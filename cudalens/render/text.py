@@ -117,6 +117,7 @@ class _TextPage:
 
     def line(self, row: Text) -> None:
         row.rstrip()
+        # The row is wrapped already, and rich must leave it as it is.
         self._console.print(row, soft_wrap=True)
 
 
