@@ -278,6 +278,7 @@ def _parsed(text: str, mode: str) -> ast.AST:
         try:
             # The lock serializes our own threads; the user's code may still parse meanwhile.
             with _alone, _without_warnings():
+                # This module's `__future__` imports must not change how the user's code is parsed.
                 return compile(text, _NAME, mode, ast.PyCF_ONLY_AST, dont_inherit=True)
         except SystemError:  # another thread parsed at the same time
             continue

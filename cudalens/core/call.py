@@ -128,6 +128,7 @@ class CallInProgress:
 
 
 class _OfThread(threading.local):
+    # Called once in each thread that uses it.
     def __init__(self) -> None:
         self.running = CallInProgress()
 

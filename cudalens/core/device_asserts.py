@@ -126,7 +126,9 @@ class AssertSite:
 
         It has no line number if torch is not 2.15.0.
         """
+        # Not imported, because a log is read without torch.
         release = getattr(sys.modules.get("torch"), "__version__", "")
+        # The build stands behind a plus: `2.15.0+cu128`.
         is_read = release.partition("+")[0] == READ_RELEASE
         place = self.place if is_read else self.place.partition(":")[0]
         return f"{place}: {self.function}: Assertion `{self.expression}` failed."

@@ -44,6 +44,7 @@ def when_imported(name: str, callback: Callable[[ModuleType], None]) -> Callable
         behind = sys.meta_path[sys.meta_path.index(finder) + 1 :] if fullname == name else []
         for other in behind:
             spec = other.find_spec(fullname, path, target)
+            # A namespace package has no loader, and runs no code.
             if spec is not None and spec.loader is not None:
                 _call_behind(spec.loader, imported)
                 return spec

@@ -264,6 +264,7 @@ class Report(Facts, Conclusion):
 
     def to_json(self, *, indent: int | None = 2) -> str:
         """Return :meth:`to_dict` as JSON text."""
+        # JSON has no NaN, and `to_dict` has made texts of them.
         return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
 
     @classmethod

@@ -76,6 +76,7 @@ def why_unwritable(name: str) -> str | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
+            # Opened to append, which leaves the content alone.
             with path.open("ab"):
                 pass
         else:

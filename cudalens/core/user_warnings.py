@@ -64,6 +64,7 @@ class _AtUserLine:
             right.f_code.co_filename,
             direct or right.f_lineno,
             module=names.get("__name__") or "<string>",
+            # Where Python notes which warnings this module has shown.
             registry=names.setdefault("__warningregistry__", {}),
             source=message.source,
         )
