@@ -100,6 +100,7 @@ def other_tensors(
         named = [*values.values(), *(other.value for other in others)]
         if not any(same(item.value, value) for value in named):
             others.append(item)
+    # Those without a place come last.
     return tuple(sorted(others[:_MAX_OTHERS], key=lambda item: item.span or (1 << 31, 0, 0)))
 
 

@@ -39,6 +39,7 @@ def is_edited(module: ModuleType, filename: str, lines: Sequence[str]) -> bool:
     except (SyntaxError, ValueError):
         return True  # such lines cannot have been imported
     written = [*_codes_in(whole)]
+    # Code objects are equal if they were made from the same text in the same line.
     return any(code not in written for code in _codes_of(module, filename))
 
 

@@ -271,6 +271,7 @@ class RunningCall:
             names.insert(0, node.attr)
             node = node.value
             module = self.value(node)
+            # By its class, because a lazy module runs code when its `__class__` is read.
             if issubclass(type(module), ModuleType):
                 path = str(instance_dict(module).get("__name__"))
                 package = path.partition(".")[0]
@@ -293,6 +294,7 @@ def code_of(function: object) -> object:
     kind: type = type(function)
     if kind is FunctionType or kind is MethodType:
         return _code_of(function)[0]
+    # Static, because a class of the user's may compute its attributes.
     return _code_of(inspect.getattr_static(kind, "__call__", None))[0]
 
 
