@@ -176,6 +176,7 @@ class Attempt:
         is_unsure = self._on_meta and self._resize is None
         if is_unsure and len({item.dtype for item in tensors if item.is_floating_point()}) > 1:
             raise CannotTryError  # meta kernels do not check dtypes
+        # The copies are on the CPU or the meta device, whatever device the call names.
         kwargs = {key: item for key, item in kwargs.items() if key != "device"}
         # Some CPU kernels check nothing: a bad index would write out of bounds.
         with nullcontext() if self._on_meta else _torch.before_each_op(ask_guards):
@@ -246,6 +247,7 @@ class Attempt:
         if target is not None:
             self._moved = torch.device(target)
         if not args and not kwargs:
+            # A new object, because a label of a device belongs to the object.
             return value.view_as(value)
         return self._cast(value, "to", *args, **kwargs)
 
@@ -283,6 +285,7 @@ class Attempt:
         return self._devices.get(id(tensor), (tensor, torch.device("cpu")))[1]
 
     def _label(self, tensor: Tensor, device: torch.device) -> None:
+        # `cuda` and `cuda:0` must compare as one device.
         if str(device) == device.type != "cpu":
             device = torch.device(device.type, 0)
         self._devices[id(tensor)] = (tensor, device)
@@ -356,6 +359,7 @@ class Attempt:
         stored = [*module.parameters(), *module.buffers()]
         if has_hooks or not is_known or sum(item.numel() for item in stored) > MAX_VALUES:
             raise CannotTryError
+        # A deep copy, because a forward may write to buffers, such as running statistics.
         made = copy.deepcopy(module).to("cpu" if self._resize is None else "meta")
         for item, original in zip((*made.parameters(), *made.buffers()), stored, strict=True):
             self._label(item, original.device)

@@ -167,6 +167,7 @@ class _GraphWalk:
             return number
         self._visited += 1
         self._waiting.append(node)
+        # One place is left for the call itself.
         identifier = f"n{len(self.nodes)}" if len(self.nodes) < LIMIT - 1 else ""
         self._ids[node] = identifier
         if identifier:
@@ -180,6 +181,7 @@ class _GraphWalk:
         if isinstance(variable, Tensor):
             return self._leaf(identifier, variable, name_of(node), role, own)
         source, module_path, called = self.site_of(node)
+        # The inputs of a backward node have the shapes of the forward call's results.
         meta = next(iter(getattr(node, "_input_metadata", ())), None)
         return GraphNode(
             id=identifier,

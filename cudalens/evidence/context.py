@@ -33,6 +33,7 @@ def observe(frames: Frames, site: CallSite) -> CallContext:
     return CallContext(
         library_names=site.library_names[::-1],
         model=_model(frames),
+        # `len` counts added tokens, too, and `vocab_size` does not.
         tokenizer_length=None if tokenizer is None else len(tokenizer),
         pad_token_id=None if tokenizer is None else tokenizer.pad_token_id,
     )

@@ -182,6 +182,7 @@ def _cause_in_capture(error: BaseException) -> BaseException:
 
 def _lives_on(error: BaseException) -> bool | None:
     """Return whether the device works after an exception, ``None`` if that is unknown."""
+    # Any other question would initialize CUDA.
     if not torch.cuda.is_initialized():
         return None
     is_silent = lost_context.is_of_device(error) and lost_context.is_unanswered()

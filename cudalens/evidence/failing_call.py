@@ -182,6 +182,7 @@ def _of_running(call: RunningCall, module: nn.Module | None = None) -> ApiCall |
         operands = list(node.args)
         function = call.value(node.func) if module is None else module
         receiver = call.receiver
+        # The module finds its functions by a `__getattr__`, which is not run. torch has the same.
         if receiver is not None and call.value(receiver) is sys.modules.get("torch._VF"):
             function = getattr(torch, node.func.attr, None)  # type: ignore[attr-defined]
         if receiver is not None and is_tensor(value_of(call, receiver)):

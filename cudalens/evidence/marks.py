@@ -54,6 +54,7 @@ def marks_of(
     kinds = values.unique()[: _MAX_KINDS + 1].tolist() if values.numel() else []
     size = violation.size
     maker = next(filter(_makes_integers, steps), None)
+    # A NaN is not equal to itself, and no integer.
     few = [int(it) for it in kinds if it == it and it == int(it)] if len(kinds) < 5 else []  # noqa: PLR0124
     return Marks(
         value=number(kinds[0]) if len(kinds) == 1 and values.numel() > 1 else None,
@@ -97,6 +98,7 @@ def slice_of(name: str | None, bad: Tensor) -> BadSlice | None:
     """
     count, found = int(bad.count_nonzero()), []
     for dim, size in enumerate(bad.shape if bad.dim() > 1 and count > 1 else ()):
+        # So likely is it that all elements have one index there by chance.
         if size ** (1 - count) > _BY_CHANCE:
             continue
         at = bad.movedim(dim, 0).reshape(size, -1).any(1).nonzero().flatten().tolist()

@@ -167,6 +167,7 @@ def _report_of_arrival(arrival: Arrival, violation: Violation, started: float) -
 
 def _with_values(evidence: Evidence, violation: Violation) -> Evidence:
     """Return the evidence of an earlier call of a line, with the values of a later call."""
+    # The summaries and the provenance are those of the earlier call.
     facts = tuple(replace(item, summary=TensorSummary()) for item in evidence.tensors)
     return replace(evidence, violation=violation, tensors=facts, provenance=())
 

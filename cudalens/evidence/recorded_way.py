@@ -50,6 +50,7 @@ def _walk(
     """
     waiting: list[tuple[Ref, int | None]] = [(item, None) for item in tensors]
     seen: set[tuple[int, int]] = set()
+    # The list grows while it is read, so the walk is breadth first.
     for tensor, before in waiting:
         call = snapshot.newest(tensor, before)
         key = (id(tensor), -1 if call is None else call.seq)

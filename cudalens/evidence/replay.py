@@ -71,4 +71,5 @@ def _to_cpu(value: Any) -> Any:
         return value.detach().to("cpu", copy=True)
     if isinstance(value, torch.device):
         return torch.device("cpu")
+    # A generator belongs to one device, and the CPU's own is used without one.
     return None if isinstance(value, torch.Generator) else value

@@ -201,6 +201,7 @@ def quiet_torch(*, has_autograd: bool) -> Iterator[None]:
     """Run torch without modes or warnings, and restore the random state."""
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
+        # Only the CPU's generator, because all copies are there.
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(_torch.no_dispatch_modes())
         if has_autograd:
