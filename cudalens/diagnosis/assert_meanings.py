@@ -82,6 +82,7 @@ def meaning_of(line: AssertLine, torch_version: str | None = None) -> Meaning | 
         return _compiled(compiled)
     key = folded(line.expression)
     table = known_texts()
+    # The file's own text first, because two files may print one text.
     for name in (f"{line.file}:{key}", key, f"{line.file}:*"):
         if name in table:
             return table[name]

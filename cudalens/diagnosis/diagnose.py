@@ -141,6 +141,7 @@ def _hints(
     hints = at_origin((*edits, *readings), evidence, trial)
     if is_hosts and not hints:
         hints = tuple(true_division(evidence, trial))
+    # The sort is stable, so of several edits the first one stays.
     return tuple(sorted(hints, key=lambda item: item.fix is None)[:1])
 
 

@@ -84,6 +84,7 @@ def _larger_constant(evidence: Evidence) -> Iterator[Hint]:
         lost = vanished_in(fact)
         if fact is None or lost is None or fact.dtype != "float16":
             continue
+        # Python writes `1e-08` for `1e-8`.
         number = ast.unparse(lost).replace("e-0", "e-")
         place = next((it for it in _parts(evidence) if ast.dump(it) == ast.dump(lost)), None)
         for larger in _STEPS_UP:
@@ -132,6 +133,8 @@ def _log_softmax(evidence: Evidence) -> Iterator[Hint]:
         yield Hint(
             rule="log_of_softmax",
             text="the softmax is 0 there, and log_softmax computes its logarithm without the 0",
+            # The new argument is the logarithm already, so the trial calls an identity in place of
+            # `log`.
             fix=Fix(whole, [change], rearrange=function_named("positive")),
         )
 

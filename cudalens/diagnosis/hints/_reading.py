@@ -116,6 +116,7 @@ class Ids:
         if self.distinct is None or self.count is None or self.high >= 1 << 10:
             return False
         every, kinds = self.high + 1, len(self.distinct)
+        # At most so likely do all values lie in one of the sets of so many numbers.
         chance = math.comb(every, kinds) * (kinds / every) ** self.count
         return kinds <= self.size < every and chance <= BY_CHANCE
 
