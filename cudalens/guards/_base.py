@@ -66,7 +66,7 @@ class Guard:
     covers_inner: bool = False
     """The ops that the kernel calls in turn get these same values: no guard looks again."""
     is_composite: bool = False
-    """The op only decomposes: its guard is registered above autograd, on no other key."""
+    """The op only decomposes: its guard is above autograd, and below it for inference mode."""
     waits: bool = False
     """Deferred guards wait here as well: the requirement is no interval of one tensor's values."""
     precondition: str = ""
