@@ -115,6 +115,8 @@ class BackwardPass:
                 recorder.install()
             try:
                 result = run(outputs, *args, **kwargs)
+                # Kernels of the last nodes may still run, and a fault of theirs belongs to this
+                # pass.
                 recorder.wait_for_all()
                 if is_inside:
                     recorder.note_call(torch.autograd.backward, sys._getframe(1))

@@ -125,6 +125,7 @@ def _keeps_rows(collate: Any) -> bool:
     """
     if collate in _OF_TORCH:
         return True
+    # A function has a name and a module of its own, an object has those of its class.
     kind = collate if hasattr(collate, "__code__") else type(collate)
     name = getattr(kind, "__name__", "")
     module = getattr(kind, "__module__", "")

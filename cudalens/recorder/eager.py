@@ -64,6 +64,7 @@ class EagerCompiler:
     def _set_stance(self, compiler: Any) -> Callable[[], None]:
         with _lock:
             if not _open:
+                # On the class, because the stance belongs to the process and not to one block.
                 type(self)._stance = compiler.set_stance("force_eager")
             _open.append(self)
         return self._release

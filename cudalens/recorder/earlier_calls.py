@@ -96,6 +96,7 @@ class EarlierCalls:
         changes = dict(self.changes)
         written: dict[int, int | None] = {}
         for write in chain.from_iterable(call.written for call in ring):
+            # The oldest write in the ring has the version that the calls before it have left.
             for item in {id(write.tensor), id(write.target)}:
                 written.setdefault(item, write.before)
         for tensor, whole, version in self.versions:

@@ -210,6 +210,7 @@ class Snapshot:
                 same[id(item)] = item
                 for owner in same.values() if len(same) > 1 else ():
                     note_change(changes, owner, call.seq)
+                    # From that call on it may change at any time.
                     note_change(changes, owner, last)
         return changes
 

@@ -49,6 +49,7 @@ def leaves_of(node: Any, at: int) -> list[Ref]:
         if item is None or item in seen:
             continue
         seen.add(item)
+        # Only an `AccumulateGrad` has one: the leaf that it adds to.
         leaf = getattr(item, "variable", None)
         if isinstance(leaf, Tensor):
             leaves.append(ref(leaf))

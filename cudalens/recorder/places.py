@@ -31,6 +31,7 @@ def in_memory(
     if not positions or view is None or base is None or not base.is_contiguous():
         return None
     is_dense = view.layout == base.layout == torch.strided and len(positions[0]) == view.dim()
+    # After `x.data = y` an older view of x still has the old memory.
     if not is_dense or base.untyped_storage()._cdata != view.untyped_storage()._cdata:
         return None
     start = view.storage_offset() - base.storage_offset()

@@ -211,6 +211,7 @@ class SiteReader:
         if id(root) not in self._paths:
             self._paths[id(root)] = paths_below(root)
         paths = self._paths[id(root)]
+        # A module that none above it registers has no path: take the nearest one around it.
         inner = next(item for item in running if id(item) in paths)
         path = paths[id(inner)]
         return RunningModule(path, type(inner).__name__, root) if path else RunningModule()

@@ -191,6 +191,7 @@ def _own_child() -> Iterator[None]:
 def _has_ended_child() -> bool:
     """Return whether a child has ended that was not reaped yet."""
     try:
+        # `WNOWAIT` leaves the child to the program, which has to reap it.
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return False
