@@ -197,6 +197,7 @@ def _in_bounds(graph: Any, index: Any, size: Any, meaning: str) -> Any:
 def _call(graph: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
     node = graph.call_function(target, args, kwargs)
     values, options = map_arg((args, kwargs), _value)
+    # Later passes read shape and dtype of a node there.
     node.meta["val"] = target(*values, **options)
     return node
 

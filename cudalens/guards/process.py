@@ -51,6 +51,7 @@ class Guarding:
     """The guards of this process, installed while the install count is above zero."""
 
     def __init__(self) -> None:
+        # Reentrant, because `acquire` calls `release` where it fails.
         self._lock = threading.RLock()
         self._wants: list[tuple[bool, bool]] = []
         """One entry for each install: whether checks may be deferred, and are in compiled code."""
