@@ -74,6 +74,7 @@ class Ranks:
         @functools.wraps(start)
         def checked(process: BaseProcess) -> None:
             __tracebackhide__ = True
+            # A forked child has this replacement, too, but its children are none of this block.
             if _is_rank(process) and os.getpid() == self._owner:
                 # A process that cannot be prepared runs unchecked.
                 self._limits.attempt("check of a process", lambda: self._prepare(process))
