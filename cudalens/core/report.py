@@ -235,6 +235,7 @@ class Conclusion:
 
     def __post_init__(self) -> None:
         """Fill in the forms of the headline that were not passed."""
+        # A frozen dataclass refuses an ordinary assignment.
         object.__setattr__(self, "headline_schema", self.headline_schema or self.headline)
         object.__setattr__(self, "headline_own", self.headline)
 
