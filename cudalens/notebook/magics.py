@@ -198,6 +198,7 @@ class FrontEnd:
         _require_torch()
         from cudalens.session.explain import explain
 
+        # There the shell keeps the exception that it has shown last.
         error = getattr(sys, "last_value", None)
         report = explain(self.shell.user_ns, error, self._printed.text())
         missing = "nothing to explain: no exception of torch was shown"
