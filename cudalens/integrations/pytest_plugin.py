@@ -134,6 +134,7 @@ def pytest_runtest_makereport(
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """End a worker of pytest-xdist whose context is lost; its controller starts another one."""
     done = yield  # by now the test's own reports have been sent
+    # Only a worker of xdist has a `workerinput`.
     if hasattr(item.config, "workerinput") and item.config.stash.get(_IS_LOST, False):
         # xdist starts another worker only for one that crashes.
         os._exit(1)

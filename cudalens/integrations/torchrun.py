@@ -73,6 +73,7 @@ class Rank:
             # Without a folder for logs.  The ranks of a machine share their parent, the launcher.
             run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
             return Path(tempfile.gettempdir()) / f"cudalens-{run}-{os.getppid()}"
+        # torchelastic gives each rank a folder, named by its number on the machine.
         own = self.error_file.parent
         return (own.parent if own.name == str(self.local) else own) / "cudalens"
 
