@@ -105,6 +105,7 @@ class Ops(NamedTuple):
 
 def history_entries(report: Report) -> tuple[Ops, ...]:
     """Return the failed op and the recorded ops before it, latest first, with runs merged."""
+    # Calls of one kind differ in their numbers alone.
     runs = groupby(report.history, key=lambda entry: replace(entry, seq=0))
     equal = [list(run) for _, run in runs]
     entries = [Ops(len(run), run[-1]) for run in equal]

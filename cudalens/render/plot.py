@@ -79,6 +79,7 @@ def _name(report: Report) -> str:
 
 def _image(axes: Any, report: Report, plane: Plane) -> None:
     """Draw a plane in the tensor's geometry: good values blue, bad ones red."""
+    # Without the background, which is the first colour of the palette.
     levels = [[figures.INDEX[sign] - 1 for sign in line] for line in plane.rows]
     colours = ListedColormap([figures.css(colour) for colour in figures.PALETTE[1:]])
     index = f"[{', '.join(map(str, plane.index))}]" if plane.index else ""

@@ -232,6 +232,7 @@ def _main_path(links: nx.DiGraph, boxes: dict[str, Box], focus: str) -> list[str
         key for key in before.nodes if boxes[key].role != "bad_input" or _is_only(links, key, focus)
     ]
     to_focus = _longest_to(before.subgraph(ways), focus)
+    # The longest path from a box is the longest one to it in the reversed graph.
     from_focus = _longest_to(after.reverse(copy=False), focus)[::-1]
     return [*to_focus, *from_focus[1:]]
 
