@@ -147,12 +147,14 @@ def _within_domain(evidence: Evidence) -> Iterator[Hint]:
     low, high = fact.summary.min, fact.summary.max
     if isinstance(low, str) or isinstance(high, str) or low is None or high is None:
         return
+    # float16 rounds 1e-8 to 0.
     small = "1e-7" if fact.dtype == "float16" else "1e-8"
     if name in functions(Trait.LOGARITHM) and low == 0:
         text = f"{name}(0) is -inf: clamp_min changes no value above {small}"
         yield from _hint(evidence, fact, f"{{x}}.clamp_min({small})", "log_of_zero", text)
     if name in functions(Trait.ARC) and max(-1 - low, high - 1) <= ROUNDING:
         text = f"rounding took a value beyond the numbers from -1 to 1, which {name} takes"
+        # 16 bits round 0.999999 to 1.
         inside = "0.999" if fact.dtype in ("float16", "bfloat16") else "0.999999"
         for end in ("1", inside):  # at 1 the derivative is infinite
             template = f"{{x}}.clamp(-{end}, {end})"

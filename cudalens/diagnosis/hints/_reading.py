@@ -113,6 +113,7 @@ class Ids:
 
         Each number up to the largest is taken to be as frequent as another.
         """
+        # Beyond that, `comb` gives integers that are too large for a float.
         if self.distinct is None or self.count is None or self.high >= 1 << 10:
             return False
         every, kinds = self.high + 1, len(self.distinct)
