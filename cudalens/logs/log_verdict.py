@@ -264,6 +264,7 @@ def _called(failure: Failure) -> frozenset[str]:
         if _is_user(frame):
             break
         called.add(frame.function.rpartition(".")[2])
+    # `add` may as well be the method of a set.
     return frozenset(called - {"add"})
 
 
