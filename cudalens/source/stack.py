@@ -133,7 +133,10 @@ class Place(NamedTuple):
 _Origin: TypeAlias = tuple[int | None, int | None, int | None, int | None]
 _MOST_TABLES = 8
 _tables: dict[int, tuple[CodeType, list[_Origin]]] = {}
-"""Cache of the origins of all instructions, by the ``id`` of their code object."""
+"""Cache of the origins of all instructions, by the ``id`` of their code object.
+
+An entry keeps its code object alive, so that no other one can have its ``id``.
+"""
 
 
 def _origin_of(code: CodeType, lasti: int) -> _Origin:
@@ -143,7 +146,7 @@ def _origin_of(code: CodeType, lasti: int) -> _Origin:
     places in one long cell.
     """
     cached = _tables.get(id(code))
-    if cached is None or cached[0] is not code:
+    if cached is None:
         while len(_tables) >= _MOST_TABLES:
             _tables.pop(next(iter(_tables)), None)
         cached = _tables[id(code)] = (code, list(code.co_positions()))
