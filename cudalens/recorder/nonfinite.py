@@ -154,7 +154,9 @@ class NonFiniteWatch:
         if kind is Tensor and not _torch.has_dispatch_modes() and is_surely_finite(result):
             self._marks.last = ref(result)
             if written or self.marked:
-                self._note_finite(result, written)
+                self._marks.forget(result)
+                if any(write.tensor() is result for write in written):
+                    self._marks.keep_finite(result)
             return None
         self._marks.last = None
         if api.stem in _READS:
@@ -164,12 +166,6 @@ class NonFiniteWatch:
         overwritten = [item for write in written if (item := write.tensor()) is not None]
         look = self._judge
         return _torch.without_modes(look, api, args, kwargs or {}, result, overwritten)  # type: ignore[no-any-return]
-
-    def _note_finite(self, result: Tensor, written: Sequence[Write]) -> None:
-        """Unmark a finite result; remember it as finite if the call wrote to it."""
-        self._marks.forget(result)
-        if any(write.tensor() is result for write in written):
-            self._marks.keep_finite(result)
 
     def let_go(self) -> None:
         """Forget all tensors."""
@@ -213,8 +209,10 @@ class NonFiniteWatch:
         for tensor, values, bad in found:
             # For an in-place call that keeps old values, these may be the bad ones.
             is_renewed = id(tensor) not in lost - given or api.stem in _RENEWING
-            if api.stem == "copy_" and _is_of_itself(call, tensor):
-                is_renewed = False
+            if api.stem == "copy_":
+                # As ``p.copy_(p.detach())``: what it reads may have been bad before the call.
+                sources = tensors_in((*args[1:], *kwargs.values()))
+                is_renewed &= not any(_torch.shares_storage(item, tensor) for item in sources)
             old = True if is_renewed else before.get(id(tensor), False)
             has_nan = bool(values.isnan().any())
             one = BadResult(tensor=tensor, values=values, bad=bad, has_nan=has_nan, old=old)
@@ -229,9 +227,9 @@ class NonFiniteWatch:
         """Judge one non-finite result: find its maker, or the input that it came from."""
         api, inputs, lost, step = call.api, call.inputs, call.lost, call.step
         tensor, has_nan, old = result.tensor, result.has_nan, result.old
-        if _is_in_loader():
-            # Bad values in the raw data are reported where the batch is first read. Values that
-            # the dataset computed are reported by their maker.
+        if any("torch/utils/data/" in name for name in _files()):
+            # A loader makes a batch.  Bad values in the raw data are reported where the batch is
+            # first read.  Values that the dataset computed are reported by their maker.
             known = filter(None, map(self._marks.of, inputs))
             if (made_here := next((m for m in known if m.maker.kind == "made"), None)) is not None:
                 self._marks.pass_on(tensor, made_here, step, has_nan=has_nan)
@@ -352,7 +350,8 @@ class NonFiniteWatch:
             return None
         if mark.is_of_view and not _torch.without_modes(_has_nan, tensor):
             return None
-        shown = _is_shown_by_shell()
+        # Whether IPython's display hook is running, which shows the last value of a cell.
+        shown = any(name.endswith(_SHELL) for name in _files())
         step = self._step(api) if site is None else Step(api.name, site)
         error = self._arrived("result" if shown else "read", mark, step, tensor)
         if shown:  # IPython prints an exception of its display hook, and goes on
@@ -505,27 +504,8 @@ class NonFiniteWatch:
         return None
 
 
-def _is_of_itself(call: JudgedCall, target: Tensor) -> bool:
-    """Return whether a copy reads the memory that it writes to: ``p.copy_(p.detach())``.
-
-    Then its result may have been bad before the call.
-    """
-    given = (*call.args[1:], *call.kwargs.values())
-    return any(_torch.shares_storage(item, target) for item in tensors_in(given))
-
-
 def _has_nan(tensor: Tensor) -> bool:
     return any(bool(physical(item).isnan().any()) for item in floats((tensor,)))
-
-
-def _is_shown_by_shell() -> bool:
-    """Return whether IPython's display hook, which shows the last value of a cell, is running."""
-    return any(name.endswith(_SHELL) for name in _files())
-
-
-def _is_in_loader() -> bool:
-    """Return whether a data loader is making a batch on this thread."""
-    return any("torch/utils/data/" in name for name in _files())
 
 
 def _files() -> Iterator[str]:

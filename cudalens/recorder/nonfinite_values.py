@@ -115,7 +115,9 @@ def violation_of_call(
     offenders = find_offenders(real(result), bad)
     first = offenders.first[0]
     arguments = {key: item for key, item in arguments.items() if key != "out"}
-    overwritten = [key for key, item in arguments.items() if _is_lost(item, lost)]
+    overwritten = [
+        key for key, item in arguments.items() if any(id(it) in lost for it in tensors_in([item]))
+    ]
     written = tensors_in([arguments[key] for key in overwritten])
     read = {key: item for key, item in arguments.items() if key not in overwritten}
     beside = operands_beside(api, read, written, result, is_listed=at is not None)
@@ -173,10 +175,6 @@ _SAVED_INFINITIES = "what it saved in forward contained infinities, but no NaN"
 _UNKNOWN = "all values of the other inputs were finite"
 
 
-def _is_lost(value: Any, lost: Container[int]) -> bool:
-    return any(id(item) in lost for item in tensors_in([value]))
-
-
 def _largest(operands: Mapping[str, Tensor]) -> dict[str, Number]:
     """Return, for each floating-point operand, the value furthest from 0."""
     largest: dict[str, Number] = {}
@@ -185,11 +183,6 @@ def _largest(operands: Mapping[str, Tensor]) -> dict[str, Number]:
             flat = real(own.detach()).reshape(-1)
             largest[key] = number(flat[flat.abs().argmax()].item())
     return largest
-
-
-def _extreme(text: str) -> str:
-    """Return ``down to …`` for a negative value furthest from 0, else ``up to …``."""
-    return f"down to {text}" if text.startswith("-") else f"up to {text}"
 
 
 def make_violation(
@@ -218,7 +211,9 @@ def make_violation(
     at = f"[{', '.join(map(str, first.position))}]" if first.position else "its result"
     at += "" if item is None else f" of item {item}"
     named = [f"{{input:{name}}} = {short(text)}" for name, text in inputs]
-    named += [f"{{input:{name}}} ({_extreme(short(text))})" for name, text in largest]
+    for name, value in largest:
+        text = short(value)
+        named.append(f"{{input:{name}}} ({'down' if text.startswith('-') else 'up'} to {text})")
     bad = f"{of[0].upper()}{of[1:]} is"
     if offenders.total > 1:
         verb = "is" if offenders.count == 1 else "are"

@@ -481,7 +481,7 @@ def test_a_nan_that_a_call_has_made_is_found_where_the_host_reads_it(
 def test_the_first_that_the_shell_shows_is_raised_when_the_cell_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nonfinite, "_is_shown_by_shell", lambda: True)
+    monkeypatch.setattr(nonfinite, "_files", lambda: [nonfinite._SHELL])
     watch, told = watching(marked())
     for _ in range(2):
         error = watch.read(Api(torch.Tensor.item), (BAD,), math.nan, ("here",))  # type: ignore[arg-type]
