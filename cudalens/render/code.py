@@ -171,7 +171,8 @@ def _rows(
     widths: tuple[int, int],
 ) -> Iterator[Row]:
     fold, label_room = widths
-    indent = _common_indent(lines.values())
+    drawn = [text for text in map(_drawn, lines.values()) if text.strip()]
+    indent = min((len(text) - len(text.lstrip(" ")) for text in drawn), default=0)
     previous: int | None = None
     for number, source in sorted(lines.items()):
         if previous is not None and number > previous + 1:
@@ -330,11 +331,6 @@ def _drawn(text: str) -> str:
 
 def _indent(text: str) -> int | None:
     return len(text) - len(text.lstrip()) if text.strip() else None
-
-
-def _common_indent(texts: Iterable[str]) -> int:
-    drawn = map(_drawn, texts)
-    return min((len(text) - len(text.lstrip(" ")) for text in drawn if text.strip()), default=0)
 
 
 def _hung(report: Report, text: str, number: int) -> list[TensorFact]:

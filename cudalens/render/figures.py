@@ -101,15 +101,16 @@ def _planes(report: Report, offenders: Offenders) -> Figure | None:
         for plane in planes
     )
     signs = {sign for plane in planes for line in plane.rows for sign in line}
-    value = _only_bad(offenders)
+    values = {item.value for item in offenders.first}
+    value = f"{words.format_number(values.pop())}: " if len(values) == 1 else ""
     legend = [(css(BAD), f"{value}bad")] if "x" in signs else []
     legend += [(css(PARTLY), "some bad")] if "/" in signs else []
     legend += [(css(_LAST), f"good{f' {offenders.others}' if offenders.others else ''}")]
     allowed = report.bounds.also_allowed if report.bounds else ()
     legend += [(css(ALLOWED), f"{', '.join(map(str, allowed))} allowed")] if "-" in signs else []
-    return Figure(
-        pictures=pictures, title=f"{name}  {size}{_scale(planes[0])}", legend=tuple(legend)
-    )
+    down, across = _cell_size(planes[0])
+    scale = f", a cell is {down} × {across} values" if (down, across) != (1, 1) else ""
+    return Figure(pictures=pictures, title=f"{name}  {size}{scale}", legend=tuple(legend))
 
 
 def plane_picture(plane: Plane, name: str, *, width: int = WIDTH) -> Picture:
@@ -146,17 +147,6 @@ def _cell_size(plane: Plane) -> tuple[int, int]:
     return down, -(-plane.size[1] // max(*map(len, plane.rows), 1))
 
 
-def _scale(plane: Plane) -> str:
-    """Return the scale in words, empty if a cell is a single value."""
-    down, across = _cell_size(plane)
-    return f", a cell is {down} × {across} values" if (down, across) != (1, 1) else ""
-
-
-def _only_bad(offenders: Offenders) -> str:
-    values = {item.value for item in offenders.first}
-    return f"{words.format_number(values.pop())}: " if len(values) == 1 else ""
-
-
 # --- labels by class ------------------------------------------------------------------------------
 
 
@@ -167,7 +157,7 @@ def _classes(report: Report, fact: TensorFact) -> Figure | None:
     if counts is None or len(counts) < _SOME_BAD or (low is None and high is None):
         return None
     most = max(count for _, count in counts)
-    bars = []
+    bars, bad = [], []
     allowed = report.bounds.also_allowed if report.bounds else ()
     for value, count in counts:
         is_bad = (low is not None and value < low) or (high is not None and value > high)
@@ -176,6 +166,8 @@ def _classes(report: Report, fact: TensorFact) -> Figure | None:
         # A rare value has a bar that is still visible.
         tall = max(round(_BAR_HEIGHT * count / most), 2) if count else 0
         bars.append((tall, colour))
+        if count and is_bad and not is_marked:
+            bad.append(value)
     pixels = [
         [
             colour if at < _BAR_WIDTH and _BAR_HEIGHT - y <= tall else 0
@@ -188,11 +180,6 @@ def _classes(report: Report, fact: TensorFact) -> Figure | None:
     typed = next((item for item in report.tensors if item.bad_at is not None), fact)
     name = words.clip(words.one_line(report.expression or words.tensor_name(typed)), 24)
     told = ", ".join(f"{value}: {count}" for value, count in counts)
-    bad = [
-        value
-        for value, count in counts
-        if count and not _is_good(value, low, high) and value not in allowed
-    ]
     legend = [(css(BAD), f"{', '.join(map(str, bad))}: no class here")] if bad else []
     return Figure(
         pictures=(
@@ -206,10 +193,6 @@ def _classes(report: Report, fact: TensorFact) -> Figure | None:
         title=f"{name} from {first} to {last}, up to {most} each",
         legend=tuple(legend),
     )
-
-
-def _is_good(value: int, low: float | None, high: float | None) -> bool:
-    return (low is None or value >= low) and (high is None or value <= high)
 
 
 def value_counts(fact: TensorFact) -> list[tuple[int, int]] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 from typing import TypeAlias
@@ -253,15 +253,11 @@ def _same_call(one: Box, other: Box) -> bool:
 
 
 def _same_parent(one: Box, other: Box) -> bool:
-    return "." in _common_module((*one.members, *other.members))
+    paths = [(node.module_path or "").split(".") for node in (*one.members, *other.members)]
+    common = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
+    return len([*common]) > 1
 
 
 def _same_line(one: Box, other: Box) -> bool:
     lines = {words.format_place(node.source) for node in (*one.members, *other.members)}
     return len(lines) == 1 and "" not in lines
-
-
-def _common_module(members: Sequence[GraphNode]) -> str:
-    paths = [(node.module_path or "").split(".") for node in members]
-    common = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
-    return one_line(".".join(names[0] for names in common))

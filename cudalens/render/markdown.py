@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from cudalens.core.report import Report
 from cudalens.render import screen, words
 from cudalens.render.code import Row
-from cudalens.render.screen import Screen, Span, Spans
+from cudalens.render.screen import Screen, Span
 from cudalens.render.strip import Strip, strip
 from cudalens.render.words import clip, one_line
 
@@ -43,7 +43,7 @@ def _head(report: Report, parts: Screen, drawn: Strip | None) -> Iterator[str]:
     yield f"### {kind}: {certainty}{screen.plain(parts.headline).removeprefix('Likely: ')}"
     yield ""
     for fact in parts.facts:
-        yield f"- {_spans(fact)}"
+        yield f"- {''.join(map(_span, fact))}"
     for item in report.observations:
         if item.sources and item.kind not in ("values", "earlier"):
             yield f"- {_words(item.text)}"
@@ -142,10 +142,6 @@ def _versions(report: Report) -> str:
     elif env.device:
         facts.append(one_line(env.device))
     return ", ".join(facts)
-
-
-def _spans(spans: Spans) -> str:
-    return "".join(_span(span) for span in spans)
 
 
 def _span(span: Span) -> str:

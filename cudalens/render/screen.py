@@ -248,7 +248,8 @@ def _facts(report: Report) -> Iterator[Spans]:
         yield short
     yield from map(spans_of, list(filter(None, texts))[:_MAX_FACTS])
     if place := words.format_place(report.source):
-        yield (Span(place + _phase(report)),)
+        phase = f", {report.phase}" if report.phase in ("backward", "optimizer") else ""
+        yield (Span(place + phase),)
     if report.certainty == "unknown":
         yield (Span("cause not established"),)
 
@@ -266,10 +267,6 @@ def _observed(report: Report, kinds: Sequence[str]) -> list[str]:
         for item in report.observations
         if item.kind == kind and (kind == "values" or not any(at.mark for at in item.sources))
     ]
-
-
-def _phase(report: Report) -> str:
-    return f", {report.phase}" if report.phase in ("backward", "optimizer") else ""
 
 
 def _all_values(report: Report) -> Spans:

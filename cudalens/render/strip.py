@@ -227,18 +227,17 @@ def _main_path(links: nx.DiGraph, boxes: dict[str, Box], focus: str) -> list[str
     """Return the longest path of computed data to the failing box, and on from it."""
     before = links.subgraph({*nx.ancestors(links, focus), focus})
     after = links.subgraph({*nx.descendants(links, focus), focus})
-    # A bad input gets a lane of its own.
+    # A bad input gets a lane of its own, unless it was computed or is the only one.
+    inputs = list(links.predecessors(focus))
     ways = [
-        key for key in before.nodes if boxes[key].role != "bad_input" or _is_only(links, key, focus)
+        key
+        for key in before.nodes
+        if boxes[key].role != "bad_input" or links.in_degree(key) > 0 or inputs == [key]
     ]
     to_focus = _longest_to(before.subgraph(ways), focus)
     # The longest path from a box is the longest one to it in the reversed graph.
     from_focus = _longest_to(after.reverse(copy=False), focus)[::-1]
     return [*to_focus, *from_focus[1:]]
-
-
-def _is_only(links: nx.DiGraph, key: str, focus: str) -> bool:
-    return links.in_degree(key) > 0 or list(links.predecessors(focus)) == [key]
 
 
 def _longest_to(links: nx.DiGraph, end: str) -> list[str]:
@@ -361,7 +360,9 @@ def _of_calls(report: Report) -> Strip | None:
         return None
     types = words.module_types(report)
     calls = [entry for entry in report.history if " -> " in entry.shapes or not entry.module_path]
-    runs = [list(run) for _, run in groupby(calls, key=_module_of)]
+    # A call outside modules is a box of its own.
+    by_module = groupby(calls, key=lambda entry: (entry.module_path or entry.seq, entry.source))
+    runs = [list(run) for _, run in by_module]
     if runs and report.kind == "nonfinite" and runs[-1][-1].op == report.op.api:
         runs = runs[:-1]  # the failing call itself, which is recorded if it has run
     # Calls before one of another line belong to an earlier iteration.
@@ -383,7 +384,7 @@ def _of_calls(report: Report) -> Strip | None:
     previous = given if boxes else ""
     for run in of_line:
         name = _title(run[-1].module_path, types) or words.format_api(run[-1].op)
-        made = _made(run[-1])
+        made = _brackets(run[-1].shapes.rpartition(" -> ")[2])  # of the first result
         flows = bool(previous) and previous == _first_given(run[0])
         boxes.append(Node(title=elide(name, _TITLE), shape=made, has_arrow=flows))
         previous = made
@@ -407,20 +408,10 @@ def _is_of_line(entry: HistoryEntry, line: int | None) -> bool:
     return entry.source is None or entry.source.line == line
 
 
-def _module_of(entry: HistoryEntry) -> tuple[object, ...]:
-    # A call outside modules is a box of its own.
-    return (entry.module_path or entry.seq, entry.source)
-
-
 def _title(path: str | None, types: Types) -> str:
     """Return ``Conv2d net.0``, as far as known."""
     name = one_line(path or "")
     return f"{types[name]} {name}" if name in types else name
-
-
-def _made(entry: HistoryEntry) -> str:
-    """Return the shape of the first result, without its dtype."""
-    return _brackets(entry.shapes.rpartition(" -> ")[2])
 
 
 def _first_given(entry: HistoryEntry) -> str:

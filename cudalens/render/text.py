@@ -41,7 +41,11 @@ def render(report: Report, *, width: int = 84, color: bool = False) -> str:
     """
     report = words.with_module_names(report)
     width = max(width, MIN_WIDTH)
-    gutter = _gutter(screen.build(report).blocks)
+    # The gutter has the names of cells and files, and line numbers.
+    blocks = screen.build(report).blocks
+    titles = max((cell_len(block.title) for block in blocks), default=0)
+    digits = _digits(blocks)
+    gutter = max(titles + 1 + digits, digits + 4)
     parts = screen.build(report, fold=max(width - gutter - 3, 20), label_room=0)
     page = _TextPage(width, color=color)
     style = _STYLES[parts.tone]
@@ -123,13 +127,6 @@ class _TextPage:
 
 def _text(spans: Spans) -> Text:
     return Text.assemble(*((span.text, _STYLES[span.look]) for span in spans))
-
-
-def _gutter(blocks: Sequence[Block]) -> int:
-    """Return the gutter: names of cells and files, and line numbers."""
-    titles = max((cell_len(block.title) for block in blocks), default=0)
-    digits = _digits(blocks)
-    return max(titles + 1 + digits, digits + 4)
 
 
 def _digits(blocks: Sequence[Block]) -> int:

@@ -348,16 +348,12 @@ def ranks_line(report: Report) -> str:
     names = [item.name.split() for item in failures]
     if len({kind for kind, _ in names}) != 1:
         return ""
-    own = [item for item in failures if _says_the_same(item.report, report)]
+    facts = attrgetter("headline", "offenders", "provenance")
+    own = [item for item in failures if facts(item.report) == facts(report)]
     if len(own) == 1 and len(failures) > 1:
         others = _listed([item for item in failures if item is not own[0]])
         return f"{own[0].name} of {len(report.ranks)} ({others} failed too)"
     return f"{_listed(failures)} of {len(report.ranks)}"
-
-
-def _says_the_same(one: Report | None, other: Report) -> bool:
-    facts = attrgetter("headline", "offenders", "provenance")
-    return one is not None and bool(facts(one) == facts(other))
 
 
 def _listed(items: list[RankResult]) -> str:
