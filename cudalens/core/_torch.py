@@ -297,10 +297,6 @@ def _sync_debug_mode() -> int:
     return 0 if mode is None else int(mode())
 
 
-def _set_sync_debug_mode(mode: int) -> None:
-    torch._C._cuda_set_sync_debug_mode(mode)
-
-
 class _OwnWaits:
     """Blocks in which we wait for the device ourselves, with the user's sync debug mode off.
 
@@ -315,7 +311,7 @@ class _OwnWaits:
         with self.lock:
             if not self.count:
                 self.mode = _sync_debug_mode()
-                _set_sync_debug_mode(0)
+                torch._C._cuda_set_sync_debug_mode(0)
             self.count += 1
         try:
             yield
@@ -323,7 +319,7 @@ class _OwnWaits:
             with self.lock:
                 self.count -= 1
                 if not self.count:
-                    _set_sync_debug_mode(self.mode)
+                    torch._C._cuda_set_sync_debug_mode(self.mode)
 
 
 _own_waits = _OwnWaits()
@@ -336,7 +332,11 @@ def wait_for(stream: Any) -> None:
         stream.synchronize()
 
 
-def _unseen() -> Any:
+def no_torch_function() -> Any:
+    """Return a context whose calls no function mode or subclass sees; the device may be read in it.
+
+    An interrupt cannot leave it half entered, unless a sync debug mode is on.
+    """
     # Torch's own context manager where it is enough: every guarded call enters one.
     if not _sync_debug_mode() and not _own_waits.count:
         return torch._C.DisableTorchFunction()
@@ -346,11 +346,6 @@ def _unseen() -> Any:
     return both
 
 
-NoTorchFunction: Any = _unseen
-"""Context whose calls no function mode or subclass sees, and in which the device may be read.
-
-An interrupt cannot leave it half entered, unless a sync debug mode is on.
-"""
 BelowAutograd: Any = torch._C._AutoDispatchBelowAutograd
 """Context whose calls autograd does not see."""
 has_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -373,7 +368,7 @@ def has_modes() -> bool:
 
 def without_modes(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function whose torch calls modes, subclasses and autograd do not see."""
-    with NoTorchFunction(), BelowAutograd():
+    with no_torch_function(), BelowAutograd():
         # The common case: an ordinary call has left all modes before it reaches a guard.
         if not has_dispatch_modes():
             return function(*args)
@@ -416,7 +411,7 @@ def device_type(tensor: Tensor) -> str:
 @contextmanager
 def plain_torch() -> Iterator[None]:
     """Run our torch calls without autograd, function modes and subclasses."""
-    with NoTorchFunction(), BelowAutograd(), torch.no_grad():
+    with no_torch_function(), BelowAutograd(), torch.no_grad():
         yield
 
 

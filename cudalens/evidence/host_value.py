@@ -151,7 +151,7 @@ def _ask_again(call: ApiCall) -> tuple[Violation, Mapping[str, Any]] | None:
             raise _EnoughError
 
     with ExitStack() as stack:
-        for block in (torch.no_grad(), _torch.NoTorchFunction(), _torch.no_dispatch_modes()):
+        for block in (torch.no_grad(), _torch.no_torch_function(), _torch.no_dispatch_modes()):
             stack.enter_context(block)
         try:
             with _torch.before_each_op(look):

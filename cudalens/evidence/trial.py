@@ -205,7 +205,7 @@ def quiet_torch(*, has_autograd: bool) -> Iterator[None]:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(_torch.no_dispatch_modes())
         if has_autograd:
-            stack.enter_context(_torch.NoTorchFunction())
+            stack.enter_context(_torch.no_torch_function())
             stack.enter_context(torch.enable_grad())
         else:
             stack.enter_context(_torch.plain_torch())

@@ -119,7 +119,7 @@ class HostWaits:
             # An optimizer whose constructor is still running has no groups yet.
             groups = vars(optimizer).get("param_groups", ())
             owners = (item for group in groups for item in group["params"])
-            with _torch.NoTorchFunction():
+            with _torch.no_torch_function():
                 owner = next((p for p in owners if p.requires_grad and p.grad is not None), None)
                 if owner is not None:
                     self._left[optimizer] = _LeftGradients(owner, error)
@@ -213,14 +213,14 @@ class _LeftGradients:
         self._hook.remove()
         if self._was_cleared is None:
             gradient = self._gradient()
-            with _torch.NoTorchFunction():
+            with _torch.no_torch_function():
                 self._was_cleared = gradient is None or gradient._version != self._version
 
     def is_there(self) -> bool:
         """Return whether they still exist, alone or accumulated with those of later steps."""
         self._look()
         owner, gradient = self._owner(), self._gradient()
-        with _torch.NoTorchFunction():
+        with _torch.no_torch_function():
             if owner is None or gradient is None or owner.grad is not gradient or self._was_cleared:
                 return False
             if owner.requires_grad:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from cudalens.core._torch import NoTorchFunction
+from cudalens.core._torch import no_torch_function
 from cudalens.core.errors import SimulationError
 from cudalens.guards.process import PROCESS
 from cudalens.simulate._internals import CODE, install_device
@@ -181,7 +181,7 @@ class Simulation:
         try:
             for step, action in steps.items():
                 try:
-                    with NoTorchFunction():  # a recorder would take its calls for the user's
+                    with no_torch_function():  # a recorder would take its calls for the user's
                         action()
                 except SimulationError:
                     raise

@@ -295,7 +295,7 @@ def sync_mode(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_our_own_waits_are_no_waits_of_the_users(sync_mode: list[int]) -> None:
     with _torch.own_wait():
         assert sync_mode == [2, 0]
-        with _torch.own_wait(), _torch.NoTorchFunction():
+        with _torch.own_wait(), _torch.no_torch_function():
             assert sync_mode == [2, 0]
         assert sync_mode == [2, 0]
     assert sync_mode == [2, 0, 2]
@@ -305,7 +305,7 @@ def test_our_own_waits_are_no_waits_of_the_users(sync_mode: list[int]) -> None:
     waited: list[int] = []
     _torch.wait_for(SimpleNamespace(synchronize=lambda: waited.append(sync_mode[-1])))
     assert waited == [0]
-    with _torch.NoTorchFunction(), Functions() as functions:
+    with _torch.no_torch_function(), Functions() as functions:
         assert sync_mode[-1] == 0
         torch.ones(1)
     assert sync_mode[-1] == 2
@@ -314,7 +314,7 @@ def test_our_own_waits_are_no_waits_of_the_users(sync_mode: list[int]) -> None:
 
 def test_without_a_mode_of_the_users_nothing_is_set(sync_mode: list[int]) -> None:
     sync_mode.append(0)
-    with _torch.own_wait(), _torch.NoTorchFunction():
+    with _torch.own_wait(), _torch.no_torch_function():
         pass
     assert sync_mode == [2, 0]
 
@@ -499,7 +499,7 @@ def test_other_threads_wait_for_themselves(sync_mode: list[int]) -> None:
 
 
 def test_the_last_block_of_ours_that_ends_gives_the_mode_back(sync_mode: list[int]) -> None:
-    for make in (_torch.own_wait, _torch.NoTorchFunction):
+    for make in (_torch.own_wait, _torch.no_torch_function):
         with ExitStack() as last:
             with _torch.own_wait():
                 last.enter_context(make())
