@@ -265,12 +265,8 @@ class Interceptor:
             if is_wanted and not self._leave_later:
                 for part in (self._waits, self._compiled):
                     self._leave_later.append(part.install())
-            if not is_wanted:
-                self._stop_looking_later()
-
-    def _stop_looking_later(self) -> None:
-        while self._leave_later:
-            self._leave_later.pop()()
+            while self._leave_later and not is_wanted:
+                self._leave_later.pop()()
 
     def settle(
         self, thread: int | None = None, others: Collection[int] = ()
