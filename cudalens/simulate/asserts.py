@@ -51,17 +51,11 @@ def look(op: Any, arguments: Arguments) -> tuple[str | None, dict[str, Any]]:
             continue
         violation = guard.check(*(arguments[name] for name in guard.parameters))
         if violation is not None:
-            text = text or _printed(violation)
+            if text is None and violation.device_text is not None:  # CUDA asserts it
+                place, _, expression = violation.device_text.partition("Assertion ")
+                text = f"{place}block: [0,0,0], thread: [0,0,0] Assertion {expression}"
             harmless |= _harmless(guard, violation, {**arguments, **harmless})
     return text, harmless
-
-
-def _printed(violation: Violation) -> str | None:
-    """Return the line of the first thread; ``None`` where CUDA asserts nothing."""
-    if violation.device_text is None:
-        return None
-    place, _, expression = violation.device_text.partition("Assertion ")
-    return f"{place}block: [0,0,0], thread: [0,0,0] Assertion {expression}"
 
 
 def _harmless(guard: Guard, violation: Violation, arguments: Arguments) -> dict[str, Any]:
