@@ -142,7 +142,8 @@ def _log_softmax(evidence: Evidence) -> Iterator[Hint]:
 def _within_domain(evidence: Evidence) -> Iterator[Hint]:
     """Clamp the argument of a logarithm of 0, or one that rounding moved out of the domain."""
     fact, name = evidence.tensor("self"), made(evidence)
-    if fact is None:
+    # A clamp would hide an infinity, which no rounding has made.
+    if fact is None or fact.summary.inf:
         return
     low, high = fact.summary.min, fact.summary.max
     if isinstance(low, str) or isinstance(high, str) or low is None or high is None:
@@ -154,9 +155,7 @@ def _within_domain(evidence: Evidence) -> Iterator[Hint]:
         yield from _hint(evidence, fact, f"{{x}}.clamp_min({small})", "log_of_zero", text)
     if name in functions(Trait.ARC) and max(-1 - low, high - 1) <= ROUNDING:
         text = f"rounding took a value beyond the numbers from -1 to 1, which {name} takes"
-        # 16 bits round 0.999999 to 1.
-        inside = "0.999" if fact.dtype in ("float16", "bfloat16") else "0.999999"
-        for end in ("1", inside):  # at 1 the derivative is infinite
+        for end in ("1", "0.999999"):  # at 1 the derivative is infinite
             template = f"{{x}}.clamp(-{end}, {end})"
             yield from _hint(evidence, fact, template, "rounded_out_of_domain", text)
     if name == "sqrt" and -ROUNDING <= low < 0 and high > 0:
