@@ -296,6 +296,7 @@ OTHERS: Final[dict[str, str]] = {
     "source/running_call.py": "evidence/test_call_stack.py",
     "source/running_node.py": "source/test_argument_names.py evidence/test_user_objects.py",
     "source/safe_eval.py": "source/test_argument_names.py",
+    "source/scopes.py": "source/test_bindings.py evidence/test_python_values.py",
     "source/stack.py": "recorder/test_eager.py",
 }
 """Files below ``cudalens/``, and their tests below ``tests/``."""

@@ -69,7 +69,8 @@ def bound(text: str, name: str = "a") -> Any:
         ("for _ in [1]:\n    a = 1\n    here(a)\n    a = 2", "1", 2),
         ("a, b = [1, 2]\nhere(a)", None, 1),
         ("a, (b, c) = 1, (2, 3)\nhere(a)", "1", 1),
-        ("a: int = 1\nhere(a)", None, 1),
+        ("a: int = 1\nhere(a)", "1", 1),
+        ("a = 1\na: int\nhere(a)", None, 2),
         # On the running line a later statement has not run.
         ("a = 1\nhere(a); a = 2", "1", 1),
         ("a = 1\nfor _ in [1]: here(a); a = 2", None, None),
