@@ -21,7 +21,14 @@ from cudalens.core.report_types import SourceSpan
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.user_code import last_name
 from cudalens.evidence.call_stack import tensors_and_modules
-from cudalens.evidence.program import Program, Spot, is_empty_container, size_argument, takes_sizes
+from cudalens.evidence.program import (
+    Program,
+    Spot,
+    is_empty_container,
+    shape_argument,
+    size_argument,
+    takes_sizes,
+)
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.sites import entries_of
@@ -91,10 +98,12 @@ def bound_origin(
         made = _in_source(holder, size, way.end.dim, program)
     if made is None:
         return None
-    number = size_argument(made.node, way.end.dim) or program.listed_size(made, way.end.dim)
+    number, key = size_argument(made.node, way.end.dim), None
+    if number is None and way.end.dim is not None:
+        number, key = shape_argument(made.node), way.end.dim
     chosen: Spot | None = made
     if number is not None:
-        chosen = program.chosen(Spot(made.file, number), made, size)
+        chosen = program.chosen(Spot(made.file, number), made, size, key=key)
     if chosen is None:
         return None
     # A call that computes its size has chosen it, which only the recording shows.

@@ -17,6 +17,7 @@ from cudalens.diagnosis.user_code import last_name
 from cudalens.evidence.options import is_option
 from cudalens.source.files import CELLS, place_of_code, source_lines
 from cudalens.source.running_node import FUNCTIONS, parsed_source
+from cudalens.source.scopes import bindings_of, pairs_of, value_bound
 
 MAX_FILES = 64
 _MAX_LINES = 5000
@@ -73,17 +74,22 @@ def size_argument(call: ast.AST, dim: int | None) -> ast.expr | None:
         owner = getattr(call.func, "value", None)
         if name in _METHODS and (owner is None or getattr(owner, "id", "") == "torch"):
             return None  # a function whose first argument is the tensor
-        first = call.args[0]
-        is_listed = isinstance(first, ast.Tuple | ast.List)
-        sizes = first.elts if is_listed else call.args  # type: ignore[attr-defined]
-        size = sizes[dim] if dim is not None and -len(sizes) <= dim < len(sizes) else None
+        is_listed = isinstance(call.args[0], ast.Tuple | ast.List)
+        size = item_of(call.args[0] if is_listed else ast.Tuple(call.args), dim)
         return None if name in _METHODS and isinstance(size, ast.UnaryOp) else size
-    if name == "randint" and isinstance(call.args[-1:][0] if call.args else None, ast.Tuple):
-        sizes = call.args[-1].elts  # type: ignore[attr-defined]
-        return sizes[dim] if dim is not None and -len(sizes) <= dim < len(sizes) else None
+    if name == "randint" and call.args and isinstance(call.args[-1], ast.Tuple):
+        return item_of(call.args[-1], dim)
     at, keyword = _SIZES.get(name, (-1, ""))
     named = next((item.value for item in call.keywords if item.arg == keyword), None)
     return named or (call.args[at] if 0 <= at < len(call.args) else None)
+
+
+def shape_argument(call: ast.AST) -> ast.Name | None:
+    """Return the variable that a factory takes all sizes of its result from."""
+    match call:
+        case ast.Call(func, [ast.Name() as shape]) if last_name(func) in _FACTORIES:
+            return shape
+    return None
 
 
 class Program:
@@ -136,10 +142,24 @@ class Program:
         for file, tree in self.trees.items():
             yield from (Spot(file, it) for it in ast.walk(tree) if isinstance(it, kind))
 
+    def functions(self, name: str) -> list[Spot]:
+        """Return the functions and classes of a name."""
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        every = (it for kind in kinds for it in self._every(kind))
+        return [it for it in every if getattr(it.node, "name", "") == name]
+
+    def returned(self, function: Spot) -> Spot | None:
+        """Return what a function returns, ``None`` for several ``return`` and for a generator."""
+        ends = (ast.Return, ast.Yield, ast.YieldFrom)
+        match [it for it in ast.walk(function.node) if isinstance(it, ends)]:
+            case [ast.Return(ast.expr() as value)]:
+                return Spot(function.file, value)
+        return None
+
     # --- the number ------------------------------------------------------------------------------
 
     def chosen(
-        self, number: Spot, shown: Spot, size: int, hops: int = 0, key: int | None = None
+        self, number: Spot, shown: Spot, size: int, hops: int = 0, key: int | str | None = None
     ) -> Spot | None:
         """Return the call or assignment that chose a number, ``None`` if it chose a different one.
 
@@ -147,12 +167,12 @@ class Program:
             number: the expression with the number.
             shown: the call or the assignment around the expression.  Returned as one that only
                 reads the number if its origin cannot be traced.
-            key: the item of the expression that is the number, if it is a tuple.
+            key: the item of the expression that is the number, if it is a tuple or a dict.
         """
         node, file = number.node, number.file
+        if (item := item_of(node, key)) is not None:
+            return self.chosen(Spot(file, item), shown, size, hops)
         match node:
-            case ast.Tuple(elts) if key is not None and -len(elts) <= key < len(elts):
-                return self.chosen(Spot(file, elts[key]), shown, size, hops)
             case ast.Constant(value):
                 return shown if type(value) is int and value == size else None
             case ast.UnaryOp(ast.USub(), ast.Constant()):
@@ -166,82 +186,44 @@ class Program:
                 return self.chosen(Spot(file, given), shown, size, hops)
             case ast.Call(ast.Attribute(attr="size")):
                 return shown._replace(is_read=True)
-            case ast.Subscript(ast.Call() as owner, ast.Constant(int(at))):
-                return self.chosen(Spot(file, owner), shown, size, hops, at)
         if hops >= _MAX_HOPS:
             return shown._replace(is_read=True)
         return self._behind(number, shown, size, hops + 1, key)
 
     def _behind(
-        self, number: Spot, shown: Spot, size: int, hops: int, key: int | None
+        self, number: Spot, shown: Spot, size: int, hops: int, key: int | str | None
     ) -> Spot | None:
         """Continue with the value of a name, an attribute, an item or a user's call."""
         node, file = number.node, number.file
-        if isinstance(node, ast.Name):
-            return self._of_name(number, shown, size, hops, key)
-        if isinstance(node, ast.Attribute):
-            return self._of_attribute(number, shown, size, hops)
-        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
-            found = self._entry(Spot(file, node.value), node.slice)
-            if found is not None:
-                return self.chosen(*found, size, hops)
-            at = getattr(node.slice, "value", None)
-            key = at if type(at) is int else None
-            return self._of_name(Spot(file, node.value), shown, size, hops, key)
-        if isinstance(node, ast.Call):
-            return self._result(last_name(node.func) or "", shown, size, hops, key)
+        match node:
+            case ast.Name():
+                return self._of_name(number, shown, size, hops, key)
+            case ast.Attribute():
+                return self._of_attribute(number, shown, size, hops)
+            case ast.Call():
+                return self._result(number, shown, size, hops, key)
+            case ast.Subscript(ast.Name() | ast.Call() as owner, ast.Constant(int() | str() as at)):
+                return self.chosen(Spot(file, owner), shown, size, hops, at)
+            case ast.Subscript(ast.Name() as owner):
+                return self.chosen(Spot(file, owner), shown, size, hops)
         return shown._replace(is_read=True) if isinstance(node, ast.Subscript) else shown
 
-    def _result(self, name: str, shown: Spot, size: int, hops: int, key: int | None) -> Spot | None:
-        """Continue with the result of a function of the user's that has one ``return``."""
-        own = [it for it in self._every(ast.FunctionDef) if getattr(it.node, "name", "") == name]
-        parts = (Spot(it.file, part) for it in own for part in ast.walk(it.node))
-        match [it for it in parts if isinstance(it.node, ast.Return | ast.Yield | ast.YieldFrom)]:
-            # A method of this name may belong to a built-in object.
-            case [Spot(file, ast.Return(ast.expr() as value)) as end] if not hasattr(dict, name):
-                return self.chosen(Spot(file, value), end, size, hops, key)
+    def _result(
+        self, call: Spot, shown: Spot, size: int, hops: int, key: int | str | None
+    ) -> Spot | None:
+        """Continue with what the user's only function of the called name returns."""
+        assert isinstance(call.node, ast.Call)
+        name = last_name(call.node.func) or ""
+        own = [it for it in self.functions(name) if isinstance(it.node, ast.FunctionDef)]
+        value = self.returned(own[0]) if len(own) == 1 else None
+        # A method of this name may belong to a built-in object.
+        if value is not None and not hasattr(dict, name):
+            end = Spot(value.file, next(self.above(value)))
+            return self.chosen(value, end, size, hops, key)
         return shown._replace(is_read=True) if own else shown
 
-    def _entry(self, name: Spot, key: ast.expr) -> tuple[Spot, Spot] | None:
-        """Return the value of a constant key in the only dict display that a name is bound to,
-        and its assignment.
-        """
-        assert isinstance(name.node, ast.Name)
-        function = self.function_around(name)
-        if function is not None and name.node.id in parameters_of(function):
-            calls = [*self.given(Spot(name.file, function), name.node.id)]
-            given = [Spot(call.file, it) for call, it in calls if isinstance(it, ast.Name)]
-            return self._entry(given[0], key) if len(given) == len(calls) == 1 else None
-        scope = function or self.trees[name.file]
-        files = [name.file] if list(_bindings(scope, name.node.id)) else [*reversed(self.trees)]
-        for file in files:
-            inside = scope if file == name.file else self.trees[file]
-            match list(_bindings(inside, name.node.id)):
-                case []:
-                    continue
-                case [ast.Assign([ast.Name()], ast.Dict(keys, values)) as made]:
-                    pairs = zip(keys, values, strict=True)
-                    same = [it for at, it in pairs if at and ast.dump(at) == ast.dump(key)]
-                    return (Spot(file, same[0]), Spot(file, made)) if len(same) == 1 else None
-            return None
-        return None
-
-    def listed_size(self, call: Spot, dim: int | None) -> ast.expr | None:
-        """Return the size of a dimension in the only tuple that a name in a call is bound to.
-
-        ``torch.zeros(shape)`` after ``shape = (batch, length)``.
-        """
-        match call.node:
-            case ast.Call(func, [ast.Name(name)]) if last_name(func) in _FACTORIES:
-                scope = self.function_around(call) or self.trees[call.file]
-                match list(_bindings(scope, name)):
-                    case [ast.Assign([ast.Name()], ast.Tuple(sizes) | ast.List(sizes))]:
-                        is_known = dim is not None and -len(sizes) <= dim < len(sizes)
-                        return sizes[dim] if is_known and dim is not None else None
-        return None
-
     def _of_name(
-        self, name: Spot, shown: Spot, size: int, hops: int, key: int | None = None
+        self, name: Spot, shown: Spot, size: int, hops: int, key: int | str | None = None
     ) -> Spot | None:
         assert isinstance(name.node, ast.Name)
         text = name.node.id
@@ -256,11 +238,11 @@ class Program:
                     for call, given in self.given(owner, text)
                 ]
                 return _only(filter(None, ways)) or shown._replace(is_read=True)
-            bound = list(_bindings(function, text))
+            bound = bindings_of(function, text)
             if bound:
                 return self._of_bindings(name, bound, shown, size, hops, key)
         for file in (name.file, *reversed(self.trees)):
-            if file in self.trees and (bound := list(_bindings(self.trees[file], text))):
+            if file in self.trees and (bound := bindings_of(self.trees[file], text)):
                 return self._of_bindings(name._replace(file=file), bound, shown, size, hops, key)
         return shown._replace(is_read=True)
 
@@ -271,15 +253,14 @@ class Program:
         shown: Spot,
         size: int,
         hops: int,
-        key: int | None,
+        key: int | str | None,
     ) -> Spot | None:
         """Continue with the only assignment that binds a name."""
         if len(bound) != 1 or not isinstance(bound[0], ast.Assign):
             return shown._replace(is_read=True)
         made, file, text = bound[0], name.file, ast.unparse(name.node)
-        own = [value for target, value in pairs_of(made) if ast.unparse(target) == text]
-        if len(own) == 1:
-            return self.chosen(Spot(file, own[0]), Spot(file, made), size, hops, key)
+        if (value := value_bound(made, text)) is not None:
+            return self.chosen(Spot(file, value), Spot(file, made), size, hops, key)
         if _reads_size(made.value):
             return Spot(file, made, is_read=True)
         match made:
@@ -358,19 +339,27 @@ class Program:
 
     # --- calls of a function, and the layers that they make --------------------------------------
 
+    def name_called(self, function: Spot) -> str:
+        """Return the name by which a function is called; the class's name for a constructor."""
+        assert isinstance(function.node, ast.FunctionDef)
+        owner, name = self._class_of(function), function.node.name
+        return owner.name if owner is not None and name == "__init__" else name
+
     def given(self, function: Spot, name: str) -> Iterator[tuple[Spot, ast.expr]]:
         """Yield the calls of a function of the user's, each with the argument for a parameter."""
         definition = function.node
         assert isinstance(definition, ast.FunctionDef)
         owner = self._class_of(function)
-        is_init = definition.name == "__init__" and owner is not None
-        called = owner.name if is_init and owner is not None else definition.name
+        called = self.name_called(function)
+        is_init = called != definition.name
         at = parameters_of(definition).index(name) - (owner is not None)
         for spot in self._every(ast.Call):
             call = spot.node
             assert isinstance(call, ast.Call)
             if last_name(call.func) != called and not (is_init and self._is_super(spot, called)):
                 continue
+            if owner is not None and not is_init and not isinstance(call.func, ast.Attribute):
+                continue  # a function of the name of a method
             given, is_plain = _argument(call, name, at)
             if given is None and is_plain and not any(it.arg is None for it in call.keywords):
                 given = _default(definition, name)
@@ -378,15 +367,6 @@ class Program:
                     spot = Spot(function.file, given)  # noqa: PLW2901
             if given is not None:
                 yield spot, given
-
-    def given_to(self, function: Spot, name: str, call: Spot) -> ast.expr | None:
-        """Return the argument for a parameter in one call of a function of the user's."""
-        definition, made = function.node, call.node
-        assert isinstance(definition, ast.FunctionDef)
-        assert isinstance(made, ast.Call)
-        is_bound = self._class_of(function) is not None and isinstance(made.func, ast.Attribute)
-        at = parameters_of(definition).index(name) - is_bound
-        return _argument(made, name, at)[0]
 
     def _is_super(self, spot: Spot, base: str) -> bool:
         """Return whether ``super().__init__(…)`` calls the constructor of a class."""
@@ -427,7 +407,7 @@ class Program:
         for spot in self._every(ast.Assign):
             node = spot.node
             assert isinstance(node, ast.Assign)
-            for item, value in pairs_of(node):
+            for item, value in pairs_of(node.targets, node.value):
                 if last_name(item) != name:
                     continue
                 is_own = owner is not None and self._is_own(spot, item, owner)
@@ -449,8 +429,8 @@ class Program:
 
     def _is_own(self, spot: Spot, target: ast.expr, owner: str) -> bool:
         """Return whether a target is an attribute of ``self`` in a method of a class."""
-        classes = (it.name for it in self.above(spot) if isinstance(it, ast.ClassDef))
-        return isinstance(target, ast.Attribute) and next(classes, "") == owner
+        around = self.class_around(spot)
+        return isinstance(target, ast.Attribute) and around is not None and around.name == owner
 
     def text(self, spot: Spot) -> str:
         """Return the source of a call or an assignment on one line, or a default as ``n=10``."""
@@ -478,6 +458,19 @@ def _argument(call: ast.Call, name: str, at: int) -> tuple[ast.expr | None, bool
     return named or (call.args[at] if is_plain and 0 <= at < len(call.args) else None), is_plain
 
 
+def item_of(display: ast.AST, key: int | str | None) -> ast.expr | None:
+    """Return the item of a tuple, list or dict display that an index or a key selects."""
+    match display:
+        case ast.Tuple(items) | ast.List(items) if isinstance(key, int):
+            is_whole = not any(isinstance(it, ast.Starred) for it in items)
+            return items[key] if is_whole and -len(items) <= key < len(items) else None
+        case ast.Dict(keys, values) if key is not None:
+            pairs = zip(keys, values, strict=True)
+            own = [it for at, it in pairs if isinstance(at, ast.Constant) and at.value == key]
+            return own[0] if len(own) == 1 and None not in keys else None
+    return None
+
+
 def takes_sizes(node: ast.AST) -> bool:
     """Return whether a call takes the sizes of its result as arguments."""
     name = last_name(node.func) if isinstance(node, ast.Call) and node.args else ""
@@ -489,16 +482,6 @@ def is_empty_container(node: ast.AST) -> bool:
     is_list = isinstance(node, ast.List) and not node.elts
     is_call = isinstance(node, ast.Call) and not node.args and last_name(node.func) in _EMPTY
     return is_list or is_call
-
-
-def pairs_of(made: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield each target of an assignment with its value, two of each for ``a, b = x, y``."""
-    for target in made.targets:
-        match target, made.value:
-            case ast.Tuple(names), ast.Tuple(values) if len(names) == len(values):
-                yield from zip(names, values, strict=True)
-            case _:
-                yield target, made.value
 
 
 def _reads_size(node: ast.expr) -> bool:
@@ -534,16 +517,3 @@ def _default(function: ast.FunctionDef, name: str) -> ast.expr | None:
     pairs: list[tuple[ast.arg, ast.expr | None]] = [*zip(last, arguments.defaults, strict=True)]
     pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     return next((value for it, value in pairs if it.arg == name), None)
-
-
-def _bindings(scope: ast.AST, name: str) -> Iterator[ast.AST]:
-    """Yield the statements that bind a name in one scope, without nested scopes."""
-    for child in ast.iter_child_nodes(scope):
-        if isinstance(child, _SCOPES):
-            continue
-        if isinstance(child, ast.stmt):
-            own = [it for it in ast.iter_child_nodes(child) if not isinstance(it, ast.stmt)]
-            stored = (it for part in own for it in ast.walk(part) if isinstance(it, ast.Name))
-            if any(it.id == name and isinstance(it.ctx, ast.Store) for it in stored):
-                yield child
-        yield from _bindings(child, name)

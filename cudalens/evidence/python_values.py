@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -25,11 +25,19 @@ from cudalens.evidence.changes import (
     shown,
     stores_of_attribute,
 )
-from cudalens.evidence.program import Program, Spot, pairs_of, parameters_of
+from cudalens.evidence.program import Program, Spot, parameters_of
 from cudalens.recorder.calls import FROM_PYTHON
 from cudalens.recorder.sites import RawSite, entries_of
 from cudalens.source.files import cell_number, is_user_file
 from cudalens.source.running_node import running
+from cudalens.source.scopes import (
+    INNER,
+    bindings_of,
+    methods_called,
+    reaching,
+    stores,
+    value_bound,
+)
 from cudalens.source.stack import Place, place_of
 
 _MAX_HOPS = 24
@@ -42,10 +50,6 @@ _HANDS_ON = frozenset(
 """Functions and methods that return the values of their argument."""
 _MODULES = ("np", "numpy", "torch", "copy", "pd")
 """Names of modules: their attributes are functions, not methods."""
-_LOOPS = (ast.For, ast.While, ast.AsyncFor)
-_BLOCKS = ("body", "orelse", "finalbody")
-_COMPOUND = (ast.Try, ast.TryStar, ast.With, ast.AsyncWith, ast.Match)
-"""Statements with several blocks, one of which may have run before another."""
 
 
 class _Origin(NamedTuple):
@@ -192,17 +196,14 @@ def _computes(node: ast.AST, program: Program) -> bool:
 def _is_of_class(program: Program, call: Spot) -> bool:
     """Return whether a method is called on its class, as in ``Model.f(model, x)``."""
     owner = getattr(getattr(call.node, "func", None), "value", None)
-    return isinstance(owner, ast.Name) and _is_bound(program, owner.id, is_class=True)
+    named = program.functions(owner.id) if isinstance(owner, ast.Name) else ()
+    return any(isinstance(it.node, ast.ClassDef) for it in named)
 
 
-def _is_bound(program: Program, name: str, *, is_class: bool = False) -> bool:
-    """Return whether the program binds a name, or defines a class of that name."""
-    kinds = ast.ClassDef if is_class else ast.FunctionDef | ast.ClassDef
-    return any(
-        (isinstance(node, kinds) and node.name == name)
-        or (not is_class and _is_name(node, name) and isinstance(node.ctx, ast.Store))
-        for node in program.nodes
-    )
+def _is_bound(program: Program, name: str) -> bool:
+    """Return whether the program binds a name."""
+    names = (it for it in program.nodes if isinstance(it, ast.Name) and it.id == name)
+    return bool(program.functions(name)) or any(isinstance(it.ctx, ast.Store) for it in names)
 
 
 def _function(program: Program, call: ast.Call) -> Spot | None:
@@ -210,19 +211,12 @@ def _function(program: Program, call: ast.Call) -> Spot | None:
 
     Not a decorated function, and not the user's ``clip`` for ``np.clip``.
     """
-    name = last_name(call.func)
-    is_own = isinstance(call.func, ast.Name) or _root_is(call.func, "self")
-    found = [
-        Spot(file, node)
-        for file, tree in program.trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name
-    ]
-    if len(found) != 1 or not is_own or name is None or is_rebound(program, name):
-        return None
-    node = found[0].node
-    is_plain = isinstance(node, ast.FunctionDef) and not node.decorator_list
-    return found[0] if is_plain else None
+    text, name = ast.unparse(call.func), last_name(call.func) or ""
+    is_own = text == name or (text.startswith("self.") and text.replace(".", "").isidentifier())
+    match program.functions(name):
+        case [Spot(_, ast.FunctionDef(decorator_list=[])) as found] if is_own:
+            return None if is_rebound(program, name) else found
+    return None
 
 
 def _before(program: Program, way: _Origin) -> _Origin | None:
@@ -254,22 +248,9 @@ def _before(program: Program, way: _Origin) -> _Origin | None:
                     given = [func.value]
                 return _Origin(Spot(file, given[0]), callers) if given else None
             function = _function(program, node)
-            returns = [] if function is None else [*_returns(function.node)]
-            if function is None or len(returns) != 1:
-                return None
-            return _Origin(Spot(function.file, returns[0]), (*callers, way.at))
+            end = None if function is None else program.returned(function)
+            return None if end is None else _Origin(end, (*callers, way.at))
     return None
-
-
-def _returns(function: ast.AST) -> Iterator[ast.expr]:
-    """Yield the returned expressions of a function, or the yielded ones of a generator.
-
-    Items of a returned tuple are not distinguished.
-    """
-    is_generator = any(isinstance(it, ast.Yield | ast.YieldFrom) for it in ast.walk(function))
-    for node in () if is_generator else ast.walk(function):
-        if isinstance(node, ast.Return) and node.value is not None:
-            yield node.value
 
 
 def _of_name(program: Program, way: _Origin, name: str) -> _Origin | None:
@@ -279,41 +260,30 @@ def _of_name(program: Program, way: _Origin, name: str) -> _Origin | None:
     if isinstance(value.node, ast.FunctionDef):  # a parameter: continue with its argument
         if value.node.decorator_list:
             return None
-        made = program.class_around(value) if value.node.name == "__init__" else None
-        called = value.node.name if made is None else made.name
-        if not way.callers:
-            calls = [it for it in program.given(value, name) if not _is_of_class(program, it[0])]
-            is_only = len(calls) == 1 == reads_of(program, called)
-            return _Origin(Spot(calls[0][0].file, calls[0][1])) if is_only else None
-        *outer, call = way.callers
-        # ``model(x)`` calls ``forward``, but of which module is unknown.
-        if not isinstance(call.node, ast.Call) or last_name(call.node.func) != called:
-            return None
-        if _is_of_class(program, call):
-            return None
-        given = program.given_to(value, name, call)
-        return None if given is None else _Origin(Spot(call.file, given), tuple(outer))
-    if added := [*_appended(program, name, value)]:
+        calls = [it for it in program.given(value, name) if not _is_of_class(program, it[0])]
+        if way.callers:
+            calls = [it for it in calls if it[0] == way.callers[-1]]
+        elif reads_of(program, program.name_called(value)) != 1:
+            return None  # ``model(x)`` calls ``forward``, but of which module is unknown
+        is_only = len(calls) == 1
+        return _Origin(Spot(calls[0][0].file, calls[0][1]), way.callers[:-1]) if is_only else None
+    if added := _appended(program, name, value):
         is_empty = isinstance(value.node, ast.List) and not value.node.elts
         return _Origin(added[0], way.callers) if is_empty and len(added) == 1 else None
     is_same = program.function_around(value) is program.function_around(way.at)
     return _Origin(value, way.callers if is_same else ())
 
 
-def _appended(program: Program, name: str, made: Spot) -> Iterator[Spot]:
-    """Yield the values that the program appends to a list.
+def _appended(program: Program, name: str, made: Spot) -> list[Spot]:
+    """Return the values that the program appends to a list.
 
     Args:
         made: the empty list.  A local one that is not passed on is filled in its function alone.
     """
     own = program.function_around(made)
     is_given = any(isinstance(it, ast.arg) and it.arg == name for it in program.nodes)
-    scopes = program.trees if own is None or is_given else {made.file: own}
-    for file, scope in scopes.items():
-        for node in ast.walk(scope):
-            match node:
-                case ast.Call(ast.Attribute(ast.Name(owner), "append"), [value]) if owner == name:
-                    yield Spot(file, value)
+    added = program.appended(None, name)
+    return [it for it in added if own is None or is_given or own in program.above(it)]
 
 
 # --- the one assignment that reaches a place ------------------------------------------------------
@@ -324,118 +294,49 @@ def _defined(program: Program, name: str, at: Spot) -> Spot | None:
 
     For ``x += 1`` with a number, the statement's own expression.
     """
-    node = at.node
-    for above in program.above(at):
-        for loop in getattr(above, "generators", []):
-            if _binds(loop.target, name):
+    path = [at.node] if isinstance(at.node, ast.stmt) else []
+    scope: ast.AST = at.node
+    for scope in program.above(at):
+        for loop in getattr(scope, "generators", []):
+            if stores(loop.target, name):
                 return Spot(at.file, loop.iter) if isinstance(loop.target, ast.Name) else None
-        for block in (getattr(above, part, None) for part in _BLOCKS):
-            if isinstance(block, list) and node in block:
-                found, is_known = _last_in(block[: block.index(node)], name)
-                if found is not None or not is_known:
-                    return None if found is None else Spot(at.file, found)
-        if isinstance(above, _LOOPS) and any(_stores(it, name) for it in above.body):
-            return None  # an earlier iteration may have set it
-        if isinstance(above, ast.For) and _binds(above.target, name):
-            is_whole = isinstance(above.target, ast.Name)
-            return Spot(at.file, above.iter) if is_whole and node is not above.iter else None
-        if isinstance(above, ast.FunctionDef) and name in parameters_of(above):
-            return Spot(at.file, above)
-        if isinstance(above, ast.Lambda | ast.AsyncFunctionDef):
+        if isinstance(scope, INNER) and not hasattr(scope, "generators"):
+            break
+        path = [scope, *path] if isinstance(scope, ast.stmt) else path
+    if not isinstance(scope, ast.FunctionDef | ast.Module):
+        return None
+    if not bindings_of(scope, name):
+        return _from_outside(program, name, Spot(at.file, scope))
+    made = reaching(scope, path, name)
+    if made is None:
+        return None
+    if _is_told(scope, name, made.lineno, path[-1].lineno):
+        return None
+    value = made if isinstance(made, ast.AugAssign) else value_bound(made, name)
+    return None if value is None else Spot(at.file, value)
+
+
+def _from_outside(program: Program, name: str, scope: Spot) -> Spot | None:
+    """Return the function of a parameter, or the only value that a global has in the program."""
+    if isinstance(scope.node, ast.FunctionDef):
+        if name in parameters_of(scope.node):
+            return scope
+        own = {it.arg for it in ast.walk(scope.node.args) if isinstance(it, ast.arg)}
+        if name in own or program.function_around(scope) is not None:
             return None
-        if isinstance(above, ast.FunctionDef):
-            return _from_outside(program, name, Spot(at.file, above))
-        tested = getattr(above, "test", None)
-        if _stores(above if isinstance(above, _COMPOUND) else tested or ast.Pass(), name):
-            return None
-        node = above
-    return None if isinstance(at.node, ast.Module) else _global(program, name)
+    bound = [
+        Spot(file, it) for file, tree in program.trees.items() for it in bindings_of(tree, name)
+    ]
+    if len(bound) != 1 or any(_is_told(tree, name) for tree in program.trees.values()):
+        return None
+    ((file, made, _),) = bound
+    value = None if isinstance(made, ast.For) else value_bound(made, name)
+    return None if value is None else Spot(file, value)
 
 
-def _from_outside(program: Program, name: str, function: Spot) -> Spot | None:
-    """Return the value of a global that a function reads: its value at the call."""
-    assert isinstance(function.node, ast.FunctionDef)
-    is_inner = program.function_around(function) is not None
-    own = {it.arg for it in ast.walk(function.node.args) if isinstance(it, ast.arg)}
-    is_local = name in own or any(_stores(it, name) for it in function.node.body)
-    return None if is_inner or is_local else _global(program, name)
-
-
-def _global(program: Program, name: str) -> Spot | None:
-    """Return the only value that the modules and cells of the program assign to a variable."""
-    values = [it for it in program.values_of(None, name) if program.function_around(it) is None]
-    statements = [it for tree in program.trees.values() for it in tree.body]
-    stored = sum(_stores(it, name) for it in statements)
-    is_changed = any(_changes(it, name) for it in statements)
-    return values[0] if len(values) == 1 == stored and not is_changed else None
-
-
-def _last_in(block: Sequence[ast.stmt], name: str) -> tuple[ast.AST | None, bool]:
-    """Return the last value that a block assigns to a name, and whether that is its final one."""
-    for statement in reversed(block):
-        if _changes(statement, name):
-            return None, False
-        if not _stores(statement, name):
-            continue
-        match statement:
-            case ast.Assign():
-                own = [value for target, value in pairs_of(statement) if _is_name(target, name)]
-                # Items of a tuple that a call returned are not distinguished.
-                return (own[0] if len(own) == 1 else None), False
-            case ast.AnnAssign(value=ast.expr() as value):
-                return value, False
-            case ast.AugAssign():
-                return statement, False
-            case ast.With(items, body) if not any(_stores(it, name) for it in items):
-                found = _last_in(body, name)
-                if found[0] is not None or not found[1]:
-                    return found
-            case _:
-                return None, False
-    return None, True
-
-
-def _changes(statement: ast.AST, name: str) -> bool:
-    """Return whether a statement may change a variable in place: ``x[0] = 1``, ``x.sort()``."""
-    for node in ast.walk(statement):
-        match node:
-            case ast.Subscript(value=value, ctx=ast.Store()) if _root_is(value, name):
-                return True
-            case ast.Expr(ast.Call(ast.Attribute(owner, method), args)):
-                is_own = _root_is(owner, name) and method != "append"
-                if is_own or (method == "shuffle" and any(_is_name(it, name) for it in args)):
-                    return True
-            case ast.keyword("out", value) if _root_is(value, name):
-                return True
-    return False
-
-
-def _root_is(node: ast.AST, name: str) -> bool:
-    """Return whether an expression is a variable, or an item or attribute of it."""
-    while isinstance(node, ast.Subscript | ast.Attribute):
-        node = node.value
-    return _is_name(node, name)
-
-
-def _is_name(node: ast.AST, name: str) -> TypeGuard[ast.Name]:
-    return isinstance(node, ast.Name) and node.id == name
-
-
-def _binds(target: ast.AST, name: str) -> bool:
-    return any(_is_name(it, name) for it in ast.walk(target))
-
-
-def _stores(statement: ast.AST, name: str) -> bool:
-    """Return whether a statement binds a variable, without functions inside it."""
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        return statement.name == name
-    for item in ast.walk(statement):
-        if isinstance(item, ast.Import | ast.ImportFrom):
-            given = {it.asname or it.name.partition(".")[0] for it in item.names}
-            if given & {name, "*"}:
-                return True
-    stored = (it for it in ast.walk(statement) if isinstance(it, ast.Name))
-    return any(it.id == name and isinstance(it.ctx, ast.Store) for it in stored)
+def _is_told(scope: ast.AST, name: str, *lines: int) -> bool:
+    """Return whether a statement calls a method that may change a variable in place."""
+    return any(method != "append" for _, method in methods_called(scope, name, *lines))
 
 
 def _statement(program: Program, at: Spot) -> Spot | None:

@@ -236,7 +236,12 @@ def sized(cell: str, monkeypatch: pytest.MonkeyPatch) -> BoundOrigin | None:
 
 
 @pytest.mark.parametrize(
-    ("more", "is_set"), [("", True), ("\nothers = {'rows': 6}\nsized(others)", False)]
+    ("more", "is_set"),
+    [
+        ("", True),
+        ("\nothers = {'rows': 6}\nsized(others)", True),
+        ("\nothers = {'rows': 5}\nsized(others)", False),
+    ],
 )
 def test_what_runs_a_cell_calls_no_function_of_it(
     more: str, is_set: bool, monkeypatch: pytest.MonkeyPatch

@@ -12,8 +12,9 @@ from cudalens.evidence.program import (
     Program,
     Spot,
     is_empty_container,
-    pairs_of,
+    item_of,
     parameters_of,
+    shape_argument,
     size_argument,
     takes_sizes,
 )
@@ -364,19 +365,6 @@ def test_calls_with_sizes_and_empty_containers(text: str, takes: bool, empty: bo
     assert (takes_sizes(expression(text)), is_empty_container(expression(text))) == (takes, empty)
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("a = 1", ["a 1"]), ("a = b = 1", ["a 1", "b 1"]), ("a, b = 1, 2", ["a 1", "b 2"]),
-        ("a, b = f()", ["(a, b) f()"]), ("a, b = 1, 2, 3", ["(a, b) (1, 2, 3)"]),
-    ],
-)  # fmt: skip
-def test_targets_with_their_values(text: str, wanted: list[str]) -> None:
-    (made,) = ast.parse(text).body
-    assert isinstance(made, ast.Assign)
-    assert [f"{ast.unparse(one)} {ast.unparse(other)}" for one, other in pairs_of(made)] == wanted
-
-
 MADE = (
     "items = []\nitems.append(4)\nother.items.append(5)\nitems.extend([6])\n"
     "class A:\n    def f(self, x, /, y, *rest, z=1):\n        self.items.append(7)\n"
@@ -429,40 +417,81 @@ def test_a_piece_is_found_again_by_its_place() -> None:
 @pytest.mark.parametrize(
     ("call", "name", "wanted"),
     [
-        ("a.f(1, 2)", "x", "1"), ("a.f(1, 2)", "y", "2"), ("f(0, 1, 2)", "x", "1"),
-        ("a.f(1, y=3)", "y", "3"), ("a.f(*rest)", "y", None), ("a.f(1)", "z", None),
+        ("a.f(1, 2)", "x", ["1"]), ("a.f(1, 2)", "y", ["2"]), ("f(0, 1, 2)", "x", []),
+        ("a.f(1, y=3)", "y", ["3"]), ("a.f(*rest)", "y", []), ("a.f(1)", "z", ["1"]),
+        ("a.f(1, z=2)", "z", ["2"]), ("a.f(1), a.f(2)", "x", ["1", "2"]), ("A(1)", "x", []),
     ],
 )  # fmt: skip
-def test_what_one_call_gives_a_parameter(call: str, name: str, wanted: str | None) -> None:
+def test_what_calls_give_a_parameter(call: str, name: str, wanted: list[str]) -> None:
     with cell(MADE + call) as code:
         program = Program([code.co_filename])
-        (value,) = program.values_of("A", "items")
-        function = program.function_around(value)
-        assert function is not None
-        made = program.trees[code.co_filename].body[-1]
-        assert isinstance(made, ast.Expr)
-        owner = Spot(code.co_filename, function)
-        given = program.given_to(owner, name, Spot(code.co_filename, made.value))
-        assert words(given) == wanted
+        (function,) = program.functions("f")
+        assert [words(given) for _, given in program.given(function, name)] == wanted
 
 
 @pytest.mark.parametrize(
-    ("text", "dim", "wanted"),
+    ("text", "wanted"),
     [
-        ("shape = (4, 5)\ntorch.zeros(shape)", 1, "5"),
-        ("shape = [4, 5]\ntorch.zeros(shape)", -2, "4"),
-        ("shape = (4, 5)\ntorch.zeros(shape)", 2, None),
-        ("shape = (4, 5)\ntorch.zeros(shape)", None, None),
-        ("shape = f()\ntorch.zeros(shape)", 0, None), ("shape = (4, 5)\nx.view(shape)", 0, None),
-        ("shape = (4,)\nshape = (5,)\ntorch.zeros(shape)", 0, None),
-        ("shape = (3,)\ndef f():\n    shape = (4,)\n    torch.zeros(shape)", 0, "4"),
+        ("def f(): return 1", "1"), ("def f(): return", None), ("def f(): pass", None),
+        ("def f():\n    if x: return 1\n    return 2", None),
+        ("def f():\n    yield 1\n    return 2", None),
+    ],
+)  # fmt: skip
+def test_what_a_function_returns(text: str, wanted: str | None) -> None:
+    with cell(text) as code:
+        program = Program([code.co_filename])
+        (function,) = program.functions("f")
+        value = program.returned(function)
+        assert (value and words(value.node)) == wanted
+
+
+def test_functions_and_classes_by_their_names() -> None:
+    with cell("class f: pass\nasync def g(): pass\nh = f\nclass A:\n    def f(self): pass") as code:
+        program = Program([code.co_filename])
+        found = {name: sorted(it.line for it in program.functions(name)) for name in "fgh"}
+        assert found == {"f": [1, 5], "g": [2], "h": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "wanted"),
+    [
+        ("shape = (4, 5)\ntorch.zeros(shape)", 1, "shape = (4, 5)"),
+        ("shape = (4, 5)\ntorch.zeros(shape)", 0, None),
+        ("shape = [5, 4]\ntorch.zeros(shape)", -2, "shape = [5, 4]"),
+        ("shape = f()\ntorch.zeros(shape)", 1, "shape = f()"),
+        ("shape = x.shape\ntorch.zeros(shape)", 1, "shape = x.shape"),
+        ("shape = (4,)\nshape = (5,)\ntorch.zeros(shape)", 0, "torch.zeros(shape)"),
+        ("shape = (4,)\ndef f():\n    shape = (5,)\n    torch.zeros(shape)", 0, "shape = (5,)"),
+        ("def f(shape):\n    torch.zeros(shape)\nf((4, 5))", 1, "f((4, 5))"),
     ],
 )  # fmt: skip
 def test_the_size_in_a_tuple_that_a_name_is_bound_to(
-    text: str, dim: int | None, wanted: str | None
+    text: str, key: int, wanted: str | None
 ) -> None:
     with cell(text) as code:
-        program = Program([code.co_filename])
-        tree = program.trees[code.co_filename]
-        *_, made = (it for it in ast.walk(tree) if isinstance(it, ast.Call))
-        assert words(program.listed_size(Spot(code.co_filename, made), dim)) == wanted
+        program, file = Program([code.co_filename]), code.co_filename
+        calls = (it for it in ast.walk(program.trees[file]) if shape_argument(it) is not None)
+        (made,) = calls
+        shape = shape_argument(made)
+        assert shape is not None
+        found = program.chosen(Spot(file, shape), Spot(file, made), 5, key=key)
+        assert (found and program.text(found)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "wanted"),
+    [
+        ("(3, 4)", 1, "4"), ("[3, 4]", -2, "3"), ("(3, 4)", 2, None), ("(3, 4)", -3, None),
+        ("(3, 4)", None, None), ("(3, 4)", "n", None), ("(*x, 4)", 1, None), ("x", 0, None),
+        ("{'n': 3, 'm': 4}", "m", "4"), ("{'n': 3}", "m", None), ("{'n': 3, 'n': 4}", "n", None),
+        ("{0: 3}", 0, "3"), ("{'n': 3, **more}", "n", None), ("{n: 3}", None, None),
+    ],
+)  # fmt: skip
+def test_the_item_of_a_display(text: str, key: int | str | None, wanted: str | None) -> None:
+    assert words(item_of(expression(text), key)) == wanted
+
+
+def test_only_a_factory_takes_all_its_sizes_from_one_variable() -> None:
+    assert shape_argument(expression("x.view(shape)")) is None
+    assert shape_argument(expression("torch.zeros((4, 5))")) is None
+    assert shape_argument(expression("torch.zeros(shape, 2)")) is None

@@ -318,6 +318,7 @@ def test_the_line_that_computed_what_a_tensor_is_made_of(source: str, wanted: st
 
 CALLED = "a = x + 1\ndef f(v):\n    return torch.tensor(v)\ndef g(u):\n    return f(u)\n"
 METHOD = "a = x + 1\nclass A:\n    def f(self, v):\n        return torch.tensor(v)\n"
+INIT = "a = x + 1\nclass A:\n    def __init__(self, v, w):\n        self.t = torch.tensor(v)\n"
 
 
 @pytest.mark.parametrize(
@@ -330,6 +331,8 @@ METHOD = "a = x + 1\nclass A:\n    def f(self, v):\n        return torch.tensor(
         (f"{METHOD}A().f(a)\nA().f([9])", ["A().f(a)"], "a = x + 1"),
         (f"{METHOD}A.f(a, [9])\nA().f([9])", ["A.f(a, [9])"], None),  # self is a
         (f"{METHOD}m = A()\nm.f(a)\nm.f([9])", ["m.f(a)"], "a = x + 1"),
+        (f"{INIT}A(a, [9])\nA([9], a)", ["A(a, [9])"], "a = x + 1"),
+        (f"{INIT}A(a, [9])\nA([9], a)", ["A([9], a)"], None),
     ],
 )
 def test_of_several_calls_the_one_that_was_running(
