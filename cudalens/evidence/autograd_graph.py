@@ -254,18 +254,14 @@ def _ops_by_stem() -> dict[str, frozenset[str]]:
     return {stem: frozenset(names) for stem, names in ops.items()}
 
 
-def nodes_behind(roots: Iterable[Any], without: Any = None) -> dict[Any, Any]:
-    """Return the nodes reachable from some nodes, nearest first, each with its predecessor.
-
-    Args:
-        without: a node that the walk does not pass.
-    """
-    before = {node: None for node in roots if node is not None and node is not without}
+def nodes_behind(roots: Iterable[Any]) -> dict[Any, Any]:
+    """Return the nodes reachable from some nodes, nearest first, each with its predecessor."""
+    before = {node: None for node in roots if node is not None}
     waiting = deque(before)
     while waiting and len(before) < MAX_VISITED:
         node = waiting.popleft()
         for following, _ in node.next_functions:
-            if following is not None and following is not without and following not in before:
+            if following is not None and following not in before:
                 before[following] = node
                 waiting.append(following)
     return before

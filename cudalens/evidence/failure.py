@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cudalens.core import _torch
 from cudalens.core.call import ApiCall, Call, OpCall
-from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN, ProvenanceStep
+from cudalens.core.graph_types import FIRST_BAD, FIRST_NAN
 from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import OpName, SourceSpan, TensorFact, Violation
@@ -148,7 +148,10 @@ class FailureContext:
         look = partial(recorder.provenance, bad, is_bad, positions, mask)
         way = self.limits.attempt("provenance", look, Provenance)
         if positions and violation.offenders.first[0].value == "nan":
-            way.steps = [_of_nan(item) for item in way.steps]
+            way.steps = [
+                replace(item, note=FIRST_NAN) if item.note == FIRST_BAD else item
+                for item in way.steps
+            ]
         if way.is_open:
             self.limits.add(recorder.beyond_ring("the op that made the bad values, or wrote them,"))
         return way
@@ -187,7 +190,3 @@ def bad_places(violation: Violation, tensor: Tensor) -> Tensor | None:
 def has_infinity(tensor: Tensor) -> bool:
     """Return whether a tensor contains an infinity above 0."""
     return tensor.is_floating_point() and bool(tensor.isposinf().any())
-
-
-def _of_nan(step: ProvenanceStep) -> ProvenanceStep:
-    return replace(step, note=FIRST_NAN) if step.note == FIRST_BAD else step

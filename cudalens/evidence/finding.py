@@ -73,7 +73,11 @@ def on_violation(op: OpCall, violation: Violation) -> BaseException | None:
     op, violation = Limits().attempt(
         "lookup", partial(of_lookup, op, violation), lambda: (op, violation)
     )
-    return _raised(violation, *_reported(violation, partial(_report_of_call, violation, op)))
+
+    def report(started: float) -> Report:
+        return diagnose(*evidence_of_call(violation, op, started))
+
+    return _raised(violation, *_reported(violation, report))
 
 
 def _nan_that_arrived(violation: Violation, op: OpCall) -> BaseException | None:
@@ -166,11 +170,6 @@ def _warn(text: str) -> SilentFindingWarning | None:
     except SilentFindingWarning as error:
         return error
     return None
-
-
-def _report_of_call(violation: Violation, op: OpCall, started: float) -> Report:
-    """Report a finding in the running call, while the device is alive."""
-    return diagnose(*evidence_of_call(violation, op, started))
 
 
 def evidence_of_call(

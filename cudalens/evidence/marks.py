@@ -17,10 +17,10 @@ from torch import Tensor
 from cudalens.core.api_names import stem_of
 from cudalens.core.evidence_types import BadSlice, Marks, NamedConstant
 from cudalens.core.graph_types import FIRST_BAD, ProvenanceStep
-from cudalens.core.report_types import LineRef, Violation
+from cudalens.core.report_types import Violation
 from cudalens.core.tensor_values import number
 from cudalens.core.torch_functions import Trait, stems
-from cudalens.evidence.program import Program, Spot
+from cudalens.evidence.program import Program
 from cudalens.source.files import is_user_file
 from cudalens.source.safe_eval import instance_dict
 from cudalens.source.stack import namespaces
@@ -140,7 +140,8 @@ def _constants(values: Sequence[int], frames: Sequence[FrameType]) -> Iterator[N
     for name, value in named.items():
         assert program is not None
         spots = [it for it in program.values_of(None, name) if _literal(it.node) == value]
-        yield NamedConstant(name=name, value=value, line=_line(spots, program))
+        line = program.line(spots[0]) if len(spots) == 1 else None
+        yield NamedConstant(name=name, value=value, line=line)
 
 
 def _literal(node: ast.AST) -> object:
@@ -148,10 +149,6 @@ def _literal(node: ast.AST) -> object:
         return ast.literal_eval(node) if isinstance(node, ast.expr) else None
     except ValueError:
         return None
-
-
-def _line(spots: Sequence[Spot], program: Program) -> LineRef | None:
-    return program.line(spots[0]) if len(spots) == 1 else None
 
 
 def vanished(statement: ast.AST | None, dtype: str) -> tuple[str, ...]:

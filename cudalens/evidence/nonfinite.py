@@ -228,11 +228,8 @@ def _first_step(report: Report, maker: Maker | None) -> ProvenanceStep:
 
 
 def _step(step: Step, note: str | None = None) -> ProvenanceStep:
-    return ProvenanceStep(op=step.name, source=_line(step), note=note)
-
-
-def _line(step: Step) -> LineRef | None:
-    return locate_line(entries_of(step.site)) if step.site is not None else None
+    line = locate_line(entries_of(step.site)) if step.site is not None else None
+    return ProvenanceStep(op=step.name, source=line, note=note)
 
 
 def _value(arrival: Arrival) -> str:

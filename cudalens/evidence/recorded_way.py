@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType
-from typing import TypeGuard
 from weakref import ref
 
 from torch import Tensor, nn
@@ -291,13 +290,14 @@ def _assigns(made: Recorded, name: str, code: CodeType | None) -> bool:
     statement, call = run.statement, run.node
     if not isinstance(statement, ast.Assign) or not isinstance(call, ast.Call):
         return False
-    targets = {node.id for it in statement.targets for node in ast.walk(it) if _is_stored(node)}
+    targets = {
+        node.id
+        for it in statement.targets
+        for node in ast.walk(it)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
     is_direct = not isinstance(made.site, tuple) or last_name(call.func) == made.api.stem
     return statement.value is call and name in targets and is_direct
-
-
-def _is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def _way(site: RawSite) -> tuple[list[StackEntry], list[int]]:

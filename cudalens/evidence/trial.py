@@ -107,7 +107,9 @@ class ApiTrial(Variables):
                     return TrialResult(succeeds=False)
                 except Exception as error:  # any error of torch's
                     raise_if_outside(error)
-                    return TrialResult(succeeds=False, error=_reason(error))
+                    # Without numbers, which change with every shape.
+                    reason = f"{type(error).__name__}: {re.sub(r'[0-9]+', '#', str(error))}"
+                    return TrialResult(succeeds=False, error=reason)
                 shape = tuple(result.shape) if is_tensor(result) else None
                 return TrialResult(succeeds=True, shape=shape)
         return TrialResult()
@@ -189,11 +191,6 @@ class ApiTrial(Variables):
             for item in objects
             if is_tensor(item) and _torch.is_plain(item)
         )
-
-
-def _reason(error: Exception) -> str:
-    """Return an error's message without numbers, which change with every shape."""
-    return f"{type(error).__name__}: {re.sub(r'[0-9]+', '#', str(error))}"
 
 
 @contextmanager
