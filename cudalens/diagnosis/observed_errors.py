@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import TypeGuard
 
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report import Evidence
@@ -157,7 +156,8 @@ def _class_weights(evidence: Evidence, trial: Trial, count: int) -> Iterator[Obs
             text = f"{fact.expression} has {count} different values: {', '.join(map(str, labels))}"
             yield Observation(kind="values", text=text, facts={"values": tuple(labels)})
     call = call_node(evidence)
-    given = [it.value for it in ast.walk(call or ast.Pass()) if _is_weight(it)]
+    keywords = (it for it in ast.walk(call or ast.Pass()) if isinstance(it, ast.keyword))
+    given = [it.value for it in keywords if it.arg == "weight"]
     names = {it.id for value in given for it in ast.walk(value) if isinstance(it, ast.Name)}
     for name in sorted(names):
         made = trial.binding(name)
@@ -165,10 +165,6 @@ def _class_weights(evidence: Evidence, trial: Trial, count: int) -> Iterator[Obs
             text = f"{name} is made in {place(made.at, evidence)}: {shortened(made.value)}"
             source = marked(made.at, f"{name} is made here")
             yield Observation(kind="argument", text=text, sources=(source,))
-
-
-def _is_weight(node: ast.AST) -> TypeGuard[ast.keyword]:
-    return isinstance(node, ast.keyword) and node.arg == "weight"
 
 
 def _not_numbers(evidence: Evidence) -> Iterator[Observation]:

@@ -38,7 +38,8 @@ def came_from(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         if step.source is not None and not is_failing_line(step.source, evidence) and not is_held:
             steps.setdefault(step.source, []).append(step)
     for line, items in list(steps.items())[:_MAX_LINES]:
-        written = [it.note[len(WRITES) :].strip() for it in items if _is_write(it) and it.note]
+        notes = (it.note for it in items if it.note is not None)
+        written = [it.removeprefix(WRITES).strip() for it in notes if it.startswith(WRITES)]
         # A written constant is the value itself. Computed values are named if all are equal.
         values = list(dict.fromkeys(written)) or [*map(format_number, _the_bad(evidence))]
         counts = [item.count for item in items]
@@ -114,10 +115,6 @@ def _comes(
     come = "come" if is_many else "comes"
     is_from_python = all(stem_of(item.op or "") in FROM_PYTHON for item in makers)
     return f"{come} in" if is_from_python else f"{come} from"
-
-
-def _is_write(step: ProvenanceStep) -> bool:
-    return (step.note or "").startswith(WRITES)
 
 
 def _the_bad(evidence: Evidence) -> Sequence[Number]:
