@@ -107,7 +107,8 @@ def test_a_script_named_from_here_sees_what_python_would_show_it(run: Run, tmp_p
 
 def test_a_script_sees_what_it_would_see_alone(run_here: Run, tmp_path: Path) -> None:
     script(tmp_path, "answer = 42\n", "below/helper.py")
-    text = "import sys, helper\nprint(__name__, sys.argv, helper.answer, sys.path[0])\n"
+    text = "import sys, helper\nprint(__name__, sys.argv, helper.answer, sys.path[0])\nx: int = 0\n"
+    text += "assert __annotations__ == {'x': int}  # no __future__ import of ours holds here\n"
     script(tmp_path, text, "below/train.py")
     theirs = ["--fast", "-m", "x", "--version", "--help"]
     done = run_here("--fast", "below/train.py", *theirs)
@@ -353,7 +354,8 @@ def test_guards_keep_to_the_width_of_the_terminal(columns: int) -> None:
 
 def test_guards_lists_the_catalogue(run_here: Run) -> None:
     rows = json.loads(run_here("guards", "--json").stdout)
-    assert run_here("guards", "--json", "xyzzy").stdout == "[]\n"
+    none = run_here("guards", "--json", "xyzzy")
+    assert (none.returncode, none.stdout) == (1, "[]\n")
     table = " ".join(run_here("guards").stdout.split())
     assert len(rows) >= 10
     assert {"op", "api", "guard", "precondition", "source", "cost", "frequency"} <= set(rows[0])
@@ -559,6 +561,7 @@ def test_a_reader_that_leaves_early_gets_no_traceback(words: list[str], tmp_path
 def test_a_misspelt_page_is_answered_with_the_one_that_was_meant(run_here: Run) -> None:
     assert_one_line(run_here("page", "nclasses"), 1, "did you mean n-classes? The pages are ")
     assert_one_line(run_here("page", "Backward"), 1, "did you mean backward-a-second-time? The ")
+    assert_one_line(run_here("page", "second"), 1, "did you mean backward-a-second-time? The ")
     assert_one_line(run_here("page", "xyzzy"), 1, "there is no page 'xyzzy'; the pages are ")
 
 
@@ -836,13 +839,17 @@ def test_a_script_takes_the_place_of_the_main_module_while_it_runs(
 
 
 def test_a_folder_and_an_archive_are_run_by_their_main_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_here: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "path", ["first"])
     monkeypatch.setattr(sys, "argv", [])
     folder = script(tmp_path, "print(__name__, __file__[-11:])\n", "app/__main__.py").parent
     with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
         archive.write(folder / "__main__.py", "__main__.py")
+    assert run_here("app").stdout == "__main__ __main__.py\n"
     for path in (folder, tmp_path / "app.zip"):
         command_line._as_script(path, [])
         assert capsys.readouterr().out == "__main__ __main__.py\n"
@@ -874,11 +881,11 @@ def test_what_show_cannot_read_is_a_line_and_the_rest_is_shown(
     run_here: Run, tmp_path: Path
 ) -> None:
     script(tmp_path, make_report().to_json(), "a.json")
-    script(tmp_path, "<html>", "b.HTML")
-    done = run_here("show", "a.json", "b.HTML")
+    script(tmp_path, "<html>", "b.HTM")
+    done = run_here("show", "a.json", "b.HTM")
     assert done.returncode == 1
     assert done.stderr == (
-        "cudalens: b.HTML is not a report that can be shown: it is a page; show takes the .json\n"
+        "cudalens: b.HTM is not a report that can be shown: it is a page; show takes the .json\n"
     )
     assert done.stdout.splitlines()[0] == "a.json"
     done = run_here("show", "--html", "c.html", "a.json")

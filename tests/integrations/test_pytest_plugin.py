@@ -233,12 +233,13 @@ def test_a_path_behind_the_option_is_a_path(tmp_path: Path, words: list[str]) ->
     assert "1 failed, 1 passed" in run(tmp_path, BAD, *words, "--of-conftest=1").stdout
 
 
-def test_a_mode_that_there_is_not_is_refused() -> None:
+@pytest.mark.parametrize("mode", ["slow", ""])
+def test_a_mode_that_there_is_not_is_refused(mode: str) -> None:
     with pytest.raises(
         pytest.UsageError,
-        match=r"^--cudacheck: invalid choice: .slow. \(choose from on, fast, ",
+        match=rf"^--cudacheck: invalid choice: .{mode}. \(choose from on, fast, ",
     ):
-        pytest_configure(Mock(getoption=Mock(return_value="slow")))
+        pytest_configure(Mock(getoption=Mock(return_value=mode)))
 
 
 @pytest.mark.parametrize("mode", [None, *pytest_plugin.MODES])
