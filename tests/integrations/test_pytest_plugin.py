@@ -332,14 +332,15 @@ def test_a_report_of_the_check_goes_to_the_report_of_the_test_once(
 
 
 @pytest.mark.parametrize("is_worker", [True, False])
-@pytest.mark.parametrize("is_lost", [True, False])
+@pytest.mark.parametrize("is_lost", [True, False, None])
 def test_a_worker_alone_ends_after_it_lost_its_context(
-    is_worker: bool, is_lost: bool, monkeypatch: pytest.MonkeyPatch
+    is_worker: bool, is_lost: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[int] = []
     monkeypatch.setattr("os._exit", ended.append)
     config = SimpleNamespace(stash=pytest.Stash(), **({"workerinput": {}} if is_worker else {}))
-    config.stash[_IS_LOST] = is_lost
+    if is_lost is not None:  # no test has had a report yet
+        config.stash[_IS_LOST] = is_lost
     item: Any = SimpleNamespace(config=config)
     run = pytest_runtest_protocol(item)
     next(run)

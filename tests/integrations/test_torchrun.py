@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -251,9 +252,12 @@ def test_a_rank_that_was_cut_off_leaves_the_word_to_the_other(
     assert "rank 5 lost its connection to a rank with a report" in capsys.readouterr().err
 
 
-def test_a_rank_that_was_cut_off_by_nobody_says_so(rank: Rank) -> None:
+def test_a_rank_that_was_cut_off_by_nobody_says_so(
+    rank: Rank, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The network may be at fault: then its own error is all that is known."""
     assert conclude(rank, RuntimeError(CUT_OFF.headline), CUT_OFF) == ["report"]
+    assert capsys.readouterr().err == "", "no error file was there to take away"
     assert "Connection closed by peer" in rank.error_file.read_text("utf-8")
 
 
@@ -291,6 +295,29 @@ def test_the_index_names_the_ranks_of_this_machine_that_left_nothing(rank: Rank)
     assert page.count("left no report") >= 2 and "rank 6" in page and "rank 4" in page
     assert "rank 7" not in page and "rank 3" not in page
     assert 'href="rank5.html"' in page and (two.folder / "rank5.html").exists()
+
+
+def test_the_index_has_a_rank_whose_report_comes_while_this_one_waits(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait(_: Report) -> None:
+        assert "rank4.html" not in rank.index.read_text("utf-8")
+        late = replace(FOUND, environment=replace(FOUND.environment, rank=4))
+        (rank.folder / "rank4.json").write_text(late.to_json(), encoding="utf-8")
+
+    monkeypatch.setattr("cudalens.integrations.torchrun.give_way", wait)
+    conclude(rank, IndexError(FOUND.headline), FOUND)
+    assert 'href="rank4.html"' in rank.index.read_text("utf-8")
+
+
+def test_pages_that_cannot_be_made_are_a_line_for_each_try(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails = Mock(side_effect=ValueError("no page"))
+    monkeypatch.setattr("cudalens.integrations.torchrun.load_reports", fails)
+    assert conclude(rank, IndexError(FOUND.headline), FOUND) == ["report"]
+    line = "cudalens: the ranks' pages were not written: no page"
+    assert capsys.readouterr().err.splitlines().count(line) == 2
 
 
 @pytest.mark.parametrize(

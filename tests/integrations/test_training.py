@@ -80,6 +80,14 @@ def test_deferred_guards_raise_where_the_training_ends(tmp_path: Path) -> None:
     assert [path.suffix for path in check.written] == [".html", ".json"]
 
 
+def test_a_finding_behind_another_error_is_written_and_does_not_replace_it(tmp_path: Path) -> None:
+    check = TrainingCheck()
+    check.open(tmp_path, lambda: (1, 0, 1))
+    look_up(3)
+    check.close(ValueError("of the training"))
+    assert [path.suffix for path in check.written] == [".html", ".json"]
+
+
 def test_the_guards_go_with_the_training(tmp_path: Path) -> None:
     before = PROCESS.is_installed
     check = TrainingCheck(deferred=False)
