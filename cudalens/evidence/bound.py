@@ -34,7 +34,7 @@ from cudalens.recorder.history import Snapshot
 from cudalens.recorder.sites import entries_of
 from cudalens.recorder.tensor_refs import Ref
 from cudalens.source.files import cell_number, is_user_file
-from cudalens.source.module_path import paths_below
+from cudalens.source.module_path import container_of, module_at, modules_below, spelled
 from cudalens.source.running_node import Running, running
 from cudalens.source.safe_eval import registered
 from cudalens.source.stack import namespaces, place_of
@@ -244,39 +244,29 @@ def _holder(tensor: Tensor, frames: Sequence[FrameType]) -> _Holder:
             continue
         if value is tensor:
             return _Holder(name, name=name)
-        for key, path in paths_below(value).items() if isinstance(value, nn.Module) else ():
-            part = _part(value, path)
-            stores = [registered(part, it) for it in ("_parameters", "_buffers")]
-            held = [(at, it) for store in stores for at, it in store.items()]
-            own = next((at for at, it in held if it is tensor), None)
-            if id(part) == key and own is not None:
+        for path, part in modules_below(value) if isinstance(value, nn.Module) else ():
+            held = {**registered(part, "_parameters"), **registered(part, "_buffers")}
+            own = next((at for at, it in held.items() if it is tensor), None)
+            if own is not None:
                 return _of_module(name, value, path, own)
     return _Holder()
 
 
 def _of_module(name: str, root: object, path: str, own: str) -> _Holder:
     """Return the holder of a parameter or buffer in the module at a path."""
-    layer, steps = "", path.split(".") if path else []
-    home = type(_part(root, path)).__module__
+    layer, kind = "", type(module_at(root, path))
     # A ParameterList is made empty, so its constructor has no size.
-    if home.startswith("torch.nn.modules.") and home != "torch.nn.modules.container":
-        layer = type(_part(root, path)).__name__
-    text = name + "".join(f"[{it}]" if it.isdecimal() else f".{it}" for it in steps)
-    if not layer:
-        text += f"[{own}]" if own.isdecimal() else f".{own}"
-        steps.append(own)
-    while steps and steps[-1].isdecimal():
-        steps.pop()
-    if not steps:
+    is_container = kind.__module__ == "torch.nn.modules.container"
+    if kind.__module__.startswith("torch.nn.modules.") and not is_container:
+        layer = kind.__name__
+    else:
+        path = f"{path}.{own}" if path else own
+    text = spelled(name, path)
+    holder, _ = container_of(path)
+    if not holder:
         return _Holder(text, layer, name=name)
-    return _Holder(text, layer, type(_part(root, ".".join(steps[:-1]))).__name__, steps[-1])
-
-
-def _part(root: object, path: str) -> object:
-    part = root
-    for step in path.split(".") if path else ():
-        part = registered(part, "_modules").get(step)
-    return part
+    owner, _, attribute = holder.rpartition(".")
+    return _Holder(text, layer, type(module_at(root, owner)).__name__, attribute)
 
 
 def _in_source(holder: _Holder, size: int, dim: int | None, program: Program) -> Spot | None:

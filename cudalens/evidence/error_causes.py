@@ -34,10 +34,11 @@ from cudalens.evidence.recorded_way import (
     regrouped,
 )
 from cudalens.evidence.value_facts import named_tensors
-from cudalens.evidence.variables import parameters_of
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.saved_tensor import find_modified
 from cudalens.source.files import is_user_file
+from cudalens.source.module_path import modules_below, spelled
+from cudalens.source.safe_eval import registered
 from cudalens.source.stack import namespaces
 
 _NAMED = 4
@@ -97,15 +98,11 @@ def _parameter_name(write: Recorded, failure: FailureContext) -> str | None:
     names: dict[int, str] = {}
     for name, value in tensors_and_modules(namespaces(failure.frames)):
         if is_module(value) and not name.startswith("_"):
-            for path, item in parameters_of(value):
-                if id(item) in ids:
-                    names.setdefault(id(item), _spelled(name, path))
+            for path, part in modules_below(value):
+                for key, item in registered(part, "_parameters").items():
+                    if id(item) in ids:
+                        names.setdefault(id(item), spelled(name, f"{path}.{key}" if path else key))
     return next(iter(names.values())) if len(ids) == len(names) == 1 else None
-
-
-def _spelled(root: str, path: str) -> str:
-    """Return a parameter's path as code: ``D[2].weight``."""
-    return root + "".join(f"[{key}]" if key.isdecimal() else f".{key}" for key in path.split("."))
 
 
 def cut_of_graph(failure: FailureContext) -> GraphCut | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from cudalens.core.evidence_types import OwnerModule
 from cudalens.core.report_types import OtherModule
 from cudalens.source.locate import CallSite
-from cudalens.source.module_path import paths_below
+from cudalens.source.module_path import paths_below, spelled
 from cudalens.source.running_call import RunningCall, class_name
 from cudalens.source.safe_eval import instance_dict, registered
 from cudalens.source.stack import namespaces
@@ -156,10 +156,7 @@ def _text_of(
         return ast.unparse(function)
     variable = _variables(frames, {id(root)}).get(id(root))
     path = paths_below(root, wanted={id(root), id(module)}).get(id(module))
-    if variable is None or path is None:
-        return None
-    steps = path.split(".") if path else []
-    return variable + "".join(f"[{step}]" if step.isdecimal() else f".{step}" for step in steps)
+    return None if variable is None or path is None else spelled(variable, path)
 
 
 def _variables(frames: Sequence[FrameType], wanted: Set[int]) -> Mapping[int, str]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from cudalens.core import _torch
 from cudalens.core._python import parse_expression
@@ -27,6 +27,7 @@ from cudalens.diagnosis.user_code import chooses, last_name
 from cudalens.evidence.tensors import of_meta
 from cudalens.source.bindings import attribute_binding, binding_of
 from cudalens.source.files import is_user_file
+from cudalens.source.module_path import container_of, module_at, modules_below, spelled
 from cudalens.source.readers import other_readers
 from cudalens.source.running_call import ABSENT, MODULE_CALLS, RunningCall
 from cudalens.source.running_node import Running, running
@@ -37,7 +38,6 @@ from cudalens.source.safe_eval import (
 )
 from cudalens.source.stack import frame_of, place_of
 
-_MAX_DEPTH = 12
 _STORES = ("_modules", "_parameters", "_buffers")
 
 
@@ -226,10 +226,10 @@ class Variables(candidates.Trial):
         for variables in (self.line.frame.f_locals, self.line.frame.f_globals):
             for name, value in list(variables.items()):
                 if is_module(value) and not name.startswith("_"):
-                    part = dict(_parts(value)).get(path)
-                    own = registered(part, "_parameters").values() if part is not None else ()
+                    part = module_at(value, path)
+                    own = registered(part, "_parameters").values()
                     shapes = [item.shape for item in own if is_tensor(item)]
-                    if part is not None and (shape is None or shape in shapes):
+                    if is_module(part) and (shape is None or shape in shapes):
                         layers.setdefault(id(value), (name, value, part))
         if len(layers) != 1:
             return None
@@ -237,17 +237,14 @@ class Variables(candidates.Trial):
         if isinstance(part, nn.ParameterDict | nn.ParameterList):
             return None
         # `net.0` as code is `net[0]`. Its binding is the container's, with the position in it.
-        names, places = [root], list[int]()
-        for key in path.split("."):
-            names.append(names[-1] + (f"[{key}]" if key.isdecimal() else f".{key}"))
-            places = [*places, int(key)] if key.isdecimal() else []
-        made = self.binding(names[-1 - len(places)])
+        holder, places = container_of(path)
+        made = self.binding(spelled(root, holder))
         made = _item(made, places, part) or made
         weight = registered(part, "_parameters").get("weight")
         others = [
             (f"{root}.{at}", item, registered(item, "_parameters").get("weight"))
-            for at, item in _parts(model)
-            if item is not part
+            for at, item in modules_below(model)
+            if item is not part and item is not model
         ]
         # Modules that must change together: a tied weight, or a head with as many outputs as rows.
         tied = [name for name, _, other in others if other is weight]
@@ -259,7 +256,7 @@ class Variables(candidates.Trial):
         ]
         return replace(
             made or Binding(at=SourceSpan()),
-            name=names[-1],
+            name=spelled(root, path),
             tied=tied[0] if tied and weight is not None else None,
             beside=alike[0] if len(alike) == 1 else None,
         )
@@ -294,7 +291,7 @@ class Variables(candidates.Trial):
         values = [value for scope in scopes for _, value in scope]
         modules = [item for item in (self.line.module, *values) if is_module(item)]
         ids = {id(self.line.module)} | {id(frame.f_locals.get("self")) for frame in frames}
-        registered = {id(part) for item in modules for _, part in _parts(item)}
+        registered = {id(part) for it in modules for at, part in modules_below(it) if at}
         spaces = {id(frame.f_globals) for frame in frames}
         for frame, scope in zip(frames, scopes, strict=True):
             owner = frame.f_locals.get("self")
@@ -340,22 +337,6 @@ def _loop_names(run: Running) -> frozenset[str]:
 def _syntax(expression: str) -> ast.expr:
     """Return the syntax of an expression: as it was read, or parsed from a hint's text."""
     return syntax(expression) or parse_expression(expression).body
-
-
-def _parts(module: nn.Module, path: str = "", depth: int = 0) -> Iterator[tuple[str, nn.Module]]:
-    """Yield a module's parts with their paths, from the registered entries alone."""
-    for key, item in registered(module, "_modules").items() if depth < _MAX_DEPTH else ():
-        if is_module(item):
-            yield f"{path}{key}", item
-            yield from _parts(item, f"{path}{key}.", depth + 1)
-
-
-def parameters_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of a module and its parts, with their paths: ``2.weight``."""
-    for path, part in (("", module), *_parts(module)):
-        for key, item in registered(part, "_parameters").items():
-            if is_tensor(item):
-                yield (f"{path}.{key}" if path else key), item
 
 
 def _kind(value: object) -> str | None:

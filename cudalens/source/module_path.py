@@ -6,7 +6,7 @@ broken ``__getattr__`` or a ``named_modules`` of its own does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
 from cudalens.core.user_objects import is_module
@@ -52,20 +52,52 @@ def module_path(places: Sequence[Place]) -> ModulePath:
 def paths_below(root: object, wanted: Set[int] | None = None) -> dict[int, str]:
     """Return the paths of modules below ``root`` by ``id``, in the order of ``named_modules``."""
     paths: dict[int, str] = {}
+    for path, module in modules_below(root):
+        if wanted is None or id(module) in wanted:
+            paths[id(module)] = path
+        if wanted is not None and len(paths) == len(wanted):
+            break
+    return paths
+
+
+def modules_below(root: object) -> Iterator[tuple[str, object]]:
+    """Yield a module and its parts with their paths, each once, as ``named_modules`` does."""
     seen: set[int] = set()
     waiting = [("", root)]
-    most = _MAX_MODULES if wanted is None else len(wanted)
-    while waiting and len(seen) < _MAX_MODULES and len(paths) < most:
+    while waiting and len(seen) < _MAX_MODULES:
         path, module = waiting.pop()
         if id(module) in seen:
             continue
         seen.add(id(module))
-        if wanted is None or id(module) in wanted:
-            paths[id(module)] = path
+        yield path, module
         children = [
             (f"{path}.{name}" if path else name, child)
             for name, child in registered(module, "_modules").items()
             if child is not None
         ]
         waiting.extend(reversed(children))  # the last is popped first
-    return paths
+
+
+def module_at(root: object, path: str) -> object:
+    """Return the module at a path below ``root``, ``None`` where there is none."""
+    module = root
+    for step in path.split(".") if path else ():
+        module = registered(module, "_modules").get(step)
+    return module
+
+
+def spelled(root: str, path: str) -> str:
+    """Return a path below a variable as code: ``net[2].weight``."""
+    steps = path.split(".") if path else ()
+    return root + "".join(f"[{it}]" if it.isdecimal() else f".{it}" for it in steps)
+
+
+def container_of(path: str) -> tuple[str, list[int]]:
+    """Return the path of an attribute, and the positions below it that a path ends with.
+
+    ``("net.parts", [0, 1])`` for ``net.parts.0.1``.
+    """
+    steps, positions = path.split(".") if path else [], list[int]()
+    while steps and steps[-1].isdecimal():
+        positions.insert(0, int(steps.pop()))
+    return ".".join(steps), positions

@@ -143,9 +143,7 @@ def value_bound(statement: ast.AST, name: str) -> ast.expr | None:
     return None
 
 
-def pairs_of(
-    targets: Iterable[ast.expr], value: ast.expr
-) -> Iterator[tuple[ast.expr, ast.expr]]:
+def pairs_of(targets: Iterable[ast.expr], value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Yield each target of an assignment with its value, two of each for ``a, b = x, y``."""
     for target in targets:
         match target, value:

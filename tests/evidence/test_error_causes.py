@@ -148,14 +148,6 @@ def test_other_shapes_are_those_of_the_users_innermost_function(
     assert asked("def f():\n    here()\nf()", ask) == [(("x", (2, 3), (4, 3), "f"),)]
 
 
-@pytest.mark.parametrize(
-    ("root", "path", "text"),
-    [("D", "2.weight", "D[2].weight"), ("net", "a.b", "net.a.b"), ("net", "0", "net[0]")],
-)
-def test_a_parameter_is_spelled_as_code_names_it(root: str, path: str, text: str) -> None:
-    assert error_causes._spelled(root, path) == text
-
-
 NET, OTHER, LOOSE = nn.Linear(2, 12), nn.Linear(2, 12), nn.Parameter(torch.ones(12, 2))
 HELD = {"net": NET}
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cudalens.evidence.failing_call import call_of
-from cudalens.evidence.variables import Variables, line_of, parameters_of
+from cudalens.evidence.variables import Variables, line_of
 from tests.probes import asked, cell_frames, run_cell
 
 X = torch.ones(2, 3)
@@ -270,13 +270,6 @@ def test_the_output_head_that_has_the_shape_of_a_table(parts: str, beside: str |
     assert (made.tied, made.beside) == (None, beside)
     code += "net[1].weight = net[0].weight\n"
     assert variables(f"{code}here(x)", lambda it: it.layer("0")).tied == "net.1"
-
-
-def test_parameters_by_their_paths() -> None:
-    net = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Sequential(nn.Linear(2, 3)))
-    net.register_parameter("scale", nn.Parameter(torch.ones(1)))
-    names = [name for name, _ in parameters_of(net)]
-    assert names == ["scale", "0.weight", "1.0.weight", "1.0.bias"]
 
 
 WRITTEN = """\

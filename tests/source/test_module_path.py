@@ -11,7 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cudalens.source.module_path import ModulePath, module_path, paths_below, running_modules
+from cudalens.source.module_path import (
+    ModulePath,
+    container_of,
+    module_at,
+    module_path,
+    modules_below,
+    paths_below,
+    running_modules,
+    spelled,
+)
 from cudalens.source.stack import Place, place_of, stack_of
 
 SEEN: list[ModulePath] = []
@@ -125,3 +134,29 @@ def test_a_net_of_too_many_modules_is_read_up_to_a_limit(monkeypatch: pytest.Mon
         assert [*paths_below(net).values()] == names[:most]
         found = paths_below(net, {id(net.blocks[1].leaf)})
         assert [*found.values()] == ["blocks.1.leaf"] * ("blocks.1.leaf" in names[:most])
+
+
+def test_modules_by_their_paths() -> None:
+    net = Net()
+    paths = [path for path, _ in modules_below(net)]
+    assert paths == ["", "blocks", "blocks.0", "blocks.1", "blocks.1.leaf"]
+    assert all(module_at(net, path) is module for path, module in modules_below(net))
+    assert module_at(net, "blocks.2") is module_at(net, "loose.0") is None
+    shared = nn.Sequential(net.blocks, net.blocks, nn.ReLU())
+    assert [path for path, _ in modules_below(shared)][-1] == "2"
+    assert sum(module is net.blocks for _, module in modules_below(shared)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "container"),
+    [
+        ("", "net", ("", [])), ("0", "net[0]", ("", [0])), ("head", "net.head", ("head", [])),
+        ("parts.0.1", "net.parts[0][1]", ("parts", [0, 1])),
+        ("parts.0.fc1", "net.parts[0].fc1", ("parts.0.fc1", [])),
+    ],
+)  # fmt: skip
+def test_a_path_as_code_and_by_its_container(
+    path: str, code: str, container: tuple[str, list[int]]
+) -> None:
+    assert spelled("net", path) == code
+    assert container_of(path) == container
