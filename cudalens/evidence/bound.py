@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from cudalens.core._torch import base_of, meta_of
 from cudalens.core.evidence_types import BoundOrigin
-from cudalens.core.report_types import SourceSpan
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.user_code import last_name
 from cudalens.evidence.call_stack import tensors_and_modules
@@ -33,7 +32,6 @@ from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.sites import entries_of
 from cudalens.recorder.tensor_refs import Ref
-from cudalens.source.files import cell_number, is_user_file
 from cudalens.source.module_path import container_of, module_at, modules_below, spelled
 from cudalens.source.running_node import Running, running
 from cudalens.source.safe_eval import registered
@@ -77,10 +75,7 @@ def bound_origin(
         frames: the stack of the failure, outermost first.
         line: the user's running line.
     """
-    files = [it.f_code.co_filename for it in frames]
-    # A launcher that runs cells is not part of the program, and may have functions of equal names.
-    first = next((at for at, file in enumerate(files) if cell_number(file) is not None), 0)
-    program = Program(file for file in reversed(files[first:]) if is_user_file(file))
+    program = Program.of(frames)
     if tensor is None:
         return _of_number(line, size, program)
     if dim is None:
@@ -116,7 +111,7 @@ def bound_origin(
     chosen = chosen if is_set else made
     is_other = (chosen.file, chosen.line) != (made.file, made.line)
     return BoundOrigin(
-        at=_span(chosen, program),
+        at=program.span(chosen),
         expression=program.text(chosen),
         holder=holder.text,
         made=program.line(made) if is_other else None,
@@ -198,13 +193,9 @@ def _made_in(way: _Way, snapshot: Snapshot, program: Program) -> Spot | None:
     entries = [] if call is None else entries_of(call.site)
     if call is None or not entries:
         return None
-    run = running(place_of(entries[-1]))
-    file = run.place.filename
-    if run.node is None or file not in program.trees:
-        return None
-    if way.setter is None and not _makes_layers(call, run.node):
-        return None
-    return program.find(file, run.node)
+    made = program.running(running(place_of(entries[-1])))
+    is_maker = made is not None and (way.setter is not None or _makes_layers(call, made.node))
+    return made if is_maker else None
 
 
 def _makes_layers(call: Recorded, node: ast.AST) -> bool:
@@ -300,9 +291,7 @@ def _sizing_part(value: Spot, dim: int | None) -> Spot:
 
 def _of_number(line: Running | None, size: int, program: Program) -> BoundOrigin | None:
     """Return where a number was chosen that is an argument of the running call."""
-    if line is None or line.node is None or line.place.filename not in program.trees:
-        return None
-    call = program.find(line.place.filename, line.node)
+    call = None if line is None else program.running(line)
     number = None if call is None else size_argument(call.node, None)
     if call is None or number is None or isinstance(number, ast.Constant):
         return None
@@ -310,19 +299,8 @@ def _of_number(line: Running | None, size: int, program: Program) -> BoundOrigin
     if chosen is None or chosen._replace(is_read=False) == call:
         return None
     return BoundOrigin(
-        at=_span(chosen, program),
+        at=program.span(chosen),
         expression=program.text(chosen),
         holder=ast.unparse(number),
         is_set=not chosen.is_read,
-    )
-
-
-def _span(spot: Spot, program: Program) -> SourceSpan:
-    line = program.line(spot)
-    return SourceSpan(
-        cell=line.cell,
-        file=line.file,
-        line=line.line,
-        end_line=getattr(spot.node, "end_lineno", None),
-        text=line.text,
     )

@@ -9,14 +9,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from types import FrameType
 from typing import NamedTuple, cast
 
-from cudalens.core.report_types import LineRef
+from cudalens.core.report_types import LineRef, SourceSpan
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.user_code import last_name
 from cudalens.evidence.options import is_option
-from cudalens.source.files import CELLS, place_of_code, source_lines
-from cudalens.source.running_node import FUNCTIONS, parsed_source
+from cudalens.source.files import CELLS, cell_number, is_user_file, source_lines
+from cudalens.source.locate import span_of_lines
+from cudalens.source.running_node import FUNCTIONS, Running, parsed_source
 from cudalens.source.scopes import bindings_of, pairs_of, value_bound
 
 MAX_FILES = 64
@@ -92,12 +94,27 @@ def shape_argument(call: ast.AST) -> ast.Name | None:
     return None
 
 
+def users_frames(frames: Sequence[FrameType]) -> list[FrameType]:
+    """Return the frames of the user's program, outermost first.
+
+    A launcher that runs cells is no part of it, and may have functions of equal names.
+    """
+    users = [it for it in frames if is_user_file(it.f_code.co_filename)]
+    cells = (at for at, it in enumerate(users) if cell_number(it.f_code.co_filename) is not None)
+    return users[next(cells, 0) :]
+
+
 class Program:
     """The user's files and cells that may have made the arguments of a failing call.
 
     Args:
         files: the files of the running code, which come first.
     """
+
+    @classmethod
+    def of(cls, frames: Sequence[FrameType]) -> Program:
+        """Return the program that runs on a stack, outermost first."""
+        return cls(it.f_code.co_filename for it in reversed(users_frames(frames)))
 
     def __init__(self, files: Iterable[str]) -> None:
         names = list(dict.fromkeys((*files, *CELLS.names())))[:MAX_FILES]
@@ -122,12 +139,23 @@ class Program:
         node = next((it for it in same if _range(it) == key), None) if key[0] else None
         return None if node is None else Spot(file, node)
 
+    def running(self, run: Running) -> Spot | None:
+        """Return the running expression of a stack entry, as a node of its whole file."""
+        is_known = run.node is not None and run.place.filename in self.trees
+        return self.find(run.place.filename, run.node) if is_known and run.node else None
+
     def above(self, spot: Spot) -> Iterator[ast.AST]:
         """Yield the enclosing nodes, innermost first."""
         node = spot.node
         while id(node) in self._parents:
             node = self._parents[id(node)]
             yield node
+
+    def statement(self, spot: Spot) -> Spot | None:
+        """Return the statement around an expression; a statement itself."""
+        around = (it for it in (spot.node, *self.above(spot)) if isinstance(it, ast.stmt))
+        node = next(around, None)
+        return None if node is None else Spot(spot.file, node)
 
     def function_around(self, spot: Spot) -> ast.FunctionDef | None:
         """Return the enclosing function, ``None`` in a class body, a lambda or a module."""
@@ -440,15 +468,13 @@ class Program:
         names = (it for it in parameters_of(function) if _default(function, it) is spot.node)
         return f"{next(names)}={ast.unparse(spot.node)}"
 
-    def line_text(self, spot: Spot) -> str:
-        """Return the source line of a node."""
-        lines = source_lines(spot.file)
-        return lines[spot.line - 1].strip() if 0 < spot.line <= len(lines) else ""
+    def span(self, spot: Spot) -> SourceSpan:
+        """Return the place of a node, with all of its lines."""
+        return span_of_lines(spot.file, spot.line, getattr(spot.node, "end_lineno", None))
 
     def line(self, spot: Spot) -> LineRef:
-        """Return the place of a node."""
-        cell, file = place_of_code(spot.file)
-        return LineRef(line=spot.line, text=self.line_text(spot), cell=cell, file=file)
+        """Return the first line of a node."""
+        return span_of_lines(spot.file, spot.line).ref
 
 
 def _argument(call: ast.Call, name: str, at: int) -> tuple[ast.expr | None, bool]:

@@ -25,10 +25,9 @@ from cudalens.evidence.changes import (
     shown,
     stores_of_attribute,
 )
-from cudalens.evidence.program import Program, Spot, parameters_of
+from cudalens.evidence.program import Program, Spot, parameters_of, users_frames
 from cudalens.recorder.calls import FROM_PYTHON
 from cudalens.recorder.sites import RawSite, entries_of
-from cudalens.source.files import cell_number, is_user_file
 from cudalens.source.running_node import running
 from cudalens.source.scopes import (
     INNER,
@@ -38,7 +37,7 @@ from cudalens.source.scopes import (
     stores,
     value_bound,
 )
-from cudalens.source.stack import Place, place_of
+from cudalens.source.stack import place_of
 
 _MAX_HOPS = 24
 _HANDS_ON = frozenset(
@@ -69,42 +68,26 @@ def computed_lines(
         origin: the tensor with the values, if no recorded call made it.
         frames: the stack of the failure, outermost first.
     """
-    users = [it for it in frames if is_user_file(it.f_code.co_filename)]
-    # Code that runs the cells is not part of the notebook.
-    cells = (at for at, it in enumerate(users) if cell_number(it.f_code.co_filename) is not None)
-    users = users[next(cells, 0) :]
+    users, program = users_frames(frames), Program.of(frames)
     running_files = [it.f_code.co_filename for it in users]
-    program = Program(reversed(running_files))
+    running_now = [program.running(running(place_of(it))) for it in users]
     found: list[Spot | None] = []
     entries = entries_of(entry) if entry is not None else []
     if entries:
-        running_call = _running(program, place_of(entries[-1]))
-        call = None if running_call is None else _made_by(program, running_call)
+        call = program.running(running(place_of(entries[-1])))
+        made = None if call is None else _made_by(program, call)
         running_in = [at for at, it in enumerate(users) if it.f_code is entries[-1].code]
-        outer = users[: running_in[-1]] if running_in else []
-        callers = [_running(program, place_of(it)) for it in outer]
-        is_known = call is not None and None not in callers
-        found = (
-            [computing_line(program, call, [*filter(None, callers)], running_files)]
-            if is_known and call
-            else []
-        )
+        callers = running_now[: running_in[-1]] if running_in else []
+        if made is not None and None not in callers:
+            outer = [*filter(None, callers)]
+            found = [computing_line(program, made, outer, running_files)]
     elif origin is not None:
-        for frame in reversed(users):
-            at = _running(program, place_of(frame))
+        for frame, at in zip(reversed(users), reversed(running_now), strict=True):
             held = [name for name, value in [*frame.f_locals.items()] if value is origin]
             if len(held) == 1 and at is not None:
                 found = [*_made_of(program, held[0], at, running_files)]
                 break
     return tuple(program.line(spot) for spot in found if spot is not None)
-
-
-def _running(program: Program, place: Place) -> Spot | None:
-    """Return a frame's running expression, as a node of its whole file or cell."""
-    run = running(place)
-    file = run.place.filename
-    known = run.node is not None and file in program.trees
-    return program.find(file, run.node) if known and run.node is not None else None
 
 
 def _made_by(program: Program, call: Spot) -> Spot | None:
@@ -134,7 +117,7 @@ def _made_of(
     value = _defined(program, name, at)
     if value is None or isinstance(value.node, ast.FunctionDef):
         return
-    made = _statement(program, value)
+    made = program.statement(value)
     names = {name, *shown(value.node)}
     if made is None or may_change(program, names, made.node, {made.file, *running_files}):
         return
@@ -168,7 +151,7 @@ def computing_line(
         if way is None:
             return None
         if _computes(way.at.node, program):
-            found = _statement(program, way.at)
+            found = program.statement(way.at)
             if found is None or (found.file, found.line) == (call.file, call.line):
                 return None
             passed |= {
@@ -337,11 +320,3 @@ def _from_outside(program: Program, name: str, scope: Spot) -> Spot | None:
 def _is_told(scope: ast.AST, name: str, *lines: int) -> bool:
     """Return whether a statement calls a method that may change a variable in place."""
     return any(method != "append" for _, method in methods_called(scope, name, *lines))
-
-
-def _statement(program: Program, at: Spot) -> Spot | None:
-    """Return the enclosing statement of an expression."""
-    if isinstance(at.node, ast.stmt):
-        return at
-    found = next((it for it in program.above(at) if isinstance(it, ast.stmt)), None)
-    return None if found is None else Spot(at.file, found)

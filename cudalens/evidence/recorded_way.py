@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from types import CodeType
 from weakref import ref
 
@@ -21,7 +22,7 @@ from cudalens.recorder.calls import FROM_PYTHON, Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.sites import RawSite, Site, entries_of, shared_sites
 from cudalens.recorder.tensor_refs import Ref
-from cudalens.source.files import place_of_code, source_lines, typed_line
+from cudalens.source.locate import span_of_lines
 from cudalens.source.running_node import FUNCTIONS, has_line, parsed_source, running
 from cudalens.source.stack import StackEntry, place_of
 
@@ -112,12 +113,8 @@ def _block_without_grad(site: RawSite) -> LineRef | None:
         blocks = (it for it in (ast.walk(tree) if tree else ()) if isinstance(it, ast.With))
         around = [it.lineno for it in blocks if _is_without_grad(it, place.lineno)]
         if around:
-            line = max(around)
-            cell, file = place_of_code(place.filename)
-            text = (
-                typed_line(place.filename, source_lines(place.filename), line).strip().rstrip(":")
-            )
-            return LineRef(line=line, text=text, cell=cell, file=file)
+            line = span_of_lines(place.filename, max(around)).ref
+            return replace(line, text=(line.text or "").rstrip(":"))
     return None
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report_types import Expression, SourceSpan
 from cudalens.core.torch_functions import CONVERSIONS
-from cudalens.source.files import place_of_code, source_lines, typed_line
+from cudalens.source.files import source_lines
+from cudalens.source.locate import span_of_lines
 from cudalens.source.running_node import Running, parsed_source, text_of
 from cudalens.source.scopes import (
     INNER,
@@ -74,17 +75,10 @@ def _is_read_again(run: Running, statement: ast.stmt, name: str, scope: ast.AST)
 
 def _span(run: Running, statement: ast.stmt) -> SourceSpan:
     """Return the place of a statement, for a loop that of its header."""
-    filename = run.place.filename
-    cell, file = place_of_code(filename)
     body = getattr(statement, "body", None)
     end = statement.end_lineno if body is None else body[0].lineno - 1
-    return SourceSpan(
-        cell=cell,
-        file=file,
-        line=statement.lineno,
-        end_line=max(end or 0, statement.lineno),
-        text=typed_line(filename, run.lines, statement.lineno).strip(),
-    )
+    first = statement.lineno
+    return span_of_lines(run.place.filename, first, max(end or 0, first))
 
 
 def attribute_binding(code: CodeType, name: str) -> Binding | None:
@@ -114,14 +108,8 @@ def attribute_binding(code: CodeType, name: str) -> Binding | None:
 
 def _made(value: ast.expr, filename: str) -> Binding:
     """Return the binding of an expression's value, at the line where the expression begins."""
-    (cell, file), lines = place_of_code(filename), source_lines(filename)
-    at = SourceSpan(
-        cell=cell,
-        file=file,
-        line=value.lineno,
-        text=typed_line(filename, lines, value.lineno).strip(),
-    )
-    text = Expression(text_of(value, lines), value)
+    text = Expression(text_of(value, source_lines(filename)), value)
+    at = span_of_lines(filename, value.lineno)
     return Binding(at=at, value=text, items=_items(value, filename), **_called(value))
 
 

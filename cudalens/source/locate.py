@@ -24,7 +24,7 @@ from cudalens.source.argument_names import (
     other_tensors,
     tensors_on,
 )
-from cudalens.source.files import place_of_code, typed_line
+from cudalens.source.files import place_of_code, source_lines, typed_line
 from cudalens.source.module_path import ModulePath, module_path
 from cudalens.source.running_call import RunningCall
 from cudalens.source.running_node import Running, column_of, running
@@ -167,6 +167,13 @@ def _span_of(run: Running) -> SourceSpan:
             for number in range(start, min(stop, start + _MAX_CONTEXT - 1) + 1)
         ),
     )
+
+
+def span_of_lines(filename: str, line: int, end_line: int | None = None) -> SourceSpan:
+    """Return the place of lines of a file or cell, with the text of the first as it was typed."""
+    (cell, file), lines = place_of_code(filename), source_lines(filename)
+    text = typed_line(filename, lines, line).strip() if 0 < line <= len(lines) else ""
+    return SourceSpan(cell=cell, file=file, line=line, end_line=end_line, text=text)
 
 
 def _typed_shift(place: Place, lines: Sequence[str], position: Position) -> int | None:

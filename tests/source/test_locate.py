@@ -17,7 +17,7 @@ from torch import nn
 from cudalens.core._python import entries_from_traceback
 from cudalens.core.report_types import CodeLine
 from cudalens.source.files import CELLS
-from cudalens.source.locate import locate, locate_entries, locate_line, runs_torch
+from cudalens.source.locate import locate, locate_entries, locate_line, runs_torch, span_of_lines
 from cudalens.source.stack import StackEntry, stack_of
 from tests.probes import (
     Probe,
@@ -319,3 +319,15 @@ def test_columns_are_those_of_what_was_typed(
     (span,) = found
     assert (span.column, span.end_column) == columns
     assert [line.text for line in span.context] == (typed or lines)
+
+
+def test_the_place_of_lines_that_are_given_by_their_numbers() -> None:
+    with cell("a = 1  # one\nb = dict(\n    c=2)") as code:
+        span = span_of_lines(code.co_filename, 2, 3)
+        assert (span.cell, span.line, span.end_line, span.text) == (7, 2, 3, "b = dict(")
+        one = span_of_lines(code.co_filename, 1)
+        assert (one.end_line, one.text, one.ref.text) == (None, "a = 1  # one", "a = 1")
+        assert span_of_lines(code.co_filename, 0).text == ""
+        assert span_of_lines(code.co_filename, 4).text == ""
+        CELLS.typed[code.co_filename] = ("%time a = 1",)
+        assert span_of_lines(code.co_filename, 1).text == "%time a = 1"
