@@ -88,18 +88,6 @@ def in_place_dtype(evidence: Evidence, match: re.Match[str]) -> Answer:
         )
 
 
-row(
-    "unsafe_autocast",
-    r"^torch\.nn\.functional\.(?P<op>\w+) and torch\.nn\.\w+ are unsafe to autocast",
-    hint=Hint(
-        rule="unsafe_autocast",
-        text="its input is probabilities, which half precision rounds to 0 and 1: if a sigmoid "
-        "makes them, leave it out and call {op}_with_logits or BCEWithLogitsLoss, which are safe "
-        "to autocast",
-    ),
-)
-
-
 @pattern(r"^index (?P<i>-?\d+) is out of bounds for dimension (?P<dim>\d+) with size (?P<n>\d+)$")
 def index_bound(evidence: Evidence, match: re.Match[str]) -> Answer:
     """torch counts indexed dimensions only, and takes ``...`` before a number for another one."""
@@ -300,17 +288,6 @@ def cat_sizes(evidence: Evidence, match: re.Match[str]) -> Answer:
 def _dimensions(dims: Sequence[int]) -> str:
     *others, last = map(str, dims)
     return f"dimensions {', '.join(others)} and {last}" if others else f"dimension {last}"
-
-
-row(
-    "unequal_lists",
-    r"^each element in list of batch should be of equal size",
-    hint=Hint(
-        rule="pad_lists",
-        text="let the dataset return tensors and pad them in a collate_fn of the loader, or let a "
-        "collate_fn leave them lists",
-    ),
-)
 
 
 @pattern(r"^object of type 'NoneType' has no len|^'(?P<key>[^']*)'$", is_distinct=False)

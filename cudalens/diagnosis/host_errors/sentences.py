@@ -81,6 +81,7 @@ _SENTENCES = (
     r"repeats can not be negative|expected sequence of length \d+ at dim |Could not infer dtype ",
     r"can't convert np\.ndarray of |expected np\.ndarray |new\(\): data must be a sequence",
     r"a Tensor with \d+ elements cannot be|only one element tensors can be|default_collate: ",
+    r"each element in list of batch should be of equal size",
 )
 
 
