@@ -38,7 +38,6 @@ OF_NUMBERS: tuple[Reading, ...] = (
     probabilities.scores_as_probabilities,
     probabilities.labels_as_binary_target,
     probabilities.nan_before,
-    indexes.nan_cast_to_integer,
 )
 """Readings of probabilities, weights and parameters of distributions."""
 OF_NONFINITE: tuple[Reading, ...] = (
