@@ -1,9 +1,9 @@
 """One-step edits that keep a call, or its gradient, finite.
 
 Only for causes with one obvious fix: a constant that is 0 in the tensor's dtype, a branch that
-``where`` discards, a count of 0, an infinite slope at 0, a logarithm of 0, a fully masked row of
-scores.  Each edit is tried on copies, forward and backward, before it is shown.  A negative number
-under a root has no edit: the fix depends on the user's intention.
+``where`` discards, a count of 0, an infinite slope at 0, a logarithm of 0.  Each edit is tried on
+copies, forward and backward, before it is shown.  A negative number under a root, or a row of
+scores that is masked everywhere, has no edit: the fix depends on the user's intention.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from cudalens.core._python import parse
-from cudalens.core.evidence_types import Binding
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, SourceSpan, TensorFact
 from cudalens.core.torch_functions import Trait, functions
@@ -48,18 +47,17 @@ def finite_edit(evidence: Evidence, trial: Trial) -> Hint | None:
     violation = evidence.violation
     if violation is None or not violation.is_nonfinite or violation.overwritten:
         return None
-    for hint in _edits(evidence, trial):
+    for hint in _edits(evidence):
         if isinstance(hint.fix, Fix) and trial.makes_finite(hint.fix):
             return replace(hint, tried=True)
     return None
 
 
-def _edits(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
+def _edits(evidence: Evidence) -> Iterator[Hint]:
     if evidence.phase == "backward":
         yield from _safe_branch(evidence)
         yield from _slope_at_zero(evidence)
         return
-    yield from _unmasked_row(evidence, trial)
     if _is_written_here(evidence):
         yield from _larger_constant(evidence)
         yield from _log_softmax(evidence)
@@ -205,71 +203,6 @@ def _is_count(fact: TensorFact) -> bool:
 def _is_length(node: ast.expr) -> bool:
     is_call = isinstance(node, ast.Call) and last_name(node.func) in ("len", "numel")
     return is_call or (isinstance(node, ast.Subscript) and last_name(node.value) == "shape")
-
-
-def _unmasked_row(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
-    """Mask a row with the lowest finite number instead of -inf, which softmax can handle."""
-    fact = evidence.tensor("self") or evidence.tensor("input")
-    is_masked = evidence.violation is not None and evidence.violation.is_masked_row
-    if fact is None or fact.expression is None or not is_masked:
-        return
-    text = "a row is masked everywhere, and a softmax over -inf alone is nan: the lowest number "
-    text += "masks as well, and gives such a row equal weights"
-    if (lowest := _lowest(fact.node, fact)) is not None:
-        fix = rewritten(evidence, fact, ast.unparse(lowest))
-        if fix is not None:
-            yield Hint(rule="masked_row", text=text, fix=fix)
-        return
-    binding = trial.binding(fact.expression) if isinstance(fact.node, ast.Name) else None
-    value = parsed(binding.value) if binding is not None and binding.value else None
-    lowest = _lowest(value, fact)
-    if binding is None or not isinstance(value, ast.Call) or lowest is None:
-        return
-    if not _is_still(value.args[0], binding, trial):
-        return
-    mask = ast.unparse(value.args[0])
-    template = f"{{x}}.masked_fill({mask}, torch.finfo(torch.{fact.dtype}).min)"
-    fix = Fix(
-        f"{fact.expression} = {ast.unparse(lowest)}", [Change(fact.expression, template, None)]
-    )
-    yield Hint(rule="masked_row", text=text, fix=fix, at=binding.at)
-
-
-def _is_still(mask: ast.expr, binding: Binding, trial: Trial) -> bool:
-    """Return whether the names in a mask still have the values with which it was used."""
-    if not all(isinstance(item, _PLAIN) for item in ast.walk(mask)):
-        return False
-    for item in ast.walk(mask):
-        made_at = trial.binding(item.id) if isinstance(item, ast.Name) else None
-        if isinstance(item, ast.Name) and (
-            made_at is None or (made_at.at.line or 0) >= (binding.at.line or 0)
-        ):
-            return False
-    return True
-
-
-_PLAIN = (ast.Name, ast.UnaryOp, ast.Invert, ast.Compare, ast.Constant, ast.Eq, ast.NotEq, ast.Load)
-
-
-def _lowest(node: ast.expr | None, fact: TensorFact) -> ast.expr | None:
-    """Return ``masked_fill(mask, -inf)`` with the dtype's lowest number for -inf."""
-    match node:
-        case ast.Call(ast.Attribute(of, "masked_fill"), [mask, value], []) if _is_minus_inf(value):
-            dtype = f"{of.id}.dtype" if isinstance(of, ast.Name) else f"torch.{fact.dtype}"
-            lowest = parsed(f"torch.finfo({dtype}).min")
-            return ast.Call(node.func, [mask, lowest or value], [])
-    return None
-
-
-def _is_minus_inf(node: ast.expr) -> bool:
-    match node:
-        case ast.Call(ast.Name("float"), [ast.Constant(str(text))]):
-            return text.strip().lower() in ("-inf", "-infinity")
-        case ast.UnaryOp(ast.USub(), ast.Call(ast.Name("float"), [ast.Constant(str(text))])):
-            return text.strip().lower() in ("inf", "infinity")
-        case ast.UnaryOp(ast.USub(), ast.Attribute() | ast.Name() as number):
-            return (last_name(number) or "").lower() == "inf"
-    return False
 
 
 # --- backward -------------------------------------------------------------------------------------
