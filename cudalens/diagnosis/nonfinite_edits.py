@@ -9,6 +9,7 @@ scores that is masked everywhere, has no edit: the fix depends on the user's int
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, SourceSpan, TensorFact
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.candidates import Trial
-from cudalens.diagnosis.hints.nonfinite import ROUNDING, input_of, made, vanished_in
+from cudalens.diagnosis.hints.nonfinite import ROUNDING, input_of, made
 from cudalens.diagnosis.user_code import (
     Change,
     Fix,
@@ -38,8 +39,10 @@ _LOOKS |= {"isfinite", "isnan", "isinf", "logical_not", "any", "all", "abs", "su
 """Functions without side effects, which a condition may call again."""
 _TO_NUMBERS = functions(Trait.CAST | Trait.VIEW, without=Trait.TO_INTEGER) | {"sum"}
 """Functions that turn truth values into numbers, or count them."""
-_STEPS_UP = ("1e-7", "1e-6", "1e-5", "1e-4")
+_STEPS_UP = (1e-7, 1e-6, 1e-5, 1e-4)
 """Replacements for a constant that vanishes in float16, smallest first."""
+_LOST = 3e-8
+"""Half of the smallest float16 above 0, which is rounded to 0."""
 
 
 def finite_edit(evidence: Evidence, trial: Trial) -> Hint | None:
@@ -77,41 +80,38 @@ def _is_written_here(evidence: Evidence) -> bool:
 
 
 def _larger_constant(evidence: Evidence) -> Iterator[Hint]:
-    """A constant that should keep an argument above 0 is 0 in its dtype: use a larger one."""
-    for fact in (evidence.tensor("other"), evidence.tensor("self")):
-        lost = vanished_in(fact)
-        if fact is None or lost is None or fact.dtype != "float16":
-            continue
-        # Python writes `1e-08` for `1e-8`.
-        number = ast.unparse(lost).replace("e-0", "e-")
-        place = next((it for it in _parts(evidence) if ast.dump(it) == ast.dump(lost)), None)
-        for larger in _STEPS_UP:
-            template = ast.unparse(_exchanged(fact.node, lost, larger)).replace("e-0", "e-")
-            changed = None if place is None else spliced(evidence, {place: larger})
-            if changed is not None:
-                change = Change(fact.expression or "", template, fact.span)
-                text = f"{number} is 0 in float16, and {larger} is not"
-                yield Hint(rule="vanished_constant", text=text, fix=Fix(changed, [change]))
-
-
-def _parts(evidence: Evidence) -> Iterator[ast.expr]:
+    """A constant that should keep an argument above 0 is 0 in float16: use a larger one."""
     call = call_node(evidence)
-    for node in () if call is None else ast.walk(call):
-        if isinstance(node, ast.expr):
-            yield node
+    for fact in (evidence.tensor("other"), evidence.tensor("self")):
+        if call is None or fact is None or fact.node is None or fact.dtype != "float16":
+            continue
+        for lost in (item for part in ast.walk(fact.node) for item in _kept_above(part)):
+            value = lost.value if isinstance(lost, ast.Constant) else None
+            if not isinstance(value, float) or not 0 < value <= _LOST:
+                continue
+            places = (it for it in ast.walk(call) if ast.dump(it) == ast.dump(lost))
+            place = next(places, None)
+            for larger in _STEPS_UP if place is not None else ():
+                changed = spliced(evidence, {place: _number(larger)})
+                exchanged = copy.deepcopy(fact.node, {id(lost): ast.Constant(larger)})
+                change = Change(fact.expression or "", _number(ast.unparse(exchanged)), fact.span)
+                text = f"{_number(value)} is 0 in float16, and {_number(larger)} is not"
+                fix = None if changed is None else Fix(changed, [change])
+                yield Hint(rule="vanished_constant", text=text, fix=fix)
 
 
-def _exchanged(whole: ast.expr | None, part: ast.expr, text: str) -> ast.expr:
-    """Return an expression with one constant replaced."""
+def _number(code: object) -> str:
+    """Return code or a number with ``1e-8`` for Python's ``1e-08``."""
+    return str(code).replace("e-0", "e-")
 
-    class Exchange(ast.NodeTransformer):
-        def visit_Constant(self, node: ast.Constant) -> ast.expr:
-            same = ast.dump(node) == ast.dump(part)
-            return ast.Constant(float(text)) if same else node
 
-    tree = parsed(ast.unparse(whole)) if whole is not None else None
-    exchanged: ast.expr = Exchange().visit(tree or part)
-    return exchanged
+def _kept_above(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield what an expression adds, or clamps from below with."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        yield from (node.left, node.right)
+    if isinstance(node, ast.Call) and last_name(node.func) in functions(Trait.CLAMPS):
+        yield from node.args[:2]
+        yield from (item.value for item in node.keywords if item.arg == "min")
 
 
 def _log_softmax(evidence: Evidence) -> Iterator[Hint]:

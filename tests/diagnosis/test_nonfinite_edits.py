@@ -388,6 +388,24 @@ def test_a_constant_that_vanishes_is_taken_larger_step_by_step() -> None:
     assert not any("1e-7" in it for it in trial.tried)
 
 
+@pytest.mark.parametrize(
+    ("code", "fix"),
+    [
+        ("1e-08 + s", "x.div(1e-7 + s)"),
+        ("s + 3e-08", "x.div(s + 1e-7)"),
+        ("s + 4e-08", None),
+        ("s + 0.0", None),
+        ("s.clamp(1e-08)", "x.div(s.clamp(1e-7))"),
+        ("s.clamp(min=1e-08)", "x.div(s.clamp(min=1e-7))"),
+        ("s.clamp(max=1e-08)", None),
+        ("s * 1e-08", None),
+    ],
+)
+def test_a_constant_that_keeps_a_divisor_above_0(code: str, fix: str | None) -> None:
+    divisor = tensor("other", code, [0.0, 1.0], dtype="float16")
+    assert edited(forward(f"x.div({code})", "div", divisor)) == fix
+
+
 def backward(line: str, node: str, **facts: Any) -> Evidence:
     """The evidence of the node of a forward line that made an infinite gradient."""
     at = SourceSpan(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterator
 
 from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint, TensorFact, format_shape
+from cudalens.core.report_types import Hint, format_shape
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.hints._reading import numel
 from cudalens.diagnosis.hints._roles import name_of
@@ -42,8 +41,6 @@ _LARGEST = {
     "float64": 1.8e308,
 }
 """The largest number of each type."""
-_SMALLEST = {"float16": 6e-8, "bfloat16": 9.2e-41, "float32": 1.4e-45}
-"""The smallest number above 0 of each type: half of it is rounded to 0."""
 _WITH_POLE = ("div", "rdiv", "reciprocal", "pow")
 _OTHER_NAMES = {"rtruediv": "rdiv", "true_divide": "div"}
 _SPREADS = functions(Trait.SPREAD)
@@ -155,45 +152,8 @@ def _of_division(evidence: Evidence, above: float, below: float) -> str | None:
     name = one.expression if one and two and one.expression == two.expression else None
     if name:
         return f"{name} is 0 there, and {name} / {name} is 0 / 0, which gives nan and not 1"
-    lost = _vanished(two)
-    if lost is not None:
-        return lost
     cure = ": F.normalize keeps the divisor above 0" if "norm(" in _line(evidence) else ""
     return f"both are 0 there, and 0 / 0 gives nan{cure}"
-
-
-def _vanished(divisor: TensorFact | None) -> str | None:
-    """Say of a constant that is to keep a divisor above 0 that it is 0 in the type of it."""
-    lost = vanished_in(divisor)
-    if divisor is None or lost is None:
-        return None
-    smallest = _SMALLEST[divisor.dtype]
-    above = "1e-7" if divisor.dtype == "float16" else f"{smallest:g}"
-    return (
-        f"{ast.unparse(lost).replace('e-0', 'e-')} is 0 in {divisor.dtype}, whose smallest "
-        f"number is {smallest:g}: use at least {above}, or compute in float32"
-    )
-
-
-def vanished_in(fact: TensorFact | None) -> ast.Constant | None:
-    """Return the constant that a tensor is kept above 0 with, and that is 0 in its type."""
-    smallest = _SMALLEST.get(fact.dtype) if fact is not None else None
-    if fact is None or fact.node is None or smallest is None:
-        return None
-    for item in (item for part in ast.walk(fact.node) for item in _kept_above(part)):
-        value = item.value if isinstance(item, ast.Constant) else None
-        if isinstance(item, ast.Constant) and type(value) is float and 0 < value <= smallest / 2:
-            return item
-    return None
-
-
-def _kept_above(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield what an expression adds, or clamps from below with."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        yield from (node.left, node.right)
-    if isinstance(node, ast.Call) and last_name(node.func) in functions(Trait.CLAMPS):
-        yield from node.args[:2]
-        yield from (item.value for item in node.keywords if item.arg == "min")
 
 
 def all_masked(evidence: Evidence) -> Hint | None:
