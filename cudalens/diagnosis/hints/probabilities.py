@@ -125,16 +125,13 @@ def rounded_out_of_interval(evidence: Evidence) -> Hint | None:
 
 def _scale(evidence: Evidence, low: float, high: float) -> tuple[int, str] | None:
     """Return by what whole numbers are to be divided to be probabilities, and what they are."""
-    if low < 0 or not _PERCENT <= high <= 255 or not _are_whole(evidence, low, high):
+    if low < 0 or not _PERCENT <= high <= 255:
         return None
-    return (100, "percentages") if high == _PERCENT else (255, "the bytes of an image")
-
-
-def _are_whole(evidence: Evidence, low: float, high: float) -> bool:
-    """Return whether the ends and the bad values that are listed are whole numbers."""
     listed = evidence.violation.offenders.first if evidence.violation else ()
     seen = [low, high, *(item.value for item in listed)]
-    return all(float(item).is_integer() for item in seen if isinstance(item, (int, float)))
+    if not all(float(item).is_integer() for item in seen if isinstance(item, (int, float))):
+        return None
+    return (100, "percentages") if high == _PERCENT else (255, "the bytes of an image")
 
 
 def image_not_divided(evidence: Evidence) -> Hint | None:
@@ -160,47 +157,24 @@ what makes 0 and 1 of them."""
 
 
 def labels_as_binary_target(evidence: Evidence) -> Hint | None:
-    """Labels such as -1 and 1, 1 and 2, or of three classes, are the target of a binary loss."""
+    """Labels of two classes, -1 and 1 or 1 and 2, are the target of a binary loss."""
     numbers = _numbers(evidence, _BCE)
     violation = evidence.violation
     if numbers is None or violation is None or numbers[0] != "target":
         return None
     if evidence.marks.zero_at is not None:
         return None  # a weight leaves out just these values
-    if _scale(evidence, *numbers[2:]):
-        return None
     _, fact, low, high = numbers
-    bad = violation.offenders
-    is_rare = bad.count <= _RARE * bad.total or (bad.count == 1 < bad.total - 1 and high > 2)
-    if is_rare and low >= 0:
-        return None  # stray values, and no third class
-    if not _are_whole(evidence, low, high):
-        return Hint(
-            text=f"{name_of(fact)} runs from {low:.4g} to {high:.4g}, this loss takes "
-            "probabilities: scale it to 0 … 1, or use a loss of real numbers such as mse_loss"
-        )
-    inside, outside, change = _CODED.get((low, high), (0, 0, ""))
+    if (low, high) not in _CODED:
+        return None
+    bad, (inside, outside, change) = violation.offenders, _CODED[low, high]
     # The mean tells whether these two numbers are the only ones.
     mean = fact.summary.mean
     total = mean * bad.total if isinstance(mean, (int, float)) else math.nan
-    if change and abs(total - (bad.count * outside + (bad.total - bad.count) * inside)) < 0.5:
-        text = f"{name_of(fact)} goes from {low:g} to {high:g}: this loss takes 0 and 1"
-        return Hint(text=text, fix=rewritten(evidence, fact, change))
-    if low < 0:
-        what = f"is {low:g} everywhere" if low == high else f"goes down to {low:g}"
-        return Hint(
-            text=f"{name_of(fact)} {what}: this loss takes 0 … 1, and does not ignore a number "
-            "that marks values to leave out"
-        )
-    weight = evidence.tensor("weight")
-    if weight is not None and weight.summary.min in (0, 0.0):
-        return None  # a weight of 0 may leave out what a third number marks
-    if len(fact.shape) == 2 and fact.shape[1] > 1:
-        return None  # a column for each class: these may be counts
-    return Hint(
-        text=f"{name_of(fact)} has labels up to {high:g}: more than two classes need "
-        "cross_entropy and one column of scores for each"
-    )
+    if abs(total - (bad.count * outside + (bad.total - bad.count) * inside)) >= 0.5:
+        return None
+    text = f"{name_of(fact)} goes from {low:g} to {high:g}: this loss takes 0 and 1"
+    return Hint(text=text, fix=rewritten(evidence, fact, change))
 
 
 # --- NaN from before -----------------------------------------------------------------------------

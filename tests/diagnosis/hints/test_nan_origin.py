@@ -165,16 +165,3 @@ def test_a_line_that_moves_the_values_of_a_loader_has_not_made_them(
     cell = f"{SETUP}{LOADER}{text}\nemb = torch.nn.Embedding(12, 4).cuda()\ny = emb(b.cuda())"
     shown = run_cell(cell, fast=False).shown
     assert any(item.kind == "came_from" for item in shown.observations) is is_named
-
-
-@pytest.mark.parametrize(("shape", "is_said"), [((9,), True), ((9, 1), True), ((3, 3), False)])
-def test_counts_in_columns_are_no_labels_of_one_column(
-    shape: tuple[int, ...], is_said: bool
-) -> None:
-    """A column for each class is what the advice would ask for."""
-    cell = (
-        f"{SETUP}t = torch.tensor([0.0, 2, 0, 1, 2, 2, 3, 1, 0], device='cuda').reshape({shape})\n"
-        "y = torch.nn.functional.binary_cross_entropy(torch.full_like(t, 0.5), t)"
-    )
-    shown = run_cell(cell, fast=False).shown
-    assert any("more than two classes" in hint.text for hint in shown.hints) is is_said

@@ -103,14 +103,6 @@ def test_no_number_is_subtracted_that_a_line_before_has_added(
     assert says in hint.text
 
 
-@pytest.mark.parametrize(("bad", "rule"), [(1, "observations"), (2, "labels_as_binary_target")])
-def test_a_rare_target_is_no_third_class(bad: int, rule: str) -> None:
-    """One of twelve values is a stray one, two may be a class."""
-    made = f"t = torch.zeros(12)\nt[:{bad}] = 2\n"
-    code = f"{SETUP}{made}F.binary_cross_entropy(torch.rand(12).cuda(), t.cuda())"
-    assert spoken(run_cell(code, fast=False).shown).rule == rule
-
-
 PAIR = "t = torch.ones(3).cuda()"
 BCE = "F.binary_cross_entropy(b, t)"
 
