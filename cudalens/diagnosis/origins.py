@@ -96,7 +96,7 @@ def _is_chosen_in_loop(hint: Hint, fix: Fix, trial: Trial) -> bool:
     Not for the loop variable itself, or a constant entry of it, as in a loop over batches.  A
     tensor that a caller's loop chooses may be cast or moved, but iterations may differ in values.
     """
-    has_values = hint.rule in (*_AT_ORIGIN, "shift_on_the_line")
+    has_values = hint.rule in _AT_ORIGIN
     for change in fix.changes:
         tree = parsed(change.text) if change.text else None
         if tree is None:

@@ -161,7 +161,6 @@ def test_what_a_loop_chooses_is_not_changed_at_one_turn() -> None:
 @pytest.mark.parametrize(
     ("rule", "text", "fix"),
     [
-        ("shift_on_the_line", "i + 1", None),
         ("relabel", "i", None),
         ("relabel", "y", "f(y - 1)"),
         ("cast_needed", "i", "f(i - 1)"),

@@ -10,9 +10,8 @@ from cudalens.diagnosis.hints._base import Reading, first_reading
 from cudalens.diagnosis.hints._roles import role_of
 
 OF_INTEGERS: tuple[Reading, ...] = (
-    # What the numbers were before they were damaged or shifted.
+    # What the numbers were before they were damaged.
     indexes.nan_cast_to_integer,
-    indexes.shift_on_the_line,
     # What one kind of number means.
     labels.binary_labels_one_output,
     tables.boxes_off_page,

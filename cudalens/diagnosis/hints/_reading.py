@@ -175,8 +175,7 @@ def filled_side(ids: Ids) -> str | None:
 def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
     """Describe the ids at fault when their role is one of ``roles``.
 
-    ``None`` for values that a cast of NaN made, or that the line itself shifts: no counting mistake
-    is to be sought in them.
+    ``None`` for values that a cast of NaN made: no counting mistake is to be sought in them.
     """
     at_fault = fault(evidence)
     role = role_of(evidence)
@@ -184,8 +183,6 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
         return None
     bad = bad_values(evidence)
     if bad & LOST_NUMBERS:
-        return None
-    if role not in ("position", "box") and shifted_source(evidence):
         return None
     violation, fact = at_fault
     named, share = origin(evidence, role), violation.offenders
@@ -299,13 +296,18 @@ def copies_of(fact: TensorFact) -> int:
 
 
 def ids_rule(*roles: Role) -> Callable[[Callable[[Evidence, Ids], Hint | None]], Reading]:
-    """Make a reading of one that is asked only where the ids at fault have one of ``roles``."""
+    """Make a reading of one that is asked only where the ids at fault have one of ``roles``.
+
+    It is not asked of labels, ids and indices that fit before the line itself shifts them.
+    """
 
     def enter(apply: Callable[[Evidence, Ids], Hint | None]) -> Reading:
         @functools.wraps(apply)
         def applied(evidence: Evidence) -> Hint | None:
             ids = ids_of(evidence, *roles)
-            return None if ids is None else apply(evidence, ids)
+            if ids is None or (ids.role not in ("position", "box") and is_shifted(evidence)):
+                return None
+            return apply(evidence, ids)
 
         return applied
 
@@ -319,20 +321,19 @@ _KEEPING = functions(Trait.WHOLE, without=Trait.CAST) | {"to", "int", "long"}
 """Methods that give the values of their tensor as they are."""
 
 
-def shifted_source(evidence: Evidence) -> TensorFact | None:
-    """Return the tensor that is within the bound itself, when the line adds to it: ``y + 1``."""
+def is_shifted(evidence: Evidence) -> bool:
+    """Return whether the line adds to a tensor that is within the bound itself: ``y + 1``."""
     at_fault = fault(evidence)
     if at_fault is None:
-        return None
+        return False
     node = at_fault[1].node
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add | ast.Sub):
-        return None
+        return False
     item, high = next(iter(_on_line(evidence, [node.left])), None), at_fault[0].bounds.max
     if item is None or not isinstance(high, int):
-        return None
+        return False
     ends = (item.summary.min, item.summary.max)
-    is_inside = all(isinstance(end, int) and 0 <= end <= high for end in ends)
-    return item if is_inside else None
+    return all(isinstance(end, int) and 0 <= end <= high for end in ends)
 
 
 def shifting_step(evidence: Evidence) -> LineRef | None:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact
-from cudalens.diagnosis.hints._reading import (
-    LOST_NUMBERS,
-    Ids,
-    ids_rule,
-    shifted_source,
-)
-from cudalens.diagnosis.hints._roles import bad_values, fault, role_of
-from cudalens.diagnosis.user_code import in_library, rewritten
+from cudalens.diagnosis.hints._reading import LOST_NUMBERS, Ids, ids_rule
+from cudalens.diagnosis.hints._roles import bad_values, role_of
+from cudalens.diagnosis.user_code import in_library
 
 _CTC = ("aten::_ctc_loss", "aten::_cudnn_ctc_loss")
 _LENGTH = re.compile(r"(^|[^a-z])(len|lens|length|lengths)([^a-z]|$)")
@@ -29,21 +23,6 @@ def nan_cast_to_integer(evidence: Evidence) -> Hint | None:
     if role_of(evidence) is None or not lost:
         return None
     return Hint(text=f"{min(lost)} is the integer that NaN or infinity is cast to")
-
-
-def shift_on_the_line(evidence: Evidence) -> Hint | None:
-    """The line itself adds to ids that lie within the bound."""
-    source, at_fault = shifted_source(evidence), fault(evidence)
-    if at_fault is None or source is None or role_of(evidence) in (None, "position", "box"):
-        return None
-    node = at_fault[1].node
-    # What a variable adds was meant, by another amount perhaps.
-    by_number = isinstance(node, ast.BinOp) and isinstance(node.right, ast.Constant)
-    return Hint(
-        text=f"{source.expression} runs from {source.summary.min} to {source.summary.max} and "
-        f"fits, but {at_fault[1].expression} does not",
-        fix=rewritten(evidence, at_fault[1], source.expression or "") if by_number else None,
-    )
 
 
 # --- counting -------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from cudalens.diagnosis.hints.indexes import (
     is_length,
     nan_cast_to_integer,
     one_based_ids,
-    shift_on_the_line,
 )
 from tests.hint_evidence import (
     TRANSFORMERS,
@@ -20,7 +19,6 @@ from tests.hint_evidence import (
     ctc,
     hints_of,
     indexed,
-    labels,
     lookup,
     out_of_range,
     tensor,
@@ -46,12 +44,6 @@ CAUSES: dict[str, Cause] = {
         cast([0, -(1 << 63)], 10, tensor(None, "x", [0.25, math.nan])),
         rule="nan_cast_to_integer",
         says=("-9223372036854775808",),
-    ),
-    "shift_on_line": Cause(
-        labels([1, 5, 10], 10, name="y + 1", others=(tensor(None, "y", [0, 4, 9]),)),
-        rule="shift_on_the_line",
-        fix="F.cross_entropy(z, y)",
-        says=("0 to 9",),
     ),
 }
 NEIGHBOURS: dict[str, Cause] = {
@@ -95,18 +87,6 @@ def test_what_the_user_calls_a_length(name: str | None, is_one: bool) -> None:
 @pytest.mark.parametrize(("name", "is_said"), [("at", True), ("lengths", False)])
 def test_a_length_is_one_more_than_the_last_place(name: str, is_said: bool) -> None:
     assert (one_based_ids(indexed(name)) is not None) is is_said
-
-
-@pytest.mark.parametrize(
-    ("by", "fix"), [("1", "F.cross_entropy(z, y)"), ("k", None)], ids=["number", "variable"]
-)
-def test_what_a_variable_adds_was_meant(by: str, fix: str | None) -> None:
-    y = tensor(None, "y", [0, 4, 9])
-    hint = shift_on_the_line(labels([1, 5, 10], 10, name=f"y + {by}", others=(y,)))
-    assert hint is not None and hint.fix == fix
-    assert hint.text == f"y runs from 0 to 9 and fits, but y + {by} does not"
-    boxes = lookup([1, 5, 10], 10, name=f"y + {by}", path="x_position_embeddings", others=(y,))
-    assert shift_on_the_line(boxes) is None
 
 
 def test_ids_of_a_library_are_not_counted_from_one() -> None:

@@ -9,7 +9,7 @@ import pytest
 from cudalens.core.evidence_types import DatasetColumn
 from cudalens.core.graph_types import WRITES
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import SeenBefore, TensorFact
+from cudalens.core.report_types import SeenBefore
 from cudalens.diagnosis.hints._reading import (
     Ids,
     adding_line,
@@ -17,14 +17,14 @@ from cudalens.diagnosis.hints._reading import (
     filled_side,
     fills_row_ends,
     ids_of,
+    is_shifted,
     is_written,
     numel,
     runs_from_one,
-    shifted_source,
     shifting_step,
     whole_column,
 )
-from tests.hint_evidence import behind, indexed, labels, lookup, step, tensor
+from tests.hint_evidence import behind, hints_of, indexed, labels, lookup, step, tensor
 
 
 def ids(evidence: Evidence) -> Ids:
@@ -247,18 +247,25 @@ def test_one_row_or_a_tensor_of_three_dimensions_has_no_ends() -> None:
 
 
 def test_ids_that_the_line_shifts() -> None:
-    def source(name: str, *values: float, dtype: str = "int64") -> TensorFact | None:
+    def shifts(name: str, *values: float, dtype: str = "int64") -> bool:
         before = tensor(None, "y", list(values), dtype=dtype)
-        return shifted_source(labels([1, 10], 10, name=name, others=(before,)))
+        return is_shifted(labels([1, 10], 10, name=name, others=(before,)))
 
-    assert source("y + 1", 0, 9) is not None
-    assert source("y - k", 0, 9) is not None
-    assert source("y * 2", 0, 9) is None
-    assert source("y + 1", 0, 10) is None
-    assert source("y + 1", 0.0, 9.0, dtype="float32") is None
-    assert source("y + 1", -1, 9) is None
-    assert source("1 + y", 0, 9) is None
-    assert shifted_source(Evidence()) is None
+    assert shifts("y + 1", 0, 9)
+    assert shifts("y - k", 0, 9)
+    assert not shifts("y * 2", 0, 9)
+    assert not shifts("y + 1", 0, 10)
+    assert not shifts("y + 1", 0.0, 9.0, dtype="float32")
+    assert not shifts("y + 1", -1, 9)
+    assert not shifts("1 + y", 0, 9)
+    assert not is_shifted(Evidence())
+
+
+def test_ids_that_the_line_shifts_have_no_reading_but_as_positions_and_boxes() -> None:
+    y = tensor(None, "y", [0, 4])
+    read = [it.rule for it in hints_of(lookup([1, 5], 5, name="y + 1", path="seg", others=(y,)))]
+    boxes = lookup([1, 500], 5, name="y + 1", path="x_position_embeddings", others=(y,))
+    assert read == [] and [it.rule for it in hints_of(boxes)] == ["boxes_in_pixels"]
 
 
 def test_the_first_recorded_step_that_shifted_them() -> None:
