@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 import cudalens
 from tests import standin
-from tests.integrations.test_callbacks import HOSTS, gpu_program
-from tests.processes import ROOT, python
+from tests.integrations.test_callbacks import HOSTS, train_on_cuda
+from tests.processes import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 
@@ -25,8 +25,7 @@ from steps import TINY, run_step
 @pytest.mark.parametrize("bad", [2, 7])
 def test_frameworks_find_the_bad_label(host: str, bad: int, tmp_path: Path) -> None:
     """The labels end at 2; the report lies beside the checkpoints."""
-    text = gpu_program(host, bad=bad)
-    done = python("-c", text, cwd=tmp_path, TOKENIZERS_PARALLELISM="false")
+    done = train_on_cuda(tmp_path, host, bad=bad)
     assert done.stdout.endswith("LEFT False 0\n"), done.stdout + done.stderr
     assert ("= 7 is outside the 3 classes" in done.stdout) == (bad == 7)
     for path in tmp_path.rglob("cudalens-*.json"):

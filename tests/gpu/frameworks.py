@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -24,17 +22,12 @@ def run_framework(name: str) -> dict[str, Any]:
     if importlib.util.find_spec(name) is None:
         return {"unavailable": f"not installed: {name}"}
     sys.path.insert(0, str(ROOT))
-    from tests.integrations.test_callbacks import gpu_program
+    from tests.integrations.test_callbacks import train_on_cuda
 
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     said = {}
     for label in (GOOD, BAD):
         with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run(
-                [sys.executable, "-c", gpu_program(name, bad=label) + ALIVE],
-                env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
-                cwd=folder, capture_output=True, text=True, timeout=100, check=False,
-            )  # fmt: skip
+            done = train_on_cuda(Path(folder), name, bad=label, end=ALIVE)
         if done.returncode:
             return {"unavailable": done.stderr[-500:] or "no word", "is_broken": True}
         said[str(label)] = done.stdout.splitlines()

@@ -80,11 +80,15 @@ print("LEFT", PROCESS.is_installed, len(PROCESS.listeners))
 HOSTS = {"transformers": TRANSFORMERS, "lightning": LIGHTNING}
 
 
-def gpu_program(host: str, *, bad: int) -> str:
-    """Return the program of a training on CUDA itself."""
+def train_on_cuda(
+    folder: Path, host: str, *, bad: int, end: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Train on CUDA itself, in a fresh process, with labels of which the last four are ``bad``."""
     start = START.replace("cudalens.simulate.start(announce=False)\n", "").format(bad=bad)
     program = HOSTS[host].replace("DEFERRED", "False")
-    return start + program.replace('accelerator="cpu"', 'accelerator="gpu", devices=1') + END
+    program = program.replace('accelerator="cpu"', 'accelerator="gpu", devices=1')
+    text = start + program + END + end
+    return python("-c", text, cwd=folder, fresh=True, TOKENIZERS_PARALLELISM="false")
 
 
 def train(
