@@ -58,7 +58,7 @@ class _Code:
                 self._modules[name[3:]] = name
             # `add` may as well be the method of a set.
             elif not name.startswith((BACKWARD, _READ)) and name != "torch.add":
-                self._functions.setdefault(_stem(name.rpartition(".")[2]), name)
+                self._functions.setdefault(name.rpartition(".")[2].rstrip("_"), name)
         self._nodes = list(_executed(tree))
         self._own, self._counters, self._foreign = set[str](), set[str](), set[str]()
         self._augmented = set[int]()
@@ -139,7 +139,7 @@ class _Code:
             names = [self._modules[name] for name in parts if name in self._modules]
             yield from ((name, name if len(parts) > 1 else "") for name in names)
             return
-        name = self._functions.get(_stem(_text(function).rpartition(".")[2]))
+        name = self._functions.get(_text(function).rpartition(".")[2].rstrip("_"))
         if name is not None and not self._is_foreign(function):
             yield name, ""
 
@@ -173,7 +173,3 @@ def _text(node: ast.expr) -> str:
     if isinstance(node, ast.Name):
         return node.id
     return f"{_text(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
-
-
-def _stem(name: str) -> str:
-    return name.rstrip("_")
