@@ -82,10 +82,10 @@ class Observer(Interceptor):
             collector.on_violation,
             collector.trouble.append,
             devices=devices,
-            is_deferred=is_deferred,
             on_past_violation=collector.on_past_violation,
             is_users=lambda file: file.startswith(_TESTS),
         )
+        self.is_deferred = is_deferred
         self.collector = collector
 
     def _handle(self, *call: Any) -> BaseException | None:

@@ -66,7 +66,6 @@ class Interceptor:
         on_violation: called with each finding; returns the exception to raise instead of the call.
         on_internal_error: called with one line when a guard itself fails; the call goes on.
         devices: device types to act on, instead of the accelerators.
-        is_deferred: check values later, without a host sync.
         on_past_violation: called with each finding of a deferred guard.
         is_users: returns whether a file is the user's; the lines of a finding start there.
         on_failed_call: called with what a guarded call raised, or one that settles deferred guards,
@@ -79,7 +78,6 @@ class Interceptor:
         on_internal_error: OnInternalError,
         *,
         devices: Iterable[str] | None = None,
-        is_deferred: bool = False,
         on_past_violation: OnPastViolation | None = None,
         is_users: IsUsers = lambda file: False,
         on_failed_call: Callable[[BaseException, Any], None] = lambda error, arguments: None,
@@ -96,7 +94,7 @@ class Interceptor:
         self._inside = _Inside()
         self._trace_again: Callable[[], None] = lambda: None
         self.checked_ops = 0
-        self.is_deferred, self._in_compiled = is_deferred, False
+        self.is_deferred = self._in_compiled = False
         self._leave_later: list[Callable[[], None]] = []
         """Functions that remove what only deferred guards need."""
         self._waits = HostWaits(

@@ -237,6 +237,8 @@ class OnHost:
         report: Callable[..., Any] = lambda call, found: ArithmeticError("found"),
         complain: Callable[[str], object] | None = None,
         check: Callable[..., object] | None = None,
+        *,
+        is_deferred: bool = False,
         **options: Any,
     ) -> None:
         self.check = check
@@ -248,6 +250,7 @@ class OnHost:
             on_past_violation=lambda found, past: ArithmeticError("found"),
             **options,
         )
+        self.guards.is_deferred = is_deferred
 
     def call(
         self, name: str, go_on: Callable[..., object], *args: object, **kwargs: object
