@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -73,6 +74,9 @@ def end(error: BaseException) -> None:
 if __name__ == "__main__":
     import torch  # noqa: F401
 
+    # The end of each fork collects garbage several times: through all of torch in half a second.
+    gc.collect()
+    gc.freeze()
     job = serve(socket.socket(fileno=int(sys.argv[1])))
     os.environ.clear()
     os.environ.update(job["env"])
