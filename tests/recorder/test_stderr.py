@@ -19,7 +19,7 @@ import pytest
 import cudalens
 from cudalens.recorder import stderr
 from cudalens.recorder.stderr import DeviceText
-from tests.processes import ROOT, environment, python
+from tests.processes import environment, python
 
 LINE = (
     "../aten/src/ATen/native/cuda/Loss.cu:245: nll_loss_forward_reduce_cuda_kernel_2d: "
@@ -34,8 +34,12 @@ def say(text): os.write(2, text.encode())
 
 
 def alone(code: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a process of its own, its output captured."""
-    return python("-c", PRELUDE + textwrap.dedent(code), timeout=60)
+    """Run code in a process of its own, its output captured.
+
+    Python does not clear its modules there at the end: torch's take longer than all the rest.
+    """
+    end = "\nsys.stdout.flush()\nos._exit(0)\n"
+    return python("-c", PRELUDE + textwrap.dedent(code) + end, timeout=60)
 
 
 def one(block: int = 0, thread: int = 0) -> str:
@@ -180,7 +184,7 @@ def test_a_handler_is_told_of_the_programs_own_children_alone(has_other: bool) -
     ("handler", "run"),
     [
         ("signal.SIG_IGN", "run()"),  # which collects all children
-        ("lambda *_: None", "threading.Thread(target=run).start()"),  # which can set no handler
+        ("lambda *_: None", "it = threading.Thread(target=run); it.start(); it.join()"),
     ],
 )
 def test_tee_starts_whatever_becomes_of_children(handler: str, run: str) -> None:
@@ -410,37 +414,34 @@ def test_without_a_place_to_show_it(closed: bool) -> None:
     assert done.stdout == ("['device text']\n" if closed else f"{one()}\n[]\n")
 
 
-def test_under_a_terminal(tmp_path: Path) -> None:
+def test_under_a_terminal() -> None:
     """Programs that ask whether they write to a terminal are told yes, and its size is the same."""
-    import pty
-    import select
-    import termios
-
-    master, slave = pty.openpty()
-    termios.tcsetwinsize(slave, (33, 77))
-    result = tmp_path / "result"
-    code = f"""
-with DeviceText() as text:
-    open({str(result)!r}, "w").write(f"{{os.isatty(2)}} {{os.get_terminal_size(2)}}")
-    say(LINE.format(block=0, thread=0) + "\\n")
-    assert text.text(is_expected=True) == LINE.format(block=0, thread=0)
-"""
-    child = subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + code], cwd=ROOT, stderr=slave, stdout=slave
-    )
-    os.close(slave)
-    shown = b""
-    while select.select([master], [], [], 60)[0]:
+    done = alone(
+        """
+        import pty, termios
+        child, master = pty.fork()
+        if child == 0:
+            sys.stdin.read(1)
+            with DeviceText() as text:
+                print(os.isatty(2), os.get_terminal_size(2), flush=True)
+                say(LINE.format(block=0, thread=0) + "\\n")
+                assert text.text(is_expected=True) == LINE.format(block=0, thread=0)
+            os._exit(0)
+        termios.tcsetwinsize(master, (33, 77))
+        os.write(master, b"a\\n")
+        shown = b""
         try:
-            shown += os.read(master, 4096)
+            while part := os.read(master, 4096):
+                shown += part
         except OSError:  # the last program that held the terminal has gone
-            break
-        if child.poll() is not None and one().encode() in shown:
-            break
-    os.close(master)
-    assert child.wait(60) == 0, shown
-    assert result.read_text() == "True os.terminal_size(columns=77, lines=33)"
-    assert f"{one()}\r\n" in shown.decode()
+            pass
+        print(os.waitpid(child, 0)[1], shown)
+        """
+    )
+    status, _, shown = done.stdout.partition(" ")
+    assert status == "0", done
+    assert "True os.terminal_size(columns=77, lines=33)" in shown
+    assert f"{one()}\\r\\n" in shown
 
 
 @pytest.mark.thorough
