@@ -208,8 +208,7 @@ OTHERS: Final[dict[str, str]] = {
     "logs/log_verdict.py": "logs/test_crash_log.py",
     "notebook/__init__.py": "notebook/test_magics.py",
     "notebook/cells.py": (
-        "notebook/test_magics.py notebook/test_inner_cells.py notebook/test_deferred_cells.py "
-        "notebook/test_opening.py"
+        "notebook/test_inner_cells.py notebook/test_deferred_cells.py notebook/test_opening.py"
     ),
     "notebook/statement.py": "notebook/test_last_value.py",
     "recorder/__init__.py": "test_architecture.py",

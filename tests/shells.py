@@ -5,15 +5,20 @@ from __future__ import annotations
 import atexit
 import re
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
+import IPython
 import pytest
 from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from traitlets.config import Config
+
+import cudalens
 
 SETUP = """\
 import torch, torch.nn.functional as F
@@ -31,7 +36,9 @@ def forget(shell: InteractiveShell) -> None:
     """
     shell.history_manager.end_session()
     atexit.unregister(shell.atexit_operations)
-    atexit.unregister(shell.magics_manager.registry["ScriptMagics"].kill_bg_processes)
+    # By ``dict``: the registry would otherwise make the magics of scripts, which takes longer.
+    if (scripts := dict.get(shell.magics_manager.registry, "ScriptMagics")) is not None:
+        atexit.unregister(scripts.kill_bg_processes)
     InteractiveShell.clear_instance()
 
 
@@ -40,6 +47,8 @@ def new_shell() -> Iterator[Any]:
     """Return a shell of its own; unload the extension and forget the shell afterwards."""
     config = Config()
     config.HistoryManager.hist_file = ":memory:"
+    # The tests look at text alone, and to colour a traceback takes as long as to make it.
+    config.InteractiveShell.colors = "nocolor" if IPython.version_info >= (9,) else "NoColor"
     hook, paths = sys.excepthook, list(sys.path)
     shell = InteractiveShell.instance(config=config)
     shell.display_pub = CapturingDisplayPublisher()
@@ -68,6 +77,12 @@ def run(shell: Any, cell: str) -> tuple[BaseException | None, list[dict[str, Any
     return result.error_before_exec or result.error_in_exec, shown
 
 
+def innermost(trace: TracebackType | None) -> tuple[str, int, str]:
+    """Return file, line and function of the frame that raised."""
+    frame = traceback.extract_tb(trace)[-1]
+    return frame.filename, frame.lineno or 0, frame.name
+
+
 @dataclass
 class Notebook:
     """A shell with the extension loaded, and what its last cell raised, printed and displayed."""
@@ -87,6 +102,12 @@ class Notebook:
         self.out, self.err = (ANSI.sub("", text) for text in self.capsys.readouterr())
         self.shown = [dict(item["data"]) for item in self.shell.display_pub.outputs]
         self.error = result.error_before_exec or result.error_in_exec
+        return result
+
+    def stopped(self, cell: str) -> ExecutionResult:
+        """Run a cell that a guard stops."""
+        result = self.run(cell)
+        assert isinstance(result.error_in_exec, cudalens.DeviceIndexError)
         return result
 
     def under(self, how: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from linecache import getline
 from pathlib import Path
 from traceback import walk_tb
 from types import SimpleNamespace, TracebackType
@@ -52,6 +53,17 @@ def test_options_of_a_cell_do_not_check_the_next(notebook: Notebook) -> None:
     for cell in ("%%cudacheck\nnote()", "note()", "%cudacheck note()", "note()"):
         notebook.run(cell)
     assert checked == [True, False, True, False]
+
+
+def test_a_debugger_is_shown_a_cell_as_it_was_typed(notebook: Notebook) -> None:
+    """And is given what the shell gives it; Python has another text for the magic's line."""
+    notebook.run("%%cudacheck\n1 / 0")
+    name = sys.last_traceback.tb_next.tb_frame.f_code.co_filename
+    watch, shown = magics.front_end_of(notebook.shell)._watch, []
+    watch._debugger = lambda *args, **options: shown.append((getline(name, 1), args, options))
+    notebook.shell.InteractiveTB.debugger(3, force=True)
+    assert shown == [("%%cudacheck\n", (3,), {"force": True})]
+    assert getline(name, 1) == "# %%cudacheck\n"
 
 
 # --- the text of a cell ---------------------------------------------------------------------------

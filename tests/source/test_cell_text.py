@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cudalens.source.cell_text import counted_lines, is_tail, split_lines, typed_lines
@@ -53,3 +55,20 @@ def test_typed_lines_as_many_as_are_certain(
     typed: list[str], python: str, wanted: list[str]
 ) -> None:
     assert typed_lines(typed, python) == wanted
+
+
+@pytest.mark.parametrize(
+    ("raw", "text", "typed"),
+    [
+        ("%a\nb", "get_ipython().x\nb\n", ["%a", "b"]),
+        ("\n\n%a", "get_ipython().x\n", ["%a"]),
+        ("%%a\nb\nc", "get_ipython().x\n", ["%%a"]),
+        ("\n%%cudacheck -r x\n%a", "#\n# %%cudacheck -r x\nget_ipython().x\n", ...),
+        ("!a \\\n b\nc", "get_ipython().x\nc\n", []),
+        (">>> %a\n>>> b", "get_ipython().x\nb\n", []),
+    ],
+)
+def test_typed_lines_are_given_where_they_are_certain(raw: str, text: str, typed: Any) -> None:
+    """A magic over several lines, or prompts that were pasted along, move or change the others."""
+    lines = counted_lines(raw, "%%cudacheck")
+    assert typed_lines(lines, text) == (raw.split("\n") if typed is ... else typed)
