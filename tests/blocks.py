@@ -54,3 +54,13 @@ def line_of(function: Callable[..., Any], fragment: str) -> int:
     """Return the number of the first line of a function that holds a fragment."""
     lines, first = inspect.getsourcelines(function)
     return first + next(number for number, text in enumerate(lines) if fragment in text)
+
+
+def overwritten() -> None:
+    """Fail in backward, of an index that was changed after forward."""
+    model = torch.nn.Linear(3, 4).cuda()
+    ids = cuda(0, 1, 2).reshape(3, 1)
+    hidden = model(torch.ones(3, 3, device="cuda"))
+    loss = hidden.gather(1, ids).mean()  # forward
+    ids.data[1] = 9
+    loss.backward()  # fails

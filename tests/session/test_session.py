@@ -33,9 +33,8 @@ from cudalens.evidence import finding
 from cudalens.guards.process import PROCESS
 from cudalens.recorder import Recorder
 from cudalens.session.findings import MAX_FINDINGS
-from tests.blocks import cuda, line_of, own_op, report_of, reported_on
+from tests.blocks import cuda, line_of, overwritten, own_op, report_of, reported_on
 from tests.releases import takes_modulo
-from tests.report_schema import validator
 
 pytestmark = pytest.mark.usefixtures("sim")
 
@@ -438,6 +437,10 @@ def test_an_error_behind_a_swallowed_finding(
     assert (session.swallowed is None) is is_another
 
 
+BURN = "burn.cu:1: burn: block: [0,0,0], thread: [0,0,0] Assertion `fire` failed."
+"""As CUDA prints it: the check waits for nothing else to be printed."""
+
+
 def test_a_fault_of_the_device_behind_a_swallowed_finding_is_remembered(
     sim: simulate.Simulation,
 ) -> None:
@@ -448,7 +451,7 @@ def test_a_fault_of_the_device_behind_a_swallowed_finding_is_remembered(
 
     def run() -> None:
         swallowed(bad)
-        sim.device_assert("session_test::burn", "burn.cu:1: Assertion `fire` failed.")
+        sim.device_assert("session_test::burn", BURN)
         torch.cuda.synchronize()
 
     error, session = error_behind(run)
@@ -468,9 +471,9 @@ def test_a_fault_that_nobody_raised_outranks_a_finding_that_was_caught(
     """It is met at the end of the block; the cell ran on."""
     with cudalens.check() as session:
         swallowed(bad)
-        sim.device_assert("session_test::burn", "burn.cu:1: Assertion `fire` failed.")
+        sim.device_assert("session_test::burn", BURN)
     assert not session.swallowed
-    assert session.report.headline_schema.startswith("CUDA reported")
+    assert session.report.headline_schema.startswith("CUDA asserted `fire`")
     assert session.report.context_usable is False
     assert "1 more in this block did not end it: " in session.report.explanation
 
@@ -681,83 +684,6 @@ def test_a_tilde_is_the_user_s_home(
     monkeypatch.chdir(tmp_path / "here")
     report_of(bad, json=name)
     assert [item.parent for item in tmp_path.rglob("r.json")] == [tmp_path / place]
-
-
-# --- the report ----------------------------------------------------------------------------------
-
-
-def overwritten() -> None:
-    model = torch.nn.Linear(3, 4).cuda()
-    ids = cuda(0, 1, 2).reshape(3, 1)
-    hidden = model(torch.ones(3, 3, device="cuda"))
-    loss = hidden.gather(1, ids).mean()  # forward
-    ids.data[1] = 9
-    loss.backward()  # fails
-
-
-def bad_labels() -> None:
-    labels = cuda(0, 3) + 1
-    F.cross_entropy(torch.nn.Linear(3, 4).cuda()(torch.ones(2, 3, device="cuda")), labels)
-
-
-REPORTS = (partial(report_of, bad_labels), partial(report_of, overwritten), Report)
-
-
-@pytest.mark.parametrize("make", REPORTS)
-def test_a_report_read_back_renders_the_same(make: Callable[[], Report]) -> None:
-    report = make()
-    again = Report.from_dict(json.loads(report.to_json()))
-    assert again == report
-    assert Report.from_dict(report.to_dict()) == report
-    assert again.to_text() == report.to_text()
-    assert again.to_html() == report.to_html()
-    assert again._repr_mimebundle_() == report._repr_mimebundle_()
-
-
-@pytest.mark.parametrize(
-    ("version", "said"),
-    [
-        (0, "schema_version 0 cannot be read: this release reads 1 to 4"),
-        (5, "schema_version 5 cannot be read: this release reads 1 to 4; a newer release"),
-        (None, "contains no cudalens report: schema_version is missing"),
-        ("3", "schema_version"),
-    ],
-)
-def test_another_schema_version_is_refused(version: object, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        Report.from_dict({**Report().to_dict(), "schema_version": version})
-
-
-@pytest.mark.parametrize("make", REPORTS)
-def test_a_report_of_schema_version_1_is_read_and_rendered(make: Callable[[], Report]) -> None:
-    """What it could not hold is null; its headline stands for the one in the user's names."""
-    old = make().to_dict()
-    headline = old["headline"]
-    del old["headline"], old["deferred"]
-    for item in (old["offenders"] or {"first": []})["first"]:
-        del item["sample"]
-    for hint in old["hints"]:
-        del hint["tried"], hint["at"]
-    report = Report.from_dict({**old, "schema_version": 1})
-    assert report.headline == report.headline_schema == headline
-    validator().validate(report.to_dict())
-    assert headline in report.to_text(width=200).splitlines()[0]
-    assert Report.from_dict(report.to_dict()) == report
-    assert report.to_html() and report.to_json()
-
-
-@pytest.mark.parametrize("suffix", [".html", ".json", ".txt", ".HTML"])
-def test_save_by_suffix(suffix: str, tmp_path: Path) -> None:
-    report = report_of(bad_labels)
-    path = report.save(tmp_path / f"report{suffix}")
-    text = path.read_text("utf-8")
-    wanted = {".html": report.to_html(), ".json": report.to_json(), ".txt": report.to_text()}
-    assert text == wanted[suffix.lower()]
-
-
-def test_save_refuses_another_suffix(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"\.html"):
-        Report().save(tmp_path / "report.docx")
 
 
 # --- lifetime ------------------------------------------------------------------------------------
