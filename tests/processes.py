@@ -18,6 +18,29 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+FAILING = """\
+import cudalens
+import torch
+import torch.nn.functional as F
+
+device = cudalens.ensure_cuda()
+
+
+def step(logits, y):
+    return F.cross_entropy(logits, y)
+
+
+step(torch.zeros(32, 10, device=device), torch.arange(32, device=device) % 10 + 1)
+"""
+"""A script that a guard stops."""
+
+
+def script(folder: Path, text: str, name: str = "train.py") -> Path:
+    """Write a program, and return its path."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
 def environment(**more: str) -> dict[str, str]:

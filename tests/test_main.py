@@ -33,35 +33,9 @@ from cudalens.render.tables import guard_list
 from cudalens.render.words import page_link
 from cudalens.session.options import Options
 from tests.builders import make_report
-from tests.processes import ROOT, python
-from tests.releases import needs_rehearsal
+from tests.processes import FAILING, ROOT, python, script
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-
-FAILING = """\
-import cudalens
-import torch
-import torch.nn.functional as F
-
-device = cudalens.ensure_cuda()
-
-
-def step(logits, y):
-    return F.cross_entropy(logits, y)
-
-
-step(torch.zeros(32, 10, device=device), torch.arange(32, device=device) % 10 + 1)
-"""
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Run ``python -m cudalens`` in a folder of its own."""
-
-    def run_it(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return python("-m", "cudalens", *words, cwd=tmp_path, **{"COLUMNS": "100", **environment})
-
-    return run_it
 
 
 @pytest.fixture
@@ -86,25 +60,6 @@ def run_here(
     return run_it
 
 
-def script(folder: Path, text: str, name: str = "train.py") -> Path:
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-@needs_rehearsal
-def test_a_script_named_from_here_sees_what_python_would_show_it(run: Run, tmp_path: Path) -> None:
-    """Its own path is absolute, also in the report's and pickle's eyes; argv stays as typed."""
-    text = "import sys, pickle\nclass A: ...\npickle.dumps(A())\nprint(__file__, sys.argv[0])\n"
-    path = script(tmp_path, text + FAILING)
-    done = run("--json", "report.json", "train.py")
-    plain = python("train.py", cwd=tmp_path)
-    assert done.stdout.splitlines()[0] == plain.stdout.splitlines()[0] == f"{path} train.py"
-    found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    assert found["source"]["file"] == str(path)
-
-
 def test_a_script_sees_what_it_would_see_alone(run_here: Run, tmp_path: Path) -> None:
     script(tmp_path, "answer = 42\n", "below/helper.py")
     text = "import sys, helper\nprint(__name__, sys.argv, helper.answer, sys.path[0])\nx: int = 0\n"
@@ -125,12 +80,6 @@ def test_a_module_runs_as_with_python_m(run_here: Run, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "__main__ ['--nan', '7'] package\n"), done.stderr
 
 
-def test_the_exit_status_is_the_scripts(run: Run, tmp_path: Path) -> None:
-    script(tmp_path, "print('ran')\nraise SystemExit('no data')\n")
-    done = run("train.py")
-    assert (done.returncode, done.stdout, done.stderr) == (1, "ran\n", "no data\n")
-
-
 @pytest.mark.parametrize(
     ("ending", "status"),
     [("", 0), ("raise SystemExit", 0), ("raise SystemExit(0)", 0), ("import sys; sys.exit(7)", 7)],
@@ -139,40 +88,6 @@ def test_a_script_may_end_itself(run_here: Run, tmp_path: Path, ending: str, sta
     script(tmp_path, f"print('ran')\n{ending}\n")
     done = run_here("train.py")
     assert (done.returncode, done.stdout, done.stderr) == (status, "ran\n", "")
-
-
-@needs_rehearsal
-def test_a_failure_prints_traceback_then_report(run: Run, tmp_path: Path) -> None:
-    """Behind both stand the files of the report, whose folders are made; stdout is the script's."""
-    script(tmp_path, FAILING)
-    page, data = tmp_path / "out/new/r.html", tmp_path / "found.json"
-    done = run("--html", "out/new/r.html", "--json", "found.json", "train.py")
-    assert done.returncode == 1
-    files = [f"cudalens: the report is in {path}" for path in (page, data)]
-    assert done.stderr.splitlines()[-2:] == files
-    assert "found.json" not in done.stdout
-    assert "10 is outside the 10 classes" in page.read_text("utf-8")
-    trace, _, report = done.stderr.partition("DeviceIndexError: ")
-    assert trace.startswith("Traceback (most recent call last):\n")
-    assert "runpy" not in trace
-    assert "cudalens/" not in trace.replace(str(tmp_path), "")
-    assert 'train.py", line 9, in step' in trace
-    assert "10 is outside the 10 classes" in report.partition("✗")[2]
-    assert "train.py:9" in report
-    saved = Report.from_dict(json.loads(data.read_text(encoding="utf-8")))
-    assert (saved.source.line, saved.source.cell) == (9, None)
-    assert saved.expression == "y"
-    assert "cudalens: about this error: https://" in done.stderr
-    assert "(offline: cudalens page n-classes)" in done.stderr
-
-
-def test_an_error_without_torch_is_pythons_own(run: Run, tmp_path: Path) -> None:
-    path = script(tmp_path, "def f():\n    return 1 / 0\n\n\nf()\n")
-    done = run("train.py")
-    alone = python(path.name, cwd=tmp_path)
-    assert done.returncode == alone.returncode == 1
-    shorter = alone.stderr.replace(f"{tmp_path}{os.sep}", "")
-    assert done.stderr.replace(f"{tmp_path}{os.sep}", "") == shorter
 
 
 SUPPRESSING = "import contextlib\nwith contextlib.suppress(IndexError):\n    step(torch"
@@ -303,10 +218,11 @@ def test_a_run_without_a_finding_leaves_no_file(run_here: Run, tmp_path: Path) -
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_without_torch_a_run_is_one_line(run: Run, tmp_path: Path) -> None:
+def test_without_torch_a_run_is_one_line(tmp_path: Path) -> None:
     script(tmp_path, "raise ModuleNotFoundError('No module named torch', name='torch')", "torch.py")
     script(tmp_path, "print('ran')\n")
-    done = run("train.py", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    done = python("-m", "cudalens", "train.py", cwd=tmp_path, PYTHONPATH=path)
     assert_one_line(done, 1, begin="cudalens needs torch, which is not installed here\n")
 
 
@@ -547,7 +463,7 @@ def test_a_page_is_drawn_on_a_terminal_and_handed_on_as_it_is(
     assert not re.search("^#|```|`cross_entropy`", drawn, re.MULTILINE)
 
 
-@pytest.mark.parametrize("words", [["show", "report.json"], ["guards"], ["--help"], ["--version"]])
+@pytest.mark.parametrize("words", [["show", "report.json"], ["--help"], ["--version"]])
 def test_a_reader_that_leaves_early_gets_no_traceback(words: list[str], tmp_path: Path) -> None:
     """As in ``cudalens guards | head``: nothing on stderr, and a status that says it."""
     Report(headline="y[3] = 10 is outside").save(tmp_path / "report.json")
