@@ -74,7 +74,7 @@ docs: $(SITE)/.installed ## the documentation site, strictly, into build/site; n
 	@echo "build/site/index.html"
 
 COLAB = $(CURDIR)/build/colab/site-packages
-ON_COLAB = $(addprefix tests/,notebook/test_magics.py notebook/test_timed_cells.py notebook/test_kernel.py render/test_widget.py)
+ON_COLAB = $(addprefix tests/,notebook/test_magics.py notebook/test_checked_cells.py notebook/test_timed_cells.py notebook/test_kernel.py render/test_widget.py)
 
 $(COLAB)/.installed: $(STAMP) tests/colab.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(COLAB) -r tests/colab.txt
