@@ -21,8 +21,9 @@ from cudalens.core.evidence_types import DatasetColumn
 from cudalens.core.report_types import Violation
 from cudalens.core.tensor_values import MAX_UNIQUE
 from cudalens.recorder.dataloader import Batch, dataset_of
-from cudalens.source.running_node import parsed_source
+from cudalens.source.running_node import function_of
 from cudalens.source.safe_eval import instance_dict
+from cudalens.source.scopes import bindings_of, item_of, value_bound
 
 _MAX_VALUES = 1 << 22
 _MAX_ROWS = 4
@@ -101,49 +102,26 @@ def _hands_on(dataset: object, attribute: str, key: int | str | None) -> bool:
     In each of its ``return`` statements, as in ``return self.x[at], int(self.y[at])``.
     """
     code = getattr(inspect.getattr_static(type(dataset), "__getitem__", None), "__code__", None)
-    tree = None if code is None else parsed_source(code.co_filename)
-    if code is None or tree is None or hasattr(type(dataset), "__getitems__"):
+    function = None if code is None or code.co_name != "__getitem__" else function_of(code)
+    if function is None or hasattr(type(dataset), "__getitems__"):
         return False
-    for item in ast.walk(tree):
-        if (
-            isinstance(item, ast.FunctionDef)
-            and item.name == code.co_name == "__getitem__"
-            and item.lineno == code.co_firstlineno
-            and len(item.args.args) == 2
-        ):
-            return _returns_item_of(item, attribute, key)
-    return False
+    return len(function.args.args) == 2 and _returns_item_of(function, attribute, key)
 
 
 def _returns_item_of(function: ast.FunctionDef, attribute: str, key: int | str | None) -> bool:
     own, at = (argument.arg for argument in function.args.args)
-    inner = [*ast.walk(function)]
-    stored = [
-        it.id for it in inner if isinstance(it, ast.Name) and not isinstance(it.ctx, ast.Load)
-    ]
-    bound = {
-        it.targets[0].id: it.value
-        for it in inner
-        if isinstance(it, ast.Assign) and isinstance(it.targets[0], ast.Name)
-    }
-    returned = [it.value for it in inner if isinstance(it, ast.Return)]
+    returned = [it.value for it in ast.walk(function) if isinstance(it, ast.Return)]
     # `self` or the index may be reassigned: then the expression means something else.
-    if {own, at} & {*stored} or not returned:
+    if any(bindings_of(function, it) for it in (own, at)) or not returned:
         return False
     wanted = f"{own}.{attribute}[{at}]"
     # Every return must pass the attribute's item through, directly or by one local name.
     for value in returned:
-        match value:
-            case ast.Tuple(items) | ast.List(items) if isinstance(key, int) and key < len(items):
-                item: ast.expr | None = items[key]
-            case ast.Dict(fields, items):
-                keys = [it.value if isinstance(it, ast.Constant) else None for it in fields]
-                item = dict(zip(keys, items, strict=True)).get(key)
-            case _:
-                return False
-        item = _unwrapped(item)
-        if isinstance(item, ast.Name) and stored.count(item.id) == 1:
-            item = _unwrapped(bound.get(item.id))
+        item = _unwrapped(None if value is None else item_of(value, key))
+        if isinstance(item, ast.Name):
+            made = bindings_of(function, item.id)
+            is_only = len(made) == 1 and isinstance(made[0], ast.Assign)
+            item = _unwrapped(value_bound(made[0], item.id) if is_only else None)
         if item is None or ast.unparse(item) != wanted:
             return False
     return True

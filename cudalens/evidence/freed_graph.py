@@ -25,9 +25,10 @@ from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.sites import entries_of, phase_of
 from cudalens.source.locate import locate_line
-from cudalens.source.running_node import has_line, mentioned, parsed_source, running
+from cudalens.source.running_node import mentioned, running
 from cudalens.source.safe_eval import evaluator_for, value_or
-from cudalens.source.stack import Entry, place_of, running_frame
+from cudalens.source.scopes import loop_names
+from cudalens.source.stack import place_of, running_frame
 
 _MAX_ITEMS = 64
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<setcomp>", "<dictcomp>")
@@ -115,24 +116,16 @@ def _freed_part(
 def is_shared(write: Recorded) -> bool:
     """Return whether a changed tensor also belongs to a caller, or is a view."""
     entries = entries_of(write.site)
-    match running(place_of(entries[-1])).statement if entries else None:
+    run = running(place_of(entries[-1])) if entries else None
+    match run and run.statement:
         case ast.AugAssign(ast.Name(name)) | ast.Expr(ast.Call(ast.Attribute(ast.Name(name)))):
             code = entries[-1].code
             parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             is_view = any(item.base is not None for item in write.written)
             is_held = is_view or name in (*parameters, *code.co_freevars)
-            return is_held or name in _loop_targets(entries[-1])
+            # The values of a loop's variable also belong to what it runs over.
+            return is_held or (run is not None and name in loop_names(run.parents))
     return False
-
-
-def _loop_targets(entry: Entry) -> set[str]:
-    """Return the loop variables around a line: their values also belong to the iterable."""
-    place = place_of(entry)
-    tree = parsed_source(place.filename)
-    loops = (it for it in ast.walk(tree) if isinstance(it, ast.For)) if tree is not None else ()
-    around = [it.target for it in loops if has_line(it, place.lineno)]
-    names = (part for target in around for part in ast.walk(target))
-    return {part.id for part in names if isinstance(part, ast.Name)}
 
 
 def stale_lines(

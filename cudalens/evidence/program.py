@@ -19,7 +19,14 @@ from cudalens.evidence.options import is_option
 from cudalens.source.files import CELLS, cell_number, is_user_file, source_lines
 from cudalens.source.locate import span_of_lines
 from cudalens.source.running_node import FUNCTIONS, Running, parsed_source
-from cudalens.source.scopes import bindings_of, pairs_of, value_bound
+from cudalens.source.scopes import (
+    bindings_of,
+    default_of,
+    item_of,
+    pairs_of,
+    parameters_of,
+    value_bound,
+)
 
 MAX_FILES = 64
 _MAX_LINES = 5000
@@ -63,6 +70,28 @@ class Spot(NamedTuple):
         return getattr(self.node, "lineno", 0)
 
 
+class _Number(NamedTuple):
+    """A number on the way back to the line that chose it."""
+
+    at: Spot
+    """The expression with the number."""
+    shown: Spot
+    """The call or the assignment around it."""
+    size: int
+    key: int | str | None = None
+    """The item of the expression that is the number."""
+    hops: int = 0
+
+    @property
+    def read(self) -> Spot:
+        """The place around the expression, as one that only reads the number."""
+        return self.shown._replace(is_read=True)
+
+    def inside(self, node: ast.expr, key: int | str | None = None) -> _Number:
+        """Return the number by another expression of the same place."""
+        return self._replace(at=Spot(self.at.file, node), key=key)
+
+
 def size_argument(call: ast.AST, dim: int | None) -> ast.expr | None:
     """Return the argument of a call that is the size of a dimension, if there is one.
 
@@ -82,8 +111,7 @@ def size_argument(call: ast.AST, dim: int | None) -> ast.expr | None:
     if name == "randint" and call.args and isinstance(call.args[-1], ast.Tuple):
         return item_of(call.args[-1], dim)
     at, keyword = _SIZES.get(name, (-1, ""))
-    named = next((item.value for item in call.keywords if item.arg == keyword), None)
-    return named or (call.args[at] if 0 <= at < len(call.args) else None)
+    return _argument(call, keyword, at)[0]
 
 
 def shape_argument(call: ast.AST) -> ast.Name | None:
@@ -187,7 +215,7 @@ class Program:
     # --- the number ------------------------------------------------------------------------------
 
     def chosen(
-        self, number: Spot, shown: Spot, size: int, hops: int = 0, key: int | str | None = None
+        self, number: Spot, shown: Spot, size: int, key: int | str | None = None
     ) -> Spot | None:
         """Return the call or assignment that chose a number, ``None`` if it chose a different one.
 
@@ -195,108 +223,95 @@ class Program:
             number: the expression with the number.
             shown: the call or the assignment around the expression.  Returned as one that only
                 reads the number if its origin cannot be traced.
+            size: the number.
             key: the item of the expression that is the number, if it is a tuple or a dict.
         """
-        node, file = number.node, number.file
-        if (item := item_of(node, key)) is not None:
-            return self.chosen(Spot(file, item), shown, size, hops)
+        return self._chosen(_Number(number, shown, size, key))
+
+    def _chosen(self, it: _Number) -> Spot | None:
+        """Return where a number was chosen, by a literal or by what is behind the expression."""
+        node = it.at.node
+        if (item := item_of(node, it.key)) is not None:
+            return self._chosen(it.inside(item))
         match node:
             case ast.Constant(value):
-                return shown if type(value) is int and value == size else None
+                return it.shown if type(value) is int and value == it.size else None
             case ast.UnaryOp(ast.USub(), ast.Constant()):
                 return None
             case ast.List(elts) | ast.Tuple(elts):
-                numbers = [it.value for it in elts if isinstance(it, ast.Constant)]
-                if size not in numbers and len(numbers) < len(elts):
-                    return shown._replace(is_read=True)
-                return shown if size in numbers else None
+                numbers = [part.value for part in elts if isinstance(part, ast.Constant)]
+                if it.size not in numbers and len(numbers) < len(elts):
+                    return it.read
+                return it.shown if it.size in numbers else None
             case ast.Call(ast.Name("int"), [given]):
-                return self.chosen(Spot(file, given), shown, size, hops)
+                return self._chosen(it.inside(given))
             case ast.Call(ast.Attribute(attr="size")):
-                return shown._replace(is_read=True)
-        if hops >= _MAX_HOPS:
-            return shown._replace(is_read=True)
-        return self._behind(number, shown, size, hops + 1, key)
+                return it.read
+        return it.read if it.hops >= _MAX_HOPS else self._behind(it._replace(hops=it.hops + 1))
 
-    def _behind(
-        self, number: Spot, shown: Spot, size: int, hops: int, key: int | str | None
-    ) -> Spot | None:
+    def _behind(self, it: _Number) -> Spot | None:
         """Continue with the value of a name, an attribute, an item or a user's call."""
-        node, file = number.node, number.file
-        match node:
-            case ast.Name():
-                return self._of_name(number, shown, size, hops, key)
+        match it.at.node:
+            case ast.Name(name):
+                return self._of_name(it, name)
             case ast.Attribute():
-                return self._of_attribute(number, shown, size, hops)
-            case ast.Call():
-                return self._result(number, shown, size, hops, key)
+                return self._of_attribute(it, it.at.node)
+            case ast.Call(func):
+                return self._result(it, last_name(func) or "")
             case ast.Subscript(ast.Name() | ast.Call() as owner, ast.Constant(int() | str() as at)):
-                return self.chosen(Spot(file, owner), shown, size, hops, at)
+                return self._chosen(it.inside(owner, at))
             case ast.Subscript(ast.Name() as owner):
-                return self.chosen(Spot(file, owner), shown, size, hops)
-        return shown._replace(is_read=True) if isinstance(node, ast.Subscript) else shown
+                return self._chosen(it.inside(owner))
+            case ast.Subscript():
+                return it.read
+        return it.shown
 
-    def _result(
-        self, call: Spot, shown: Spot, size: int, hops: int, key: int | str | None
-    ) -> Spot | None:
+    def _result(self, it: _Number, name: str) -> Spot | None:
         """Continue with what the user's only function of the called name returns."""
-        assert isinstance(call.node, ast.Call)
-        name = last_name(call.node.func) or ""
-        own = [it for it in self.functions(name) if isinstance(it.node, ast.FunctionDef)]
+        own = [one for one in self.functions(name) if isinstance(one.node, ast.FunctionDef)]
         value = self.returned(own[0]) if len(own) == 1 else None
         # A method of this name may belong to a built-in object.
         if value is not None and not hasattr(dict, name):
-            end = Spot(value.file, next(self.above(value)))
-            return self.chosen(value, end, size, hops, key)
-        return shown._replace(is_read=True) if own else shown
+            return self._chosen(it._replace(at=value, shown=self._parent(value)))
+        return it.read if own else it.shown
 
-    def _of_name(
-        self, name: Spot, shown: Spot, size: int, hops: int, key: int | str | None = None
-    ) -> Spot | None:
-        assert isinstance(name.node, ast.Name)
-        text = name.node.id
-        if (loop := self._loop_over(name, text)) is not None:
-            return self.chosen(Spot(name.file, loop), shown, size, hops)
-        function = self.function_around(name)
+    def _of_name(self, it: _Number, name: str) -> Spot | None:
+        """Continue with a loop, the calls of a function, or the only assignment of a name."""
+        if (loop := self._loop_over(it.at, name)) is not None:
+            return self._chosen(it.inside(loop))
+        function = self.function_around(it.at)
         if function is not None:
-            if text in parameters_of(function):
-                owner = Spot(name.file, function)
+            if name in parameters_of(function):
+                calls = self.given(Spot(it.at.file, function), name)
                 ways = [
-                    self.chosen(Spot(call.file, given), call, size, hops, key)
-                    for call, given in self.given(owner, text)
+                    self._chosen(it._replace(at=Spot(call.file, given), shown=call))
+                    for call, given in calls
                 ]
-                return _only(filter(None, ways)) or shown._replace(is_read=True)
-            bound = bindings_of(function, text)
-            if bound:
-                return self._of_bindings(name, bound, shown, size, hops, key)
-        for file in (name.file, *reversed(self.trees)):
-            if file in self.trees and (bound := bindings_of(self.trees[file], text)):
-                return self._of_bindings(name._replace(file=file), bound, shown, size, hops, key)
-        return shown._replace(is_read=True)
+                return _only(filter(None, ways)) or it.read
+            if bound := bindings_of(function, name):
+                return self._of_bindings(it, name, bound, it.at.file)
+        for file in (it.at.file, *reversed(self.trees)):
+            if file in self.trees and (bound := bindings_of(self.trees[file], name)):
+                return self._of_bindings(it, name, bound, file)
+        return it.read
 
     def _of_bindings(
-        self,
-        name: Spot,
-        bound: Sequence[ast.AST],
-        shown: Spot,
-        size: int,
-        hops: int,
-        key: int | str | None,
+        self, it: _Number, name: str, bound: Sequence[ast.stmt], file: str
     ) -> Spot | None:
         """Continue with the only assignment that binds a name."""
         if len(bound) != 1 or not isinstance(bound[0], ast.Assign):
-            return shown._replace(is_read=True)
-        made, file, text = bound[0], name.file, ast.unparse(name.node)
-        if (value := value_bound(made, text)) is not None:
-            return self.chosen(Spot(file, value), Spot(file, made), size, hops, key)
-        if _reads_size(made.value):
-            return Spot(file, made, is_read=True)
-        match made:
-            case ast.Assign([ast.Tuple(targets)], ast.Call() as value) if key is None:
-                names = [ast.unparse(it) for it in targets]
-                at = names.index(text) if text in names else None
-                return self.chosen(Spot(file, value), Spot(file, made), size, hops, at)
-        return Spot(file, made)
+            return it.read
+        made = Spot(file, bound[0])
+        if (value := value_bound(bound[0], name)) is not None:
+            return self._chosen(it._replace(at=Spot(file, value), shown=made))
+        if _reads_size(bound[0].value):
+            return made._replace(is_read=True)
+        match bound[0]:
+            case ast.Assign([ast.Tuple(targets)], ast.Call() as value) if it.key is None:
+                names = [ast.unparse(target) for target in targets]
+                at = names.index(name) if name in names else None
+                return self._chosen(it._replace(at=Spot(file, value), shown=made, key=at))
+        return made
 
     def _loop_over(self, name: Spot, text: str) -> ast.expr | None:
         """Return the iterable of the loop with this variable."""
@@ -309,29 +324,30 @@ class Program:
                 return None
         return None
 
-    def _of_attribute(self, number: Spot, shown: Spot, size: int, hops: int) -> Spot | None:
+    def _of_attribute(self, it: _Number, node: ast.Attribute) -> Spot | None:
         """Continue with the only place that sets this attribute of this object."""
-        node = number.node
-        assert isinstance(node, ast.Attribute)
         text = ast.unparse(node)
+        owner = self.class_around(it.at) if text.startswith("self.") else None
+        values = [*self.values_of(None if owner is None else owner.name, node.attr, text)]
         found: list[Spot | None] = []
-        owner = self.class_around(number) if text.startswith("self.") else None
-        for spot in self.values_of(None if owner is None else owner.name, node.attr, text):
-            made = Spot(spot.file, next(self.above(spot)))
-            found.append(self.chosen(spot, made, size, hops))
-        for call in self._objects(Spot(number.file, node.value), hops):
+        for call in self._objects(Spot(it.at.file, node.value), it.hops):
             assert isinstance(call.node, ast.Call)
-            given = [it.value for it in call.node.keywords if it.arg == node.attr]
-            found += [self.chosen(Spot(call.file, it), call, size, hops) for it in given]
+            given = [arg.value for arg in call.node.keywords if arg.arg == node.attr]
+            ways = (it._replace(at=Spot(call.file, arg), shown=call, key=None) for arg in given)
+            found += [self._chosen(way) for way in ways]
             if not given:
                 kind = last_name(call.node.func) or ""
-                found += self._fields(kind, node.attr, size)
-                for spot in self.values_of(kind, node.attr):
-                    made = Spot(spot.file, next(self.above(spot)))
-                    found.append(self.chosen(spot, made, size, hops))
+                found += self._fields(kind, node.attr, it.size)
+                values += self.values_of(kind, node.attr)
+        places = (it._replace(at=value, shown=self._parent(value), key=None) for value in values)
+        found += [self._chosen(place) for place in places]
         if not any(found) and owner is None:
-            found += [it for it in self._every(ast.Call) if is_option(it.node, node.attr, size)]
-        return _only(filter(None, found)) or shown._replace(is_read=True)
+            calls = self._every(ast.Call)
+            found += [call for call in calls if is_option(call.node, node.attr, it.size)]
+        return _only(filter(None, found)) or it.read
+
+    def _parent(self, spot: Spot) -> Spot:
+        return Spot(spot.file, next(self.above(spot)))
 
     def _objects(self, base: Spot, hops: int) -> Iterator[Spot]:
         """Yield the calls that made the object behind a name: ``Config(classes=5)``."""
@@ -352,14 +368,11 @@ class Program:
 
     def _fields(self, owner: str, name: str, size: int) -> Iterator[Spot]:
         """Yield the line in a class body that gives a field this number."""
-        for spot in self._every(ast.ClassDef):
-            assert isinstance(spot.node, ast.ClassDef)
-            for item in spot.node.body if spot.node.name == owner else ():
-                match item:
-                    case ast.Assign([ast.Name(own)], ast.Constant(value)) | ast.AnnAssign(
-                        ast.Name(own), _, ast.Constant(value)
-                    ) if own == name and value == size:
-                        yield Spot(spot.file, item)
+        for spot in self.functions(owner):
+            for made in bindings_of(spot.node, name) if isinstance(spot.node, ast.ClassDef) else ():
+                match value_bound(made, name):
+                    case ast.Constant(value) if value == size:
+                        yield Spot(spot.file, made)
 
     def class_around(self, spot: Spot) -> ast.ClassDef | None:
         """Return the class of the enclosing method."""
@@ -390,7 +403,7 @@ class Program:
                 continue  # a function of the name of a method
             given, is_plain = _argument(call, name, at)
             if given is None and is_plain and not any(it.arg is None for it in call.keywords):
-                given = _default(definition, name)
+                given = default_of(definition, name)
                 if given is not None:
                     spot = Spot(function.file, given)  # noqa: PLW2901
             if given is not None:
@@ -465,7 +478,7 @@ class Program:
         if not isinstance(spot.node, ast.Constant):
             return ast.unparse(spot.node)
         function = next(it for it in self.above(spot) if isinstance(it, ast.FunctionDef))
-        names = (it for it in parameters_of(function) if _default(function, it) is spot.node)
+        names = (it for it in parameters_of(function) if default_of(function, it) is spot.node)
         return f"{next(names)}={ast.unparse(spot.node)}"
 
     def span(self, spot: Spot) -> SourceSpan:
@@ -482,19 +495,6 @@ def _argument(call: ast.Call, name: str, at: int) -> tuple[ast.expr | None, bool
     named = next((it.value for it in call.keywords if it.arg == name), None)
     is_plain = not any(isinstance(it, ast.Starred) for it in call.args[: at + 1])
     return named or (call.args[at] if is_plain and 0 <= at < len(call.args) else None), is_plain
-
-
-def item_of(display: ast.AST, key: int | str | None) -> ast.expr | None:
-    """Return the item of a tuple, list or dict display that an index or a key selects."""
-    match display:
-        case ast.Tuple(items) | ast.List(items) if isinstance(key, int):
-            is_whole = not any(isinstance(it, ast.Starred) for it in items)
-            return items[key] if is_whole and -len(items) <= key < len(items) else None
-        case ast.Dict(keys, values) if key is not None:
-            pairs = zip(keys, values, strict=True)
-            own = [it for at, it in pairs if isinstance(at, ast.Constant) and at.value == key]
-            return own[0] if len(own) == 1 and None not in keys else None
-    return None
 
 
 def takes_sizes(node: ast.AST) -> bool:
@@ -527,19 +527,3 @@ def _range(node: ast.AST) -> tuple[int, int, int, int]:
     names = ("lineno", "col_offset", "end_lineno", "end_col_offset")
     first, column, last, end = (getattr(node, name, 0) or 0 for name in names)
     return first, column, last, end
-
-
-def parameters_of(function: ast.FunctionDef) -> list[str]:
-    """Return the names of the parameters, keyword-only ones last."""
-    arguments = function.args
-    return [it.arg for it in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-
-
-def _default(function: ast.FunctionDef, name: str) -> ast.expr | None:
-    """Return the default value of a parameter."""
-    arguments = function.args
-    plain = [*arguments.posonlyargs, *arguments.args]
-    last = plain[len(plain) - len(arguments.defaults) :]
-    pairs: list[tuple[ast.arg, ast.expr | None]] = [*zip(last, arguments.defaults, strict=True)]
-    pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    return next((value for it, value in pairs if it.arg == name), None)

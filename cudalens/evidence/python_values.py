@@ -25,7 +25,7 @@ from cudalens.evidence.changes import (
     shown,
     stores_of_attribute,
 )
-from cudalens.evidence.program import Program, Spot, parameters_of, users_frames
+from cudalens.evidence.program import Program, Spot, users_frames
 from cudalens.recorder.calls import FROM_PYTHON
 from cudalens.recorder.sites import RawSite, entries_of
 from cudalens.source.running_node import running
@@ -33,6 +33,7 @@ from cudalens.source.scopes import (
     INNER,
     bindings_of,
     methods_called,
+    parameters_of,
     reaching,
     stores,
     value_bound,

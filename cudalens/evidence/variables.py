@@ -36,6 +36,7 @@ from cudalens.source.safe_eval import (
     registered,
     value_or,
 )
+from cudalens.source.scopes import loop_names
 from cudalens.source.stack import frame_of, place_of
 
 _STORES = ("_modules", "_parameters", "_buffers")
@@ -137,7 +138,7 @@ class Variables(candidates.Trial):
     @functools.cached_property
     def loop_names(self) -> frozenset[str]:  # type: ignore[override]
         """The loop variables around the call, including those of comprehensions."""
-        return _loop_names(self.line.running)
+        return loop_names(self.line.running.parents)
 
     @functools.cached_property
     def loop_arguments(self) -> frozenset[str]:  # type: ignore[override]
@@ -147,7 +148,7 @@ class Variables(candidates.Trial):
             return frozenset()
         run = running(place_of(self.line.callers[0]))
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        loops, call = _loop_names(run), run.node
+        loops, call = loop_names(run.parents), run.node
         if not isinstance(call, ast.Call) or not names:
             return frozenset()
         func = call.func
@@ -321,17 +322,6 @@ class Variables(candidates.Trial):
             is_model=not type(module).__module__.startswith("torch.nn.modules."),
             is_batch_second=False in flags and True not in flags,
         )
-
-
-def _loop_names(run: Running) -> frozenset[str]:
-    """Return the loop variables around a call, in its function."""
-    loops: list[ast.AST] = []
-    for parent in run.parents:
-        loops = [] if isinstance(parent, ast.FunctionDef | ast.Lambda) else [*loops, parent]
-        loops += getattr(parent, "generators", ())
-    targets = [it.target for it in loops if isinstance(it, ast.For | ast.comprehension)]
-    nodes = (node for target in targets for node in ast.walk(target))
-    return frozenset(node.id for node in nodes if isinstance(node, ast.Name))
 
 
 def _syntax(expression: str) -> ast.expr:

@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TypeAlias
 
 from cudalens.core._python import parse
@@ -212,6 +212,14 @@ def _whole(text: Source) -> ast.Module | None:
 def parsed_source(filename: str) -> ast.Module | None:
     """Return the syntax tree of a whole file or cell, ``None`` where it cannot be read."""
     return _whole(source(filename))
+
+
+def function_of(code: CodeType) -> ast.FunctionDef | None:
+    """Return the syntax of the function that a code object was compiled from."""
+    tree = parsed_source(code.co_filename)
+    functions = (it for it in ast.walk(tree or ast.Pass()) if isinstance(it, ast.FunctionDef))
+    key = code.co_firstlineno, code.co_name
+    return next((it for it in functions if (it.lineno, it.name) == key), None)
 
 
 def has_line(node: ast.stmt | ast.expr, line: int) -> bool:

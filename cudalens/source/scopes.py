@@ -124,6 +124,21 @@ def holds(block: ast.AST, wanted: ast.AST) -> bool:
     return any(item is wanted for item in ast.walk(block))
 
 
+def loop_names(parents: Sequence[ast.AST]) -> frozenset[str]:
+    """Return the variables of the loops and comprehensions around a place, in its function.
+
+    Args:
+        parents: the nodes around the place, outermost first.
+    """
+    loops: list[ast.AST] = []
+    for parent in parents:
+        loops = [] if isinstance(parent, FUNCTIONS) else [*loops, parent]
+        loops += getattr(parent, "generators", ())
+    targets = (it.target for it in loops if isinstance(it, ast.For | ast.comprehension))
+    nodes = (node for target in targets for node in ast.walk(target))
+    return frozenset(node.id for node in nodes if isinstance(node, ast.Name))
+
+
 def value_bound(statement: ast.AST, name: str) -> ast.expr | None:
     """Return the expression whose value a statement binds to a name.
 
@@ -151,6 +166,35 @@ def pairs_of(targets: Iterable[ast.expr], value: ast.expr) -> Iterator[tuple[ast
                 yield from zip(names, values, strict=True)
             case _:
                 yield target, value
+
+
+def item_of(display: ast.AST, key: int | str | None) -> ast.expr | None:
+    """Return the item of a tuple, list or dict display that an index or a key selects."""
+    match display:
+        case ast.Tuple(items) | ast.List(items) if isinstance(key, int):
+            is_whole = not any(isinstance(it, ast.Starred) for it in items)
+            return items[key] if is_whole and -len(items) <= key < len(items) else None
+        case ast.Dict(keys, values) if key is not None:
+            pairs = zip(keys, values, strict=True)
+            own = [it for at, it in pairs if isinstance(at, ast.Constant) and at.value == key]
+            return own[0] if len(own) == 1 and None not in keys else None
+    return None
+
+
+def parameters_of(function: ast.FunctionDef) -> list[str]:
+    """Return the names of the parameters, keyword-only ones last."""
+    arguments = function.args
+    return [it.arg for it in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+
+
+def default_of(function: ast.FunctionDef, name: str) -> ast.expr | None:
+    """Return the default value of a parameter."""
+    arguments = function.args
+    plain = [*arguments.posonlyargs, *arguments.args]
+    last = plain[len(plain) - len(arguments.defaults) :]
+    pairs: list[tuple[ast.arg, ast.expr | None]] = [*zip(last, arguments.defaults, strict=True)]
+    pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return next((value for it, value in pairs if it.arg == name), None)
 
 
 def methods_called(

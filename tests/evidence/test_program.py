@@ -12,13 +12,12 @@ from cudalens.evidence.program import (
     Program,
     Spot,
     is_empty_container,
-    item_of,
-    parameters_of,
     shape_argument,
     size_argument,
     takes_sizes,
 )
 from cudalens.source.files import place_of_code
+from cudalens.source.scopes import parameters_of
 from tests.probes import cell
 
 NET = (
@@ -475,19 +474,6 @@ def test_the_size_in_a_tuple_that_a_name_is_bound_to(
         assert shape is not None
         found = program.chosen(Spot(file, shape), Spot(file, made), 5, key=key)
         assert (found and program.text(found)) == wanted
-
-
-@pytest.mark.parametrize(
-    ("text", "key", "wanted"),
-    [
-        ("(3, 4)", 1, "4"), ("[3, 4]", -2, "3"), ("(3, 4)", 2, None), ("(3, 4)", -3, None),
-        ("(3, 4)", None, None), ("(3, 4)", "n", None), ("(*x, 4)", 1, None), ("x", 0, None),
-        ("{'n': 3, 'm': 4}", "m", "4"), ("{'n': 3}", "m", None), ("{'n': 3, 'n': 4}", "n", None),
-        ("{0: 3}", 0, "3"), ("{'n': 3, **more}", "n", None), ("{n: 3}", None, None),
-    ],
-)  # fmt: skip
-def test_the_item_of_a_display(text: str, key: int | str | None, wanted: str | None) -> None:
-    assert words(item_of(expression(text), key)) == wanted
 
 
 def test_only_a_factory_takes_all_its_sizes_from_one_variable() -> None:

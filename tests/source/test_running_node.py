@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import sys
 from contextlib import ExitStack
-from types import FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType
 
 import pytest
 
 from cudalens.source import files, running_node
-from cudalens.source.running_node import Running, running
+from cudalens.source.running_node import Running, function_of, running
 from cudalens.source.stack import StackEntry, place_of
 from tests.probes import cell
 
@@ -378,3 +378,13 @@ def test_variables_that_the_running_code_mentions() -> None:
 def test_the_lines_that_a_statement_is_written_on(line: int, is_on: bool) -> None:
     (_, loop, _) = ast.parse("a = 1\nfor b in c:\n    d\ne = 1").body
     assert running_node.has_line(loop, line) is is_on
+
+
+def test_the_syntax_of_the_function_of_a_code() -> None:
+    with cell("def f(): pass\nclass A:\n    def f(self): return 1\n@print\ndef g(): pass") as code:
+        codes = {it.co_name: it for it in code.co_consts if isinstance(it, CodeType)}
+        method = next(it for it in codes["A"].co_consts if isinstance(it, CodeType))
+        found = function_of(codes["f"]), function_of(method)
+        assert [it and it.lineno for it in found] == [1, 3]
+        assert function_of(code) is function_of(codes["g"]) is None  # a cell; one with a decorator
+    assert function_of(compile("def f(): pass", "<no such file>", "exec")) is None

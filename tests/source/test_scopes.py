@@ -8,8 +8,12 @@ import pytest
 
 from cudalens.source.scopes import (
     bindings_of,
+    default_of,
+    item_of,
+    loop_names,
     methods_called,
     pairs_of,
+    parameters_of,
     reaching,
     value_bound,
 )
@@ -83,3 +87,48 @@ def test_the_methods_of_a_variable_that_are_called_for_their_effect() -> None:
     assert [(it.lineno, name) for it, name in methods_called(scope, "a")] == [(1, "f"), (5, "i")]
     assert [name for _, name in methods_called(scope, "a", 1, 6)] == ["i"]
     assert [name for _, name in methods_called(scope, "a", 0, 5)] == ["f"]
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "wanted"),
+    [
+        ("(3, 4)", 1, "4"), ("[3, 4]", -2, "3"), ("(3, 4)", 2, None), ("(3, 4)", -3, None),
+        ("(3, 4)", None, None), ("(3, 4)", "n", None), ("(*x, 4)", 1, None), ("x", 0, None),
+        ("{'n': 3, 'm': 4}", "m", "4"), ("{'n': 3}", "m", None), ("{'n': 3, 'n': 4}", "n", None),
+        ("{0: 3}", 0, "3"), ("{'n': 3, **more}", "n", None), ("{n: 3}", None, None),
+    ],
+)  # fmt: skip
+def test_the_item_of_a_display(text: str, key: int | str | None, wanted: str | None) -> None:
+    item = item_of(ast.parse(text, mode="eval").body, key)
+    assert (item and ast.unparse(item)) == wanted
+
+
+def test_parameters_and_their_defaults() -> None:
+    (function,) = ast.parse("def f(a, /, b, c=1, *rest, d, e=2, **more): pass").body
+    assert isinstance(function, ast.FunctionDef)
+    assert parameters_of(function) == ["a", "b", "c", "d", "e"]
+    defaults = {name: default_of(function, name) for name in "abcde"}
+    texts = {name: value and ast.unparse(value) for name, value in defaults.items()}
+    assert texts == {"a": None, "b": None, "c": "1", "d": None, "e": "2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("for a in x: here", {"a"}), ("for a, b in x: here", {"a", "b"}), ("while a: here", set()),
+        ("[here for a in x]", {"a"}), ("for a in x:\n    for b in a: here", {"a", "b"}),
+        ("for a in x:\n    def f(): here", set()), ("for a in x:\n    f = lambda: here", set()),
+        ("def f():\n    for a in x: here", {"a"}), ("for a in x: pass\nhere", set()),
+    ],
+)  # fmt: skip
+def test_the_variables_of_the_loops_around_a_place(text: str, names: set[str]) -> None:
+    assert loop_names(_parents_of_here(ast.parse(text))) == names
+
+
+def _parents_of_here(node: ast.AST) -> list[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Name) and child.id == "here":
+            return [node]
+        if parents := _parents_of_here(child):
+            return [node, *parents]
+    return []
