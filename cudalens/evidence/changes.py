@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable, Iterator
 from cudalens.core.torch_functions import is_in_place
 from cudalens.diagnosis.user_code import last_name
 from cudalens.evidence.program import MAX_FILES, Program
+from cudalens.source.scopes import bindings_of
 
 _COPIES = frozenset({"array", "astype", "copy", "deepcopy", "float", "int", "len", "max", "min"})
 _COPIES |= {"print", "range", "shape", "sum", "tensor", "tolist", "unique"}
@@ -42,7 +43,7 @@ def may_change(program: Program, names: set[str], found: ast.AST, files: set[str
     nodes = [node for tree in trees for node in ast.walk(tree)]
     if len(files) == 1:
         nodes += _called(program, nodes)
-    if any(_text(it) in _HIDDEN or _runs_a_script(it) for it in nodes):
+    if any(last_name(it) in _HIDDEN or _runs_a_script(it) for it in nodes):
         return True
     if any(isinstance(it, ast.Global | ast.Nonlocal) and names & {*it.names} for it in nodes):
         return True
@@ -78,7 +79,7 @@ def _called(program: Program, nodes: Iterable[ast.AST]) -> list[ast.AST]:
     found: list[ast.AST] = []
     seen: set[str | None] = set()
     while waiting:
-        mentioned = {_text(it) for it in waiting} - seen
+        mentioned = {last_name(it) for it in waiting} - seen
         seen |= mentioned
         waiting = [it for one in named if one.name in mentioned for it in ast.walk(one)]
         found += waiting
@@ -146,7 +147,7 @@ def shown(node: ast.AST) -> Iterator[str]:
         return
     if isinstance(node, ast.Name) and node.id in (*_MODULES, "np", "numpy"):
         return
-    if (text := _text(node)) is not None:
+    if (text := last_name(node)) is not None:
         yield text
     for child in ast.iter_child_nodes(node):
         yield from shown(child)
@@ -155,40 +156,27 @@ def shown(node: ast.AST) -> Iterator[str]:
 def names_in(node: ast.AST) -> Iterator[str]:
     """Yield the names and attributes in an expression, without ``self``."""
     for item in ast.walk(node):
-        text = _text(item)
+        text = last_name(item)
         if text is not None and text != "self":
             yield text
-
-
-def _text(node: ast.AST) -> str | None:
-    is_name = isinstance(node, ast.Name | ast.Attribute)
-    return last_name(node) if is_name else None
 
 
 def stores_of_attribute(program: Program, name: str) -> int:
     """Count the assignments to an attribute with a name, in a class body or on any object."""
     stored = (it for it in program.nodes if isinstance(it, ast.Attribute) and it.attr == name)
-    of_classes = (one for it in program.nodes if isinstance(it, ast.ClassDef) for one in it.body)
-    named = sum(bool(getattr(it, "name", "") == name) or _binds(it, name) for it in of_classes)
-    return int(named) + sum(isinstance(it.ctx, ast.Store) for it in stored)
-
-
-def _binds(statement: ast.stmt, name: str) -> bool:
-    """Return whether a statement in a class body binds a name."""
-    is_plain = isinstance(statement, ast.Assign | ast.AnnAssign)
-    nodes = ast.walk(statement) if is_plain else ()
-    named = (it for it in nodes if isinstance(it, ast.Name) and it.id == name)
-    return any(isinstance(it.ctx, ast.Store) for it in named)
+    classes = (it for it in program.nodes if isinstance(it, ast.ClassDef))
+    of_classes = sum(len(bindings_of(it, name)) for it in classes)
+    return of_classes + sum(isinstance(it.ctx, ast.Store) for it in stored)
 
 
 def reads_of(program: Program, name: str) -> int:
     """Count the mentions of a function, without its definition."""
-    return sum(_text(it) == name for it in program.nodes)
+    return sum(last_name(it) == name for it in program.nodes)
 
 
 def is_rebound(program: Program, name: str) -> bool:
     """Return whether a function's name may be rebound, by an assignment or an import."""
-    named = (it for it in program.nodes if _text(it) == name)
+    named = (it for it in program.nodes if last_name(it) == name)
     stored = (isinstance(getattr(it, "ctx", None), ast.Store) for it in named)
     imported = ((it.asname or it.name) == name for it in program.nodes if isinstance(it, ast.alias))
     return any(stored) or any(imported)

@@ -12,10 +12,10 @@ from typing import Any
 
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report_types import Expression, SourceSpan
-from cudalens.core.torch_functions import CONVERSIONS
 from cudalens.source.files import source_lines
 from cudalens.source.locate import span_of_lines
-from cudalens.source.running_node import Running, parsed_source, text_of
+from cudalens.source.readers import places_reading
+from cudalens.source.running_node import Running, function_of, text_of
 from cudalens.source.scopes import (
     INNER,
     loops_since,
@@ -53,24 +53,11 @@ def binding_of(run: Running, name: str) -> Binding | None:
     )
 
 
-def _is_read_again(run: Running, statement: ast.stmt, name: str, scope: ast.AST) -> bool:
+def _is_read_again(run: Running, made: ast.stmt, name: str, scope: ast.AST) -> bool:
     """Return whether another line below a binding reads it, and does not cast or move it."""
     first, last = getattr(run.node, "lineno", 0), getattr(run.node, "end_lineno", 0)
-    # A line that casts or moves the value itself does not depend on its dtype or device.
-    changed = {
-        id(item.value)
-        for item in ast.walk(scope)
-        if isinstance(item, ast.Attribute) and item.attr in CONVERSIONS
-    }
-    return any(
-        isinstance(item, ast.Name)
-        and item.id == name
-        and isinstance(item.ctx, ast.Load)
-        and item.lineno > statement.lineno
-        and not first <= item.lineno <= last
-        and id(item) not in changed
-        for item in ast.walk(scope)
-    )
+    lines = [it.lineno for it, _ in places_reading(scope, [ast.Name(name, ast.Load())])]
+    return any(it > made.lineno and not first <= it <= last for it in lines)
 
 
 def _span(run: Running, statement: ast.stmt) -> SourceSpan:
@@ -83,24 +70,19 @@ def _span(run: Running, statement: ast.stmt) -> SourceSpan:
 
 def attribute_binding(code: CodeType, name: str) -> Binding | None:
     """Return the binding of the attribute ``name`` in a method, if it has exactly one."""
-    tree = parsed_source(code.co_filename)
-    owner = code.co_varnames[:1]
+    function, owner = function_of(code), code.co_varnames[:1]
     values: list[ast.expr] = []
-    for function in ast.walk(tree) if tree is not None and owner else ():
-        if isinstance(function, ast.FunctionDef) and function.lineno == code.co_firstlineno:
-            wanted = f"{owner[0]}.{name}"
-            for item in statements_of(function):
-                match item:
-                    case ast.Assign(targets=targets, value=made):
-                        pairs = pairs_of(targets, made)
-                        values += [value for it, value in pairs if ast.unparse(it) == wanted]
-                    case ast.Expr(
-                        ast.Call(
-                            func=ast.Attribute(attr="register_buffer"),
-                            args=[ast.Constant(value=key), made, *_],
-                        )
-                    ) if key == name:
-                        values.append(made)
+    for item in statements_of(function) if function is not None and owner else ():
+        match item:
+            case ast.Assign(targets=targets, value=made):
+                pairs = pairs_of(targets, made)
+                values += [
+                    it for target, it in pairs if ast.unparse(target) == f"{owner[0]}.{name}"
+                ]
+            case ast.Expr(
+                ast.Call(ast.Attribute(attr="register_buffer"), [ast.Constant(key), made, *_])
+            ) if key == name:
+                values.append(made)
     if len(values) != 1:
         return None
     return _made(values[0], code.co_filename)

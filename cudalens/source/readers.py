@@ -7,7 +7,7 @@ Only the running scope is searched, and nothing is run.  Where a name got its va
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from cudalens.core.torch_functions import CONVERSIONS, Trait, functions
 from cudalens.source.running_node import Running
@@ -37,32 +37,42 @@ def other_readers(run: Running, expression: ast.expr) -> tuple[list[int], list[i
     is_written = isinstance(getattr(run.node, "ctx", None), ast.Store)
     own = run.statement if is_written and run.statement is not None else run.node
     within = {id(item) for item in ast.walk(own)}
-    keys = {ast.dump(expression)}
+    wanted = [expression]
     for item in run.parents:
         if isinstance(item, _COMPREHENSIONS):
             names = {n.id for n in ast.walk(expression) if isinstance(n, ast.Name)}
             for collection in _run_over(item, names):
-                keys.add(ast.dump(collection))
+                wanted.append(collection)
                 within |= {id(part) for part in ast.walk(collection)}
     # The same expressions as targets of an assignment.
-    stored = {key.replace("ctx=Load()", "ctx=Store()") for key in keys}
+    stored = {ast.dump(it).replace("ctx=Load()", "ctx=Store()") for it in wanted}
     for item in ast.walk(scope):
         if isinstance(item, ast.Assign) and any(ast.dump(t) in stored for t in item.targets):
             within |= {id(part) for part in ast.walk(item.value)}  # y = y.flip(0) rebinds y
     last = min((it.end_lineno or 0 for it in _bound_anew(run, stored)), default=None)
     every, counting = set(), set()
-    for parent in ast.walk(scope):
-        for node in ast.iter_child_nodes(parent):
-            if not isinstance(node, ast.expr) or id(node) in within or ast.dump(node) not in keys:
-                continue
-            if isinstance(parent, ast.Attribute) and parent.attr in _NO_VALUE:
-                continue
-            if last is not None and node.lineno > last:
-                continue  # the name has another value there
+    for node, parent in places_reading(scope, wanted):
+        # Below the last binding the name has another value.
+        if id(node) not in within and (last is None or node.lineno <= last):
             every.add(node.lineno)
             if _needs_numbers(parent, node):
                 counting.add(node.lineno)
     return sorted(every), sorted(counting)
+
+
+def places_reading(
+    scope: ast.AST, wanted: Iterable[ast.expr]
+) -> Iterator[tuple[ast.expr, ast.AST]]:
+    """Yield the places of a scope that read one of some expressions, with their parents.
+
+    Not where the value is cast or moved, or a fact such as its shape is read.
+    """
+    keys = {ast.dump(it) for it in wanted}
+    for parent in ast.walk(scope):
+        if not isinstance(parent, ast.Attribute) or parent.attr not in _NO_VALUE:
+            for node in ast.iter_child_nodes(parent):
+                if isinstance(node, ast.expr) and ast.dump(node) in keys:
+                    yield node, parent
 
 
 def _bound_anew(run: Running, stored: set[str]) -> Iterator[ast.Assign]:
