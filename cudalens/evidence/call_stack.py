@@ -55,7 +55,7 @@ def calling_frames(*, in_backward: bool = False) -> list[FrameType]:
     frames = _stack(sys._getframe(1))
     if not in_backward or any(is_user_file(item.f_code.co_filename) for item in frames):
         return frames
-    stacks = map(_stack, list(sys._current_frames().values()))
+    stacks = map(_stack, sys._current_frames().values())
     callers = [
         stack
         for stack in stacks

@@ -41,7 +41,7 @@ def running_call(is_users: IsUsers) -> tuple[int, tuple[StackLine, ...]]:
     """
     lines, has_users = _lines(sys._getframe(1), is_users)
     if not has_users:
-        for thread, frame in list(sys._current_frames().items()):
+        for thread, frame in sys._current_frames().items():
             if frame.f_code.co_name == _BACKWARD:
                 return thread, _lines(frame, is_users)[0]
     return threading.get_ident(), lines
