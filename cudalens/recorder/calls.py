@@ -86,7 +86,8 @@ class Api:
         """The name alone, such as ``add_`` or ``__setitem__``."""
         self.is_foreign = is_op and not full.startswith(("aten.", "prims.", "profiler."))
         """True if it is an op of a library other than torch."""
-        # `x.T` makes a view, and `x.data = y` swaps the memory. All other attributes are facts.
+        # `x.T` makes a view, and `x.data = y` swaps the memory. No other attribute reads or makes
+        # values.
         is_asked = (is_getter and name not in _VIEWS) or (is_setter and name != "data")
         self.is_quiet = is_asked or name in _QUIET or full.startswith(_NOBODYS)
         """True if its calls are not recorded."""

@@ -127,6 +127,7 @@ def state_of(filename: str) -> tuple[int, int] | None:
     """Return size and modification time of a file; ``None`` if it is none, such as a cell."""
     try:
         stat = Path(filename).stat()
+    # `ValueError` is for a name with a null character.
     except (OSError, ValueError):
         return None
     return stat.st_size, stat.st_mtime_ns

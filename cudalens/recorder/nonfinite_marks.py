@@ -144,6 +144,7 @@ class NonFiniteTensors:
 
     def forget(self, tensor: Tensor) -> None:
         """Remove the mark of a tensor that is finite now."""
+        # Python keeps one plain reference of an object, so this is the one that the mark holds.
         self.bad.pop(id(ref(tensor)), None)
 
     def was_finite(self, tensor: Tensor) -> bool:
@@ -152,6 +153,7 @@ class NonFiniteTensors:
             return True
         key, version = ref(tensor), _version(tensor)
         known = self._finite.get(id(key))
+        # Without a version, a write since then would not show.
         if known is not None and known[1] == version and version is not None:
             return True
         mark = self.bad.get(id(key))
@@ -231,6 +233,7 @@ def _shorten(known: dict[int, Any]) -> None:
 
 
 def _version(tensor: Tensor) -> int | None:
+    # torch raises for the version of a tensor that was made in inference mode.
     return None if tensor.is_inference() else tensor._version
 
 

@@ -35,6 +35,7 @@ def here() -> list[Any]:
 
 def forget(recorder: Any) -> None:
     """Remove a recorder from the lists of all threads."""
+    # A copy, because another thread may open its first block meanwhile.
     for recorders in list(_of_thread.values()):
         recorders[:] = [item for item in recorders if item is not recorder]
 
