@@ -161,6 +161,7 @@ def out_of_range(
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """The dtypes that the sampling and loss kernels are compiled for; others are host errors."""
+# This many significant digits tell any two float64 numbers apart.
 _MOST_DIGITS = 17
 _MOST_FLAGS = 1024
 

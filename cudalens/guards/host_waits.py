@@ -110,6 +110,7 @@ class HostWaits:
 
     def written_since(self, count: int) -> tuple[Tensor, ...]:
         """Return the running statistics that were written since a guarded call, by its number."""
+        # A copy, because other threads may add buffers meanwhile.
         written = [item() for number, item in list(self._buffers) if number >= count]
         return tuple({id(item): item for item in written if item is not None}.values())
 

@@ -187,6 +187,7 @@ class Pending:
     @property
     def count(self) -> int:
         """The number of checks that have not been read."""
+        # A copy, because other threads may add pages meanwhile.
         return sum(len(page.checks) for page in list(self._pages.values()))
 
     def __bool__(self) -> bool:
@@ -220,6 +221,7 @@ class Pending:
         page = self._pages.get(key)
         if page is None:
             with self._lock:
+                # Another thread on the same stream may have made it meanwhile.
                 page = self._pages.setdefault(key, _Page(device, dtype, self.findings))
                 if not _torch.is_host(device) and (device, False) not in self._replays:
                     self.prepare(device)
@@ -228,6 +230,7 @@ class Pending:
 
     def prepare(self, device: torch.device) -> None:
         """Allocate the slots for graphs that will be captured on a device."""
+        # These hold the values of all smaller dtypes without rounding.
         for dtype in (torch.int64, torch.float64):
             self._replays[device, dtype.is_floating_point] = _Replays(device, dtype)
 
