@@ -267,6 +267,7 @@ _KERNELS: Final[dict[str, SpecialKernel]] = {
     "resize_": _resize,
     "set_": _set_empty,
     "set_.source_Storage set_.source_Storage_storage_offset set_.source_Tensor": _set_on_device,
+    # No allocator here reuses memory while another stream still reads it.
     "record_stream": lambda *call: None,
     "_embedding_bag _embedding_bag_forward_only": _embedding_bag,
     "native_dropout": _native_dropout,
@@ -274,6 +275,7 @@ _KERNELS: Final[dict[str, SpecialKernel]] = {
     "_softmax _softmax.out _log_softmax _log_softmax.out": _softmax,
     "_softmax_backward_data _softmax_backward_data.out": _softmax_backward,
     "_log_softmax_backward_data _log_softmax_backward_data.out": _softmax_backward,
+    # Without cuDNN, torch takes its own kernels for the loss.
     "_use_cudnn_ctc_loss _use_cudnn_ctc_loss.Tensor": lambda *call: False,
     "_use_miopen_ctc_loss _use_miopen_ctc_loss.Tensor": lambda *call: False,
     "mm.dtype bmm.dtype addmm.dtype baddbmm.dtype": _matmul_to_dtype,

@@ -220,6 +220,7 @@ if hasattr(os, "register_at_fork"):
 def _error(text: str, code: int) -> Exception:
     """Return the error in the words of torch 2.13 and later."""
     error = torch.AcceleratorError(text)
+    # The constructor does not set it. Where CUDA fails, torch does so in C++.
     error.error_code = code  # type: ignore[attr-defined]
     return error
 
