@@ -281,7 +281,7 @@ def _continuations(code: str) -> Iterator[int]:
     try:
         for token in tokenize.generate_tokens(io.StringIO(code).readline):
             name = tokenize.tok_name[token.type]
-            # Not at a dot or an operator without spaces, which would be hard to read.
+            # So that `a.b` and `2*x` stay whole.
             is_apart = code[token.start[1] - 1 : token.start[1]] in (" ", *_OPENING)
             if depth > 0 and is_apart and token.string not in _CLOSING:
                 yield token.start[1]

@@ -278,6 +278,7 @@ def _padding(fold: int, gutter: int, block: Block, row: Row) -> str:
 
 def _said(row: Row) -> int:
     """Return how many columns the marks of a row take, with the padding."""
+    # The font of a mark is narrower than that of the code.
     return sum(int(len(mark) * 0.9) + 6 for mark in row.marks)
 
 

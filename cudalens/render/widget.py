@@ -139,6 +139,7 @@ class _Inspector:
             options=options, layout=ipywidgets.Layout(width="340px", max_width="100%")
         )
         slider.observe(draw, "value")
+        # An observer hears only of changes, so draw the first slice here.
         draw({"new": 0})
         return (facts, *([slider] if len(planes) > 1 else []), picture)
 
@@ -153,6 +154,7 @@ class _Inspector:
     def _ends(self, label: str, keys: list[str]) -> ipywidgets.Widget | None:
         """Return a row of buttons that lead to neighbours."""
         buttons = []
+        # A node may be two inputs of another, as in `x * x`.
         for key in dict.fromkeys(key for key in keys if key in self._nodes):
             name = self._name(key)
             button = ipywidgets.Button(
