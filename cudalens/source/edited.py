@@ -20,6 +20,7 @@ class ImportedFiles:
     def module_of(self, filename: str) -> ModuleType | None:
         """Return the module that Python's own loader imported from a file, ``None`` without one."""
         name = self._names.get(filename)
+        # A copy, because another thread may import a module meanwhile.
         for key in list(sys.modules) if name is None else [name]:
             module = sys.modules.get(key)
             if type(module) is not ModuleType:

@@ -347,6 +347,7 @@ def _is_generated(filename: str) -> bool:
     # Imported with the first report, as loading the extension has to be cheap.
     from cudalens.source.safe_eval import instance_dict
 
+    # A program may put any object into `sys.modules`.
     modules = (item for item in list(sys.modules.values()) if issubclass(type(item), ModuleType))
     spaces = map(instance_dict, modules)
     names = [space.get("__name__") for space in spaces if space.get("__file__") == filename]
