@@ -171,6 +171,7 @@ class Attempt:
         tensors = tensors_in([function, *args, *kwargs.values()])
         name = getattr(function, "__name__", "")
         self._check_devices(tensors, name)
+        # A tensor on a device has no `numpy()`. Its copy on the CPU would have it.
         if name == "numpy" and self._device_of(tensors[0]).type != "cpu":
             raise RefusedError
         is_unsure = self._on_meta and self._resize is None
@@ -184,6 +185,7 @@ class Attempt:
 
     def _check_devices(self, tensors: Sequence[Tensor], name: str) -> None:
         devices = [self._device_of(item) for item in tensors]
+        # torch accepts a scalar on the CPU beside tensors on a device.
         large = {
             device
             for device, item in zip(devices, tensors, strict=True)
@@ -191,8 +193,10 @@ class Attempt:
         }
         if len(large) > 1 and name.lstrip("_") not in _ANY_DEVICE:
             raise RefusedError
+        # torch wants its lengths on the CPU, wherever the sequences are.
         if name.strip("_") == "pack_padded_sequence" and devices[1:2] != [torch.device("cpu")]:
             raise RefusedError
+        # An index may be on the CPU. One on a device needs a tensor on that device.
         if len(large) > 1 and name in ("__getitem__", "getitem") and devices[0].type == "cpu":
             raise RefusedError
 

@@ -91,6 +91,7 @@ class _GraphWalk:
         self.edges: list[GraphEdge] = []
         self._site = site
         self._names = names
+        # torch returns the same object for a node again only while one is held, as here.
         self._ids: dict[Any, str] = {}
         self._waiting: deque[Any] = deque()
         self._visited = 0

@@ -35,6 +35,7 @@ from cudalens.recorder.sites import phase_of as phase_of_site
 from cudalens.source.locate import CallSite, locate_entries
 from cudalens.source.stack import frames_of
 
+# CUDA calls it `cudaErrorStreamCaptureInvalidated`.
 _CAPTURE_INVALIDATED = 901
 
 
@@ -182,7 +183,7 @@ def _cause_in_capture(error: BaseException) -> BaseException:
 
 def _lives_on(error: BaseException) -> bool | None:
     """Return whether the device works after an exception, ``None`` if that is unknown."""
-    # Any other question would initialize CUDA.
+    # Without CUDA in use, there is no context that could be lost.
     if not torch.cuda.is_initialized():
         return None
     is_silent = lost_context.is_of_device(error) and lost_context.is_unanswered()

@@ -451,6 +451,7 @@ def _in_order(call: RunningCall, api: ApiCall) -> list[ast.expr]:
     name = getattr(api.func, "__name__", "")
     if len(nodes) != 2 or len(api.args) != 2 or not any(map(is_tensor, api.args)):
         return nodes
+    # `__rshift__` is `>>` itself, not a reflected operator.
     if name.startswith("__r") and name != "__rshift__":
         return nodes[::-1]
     left, right = map(call.value, nodes)

@@ -241,6 +241,7 @@ def _holder(
 
     for entry in reversed(entries_of(reader.site)):
         frame = running_frame(entry.code, entries)
+        # The frame of a comprehension has ended, but that of the function around it may still run.
         if frame is None and entry.code.co_name in _COMPREHENSIONS:
             running_frames = (item.tb_frame for item in entries)
             frame = next((it for it in running_frames if entry.code in it.f_code.co_consts), None)

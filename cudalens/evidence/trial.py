@@ -95,6 +95,7 @@ class ApiTrial(Variables):
         if not is_known([*api.args, *api.kwargs.values()]) or not is_torchs(api.func):
             return TrialResult()
         with quiet_torch(has_autograd=self._has_autograd):
+            # Meta kernels check less, so they only serve for tensors that are too large to copy.
             for on_meta in (False, True):
                 attempt = self._attempt(on_meta=on_meta)
                 try:
