@@ -93,6 +93,7 @@ def _larger_constant(evidence: Evidence) -> Iterator[Hint]:
             place = next(places, None)
             for larger in _STEPS_UP if place is not None else ():
                 changed = spliced(evidence, {place: _number(larger)})
+                # `deepcopy` takes the new constant from its memo in place of a copy of the old one.
                 exchanged = copy.deepcopy(fact.node, {id(lost): ast.Constant(larger)})
                 change = Change(fact.expression or "", _number(ast.unparse(exchanged)), fact.span)
                 text = f"{_number(value)} is 0 in float16, and {_number(larger)} is not"
@@ -313,6 +314,7 @@ def _text(evidence: Evidence, node: ast.AST) -> str:
 
 def _replaced(evidence: Evidence, whole: ast.expr, part: ast.expr, new: str) -> str | None:
     """Return an expression of the forward line with one part replaced."""
+    # Python counts the columns of syntax in bytes of UTF-8.
     old, start = _text(evidence, whole).encode(), whole.col_offset
     ends = part.col_offset - start, (part.end_col_offset or 0) - start
     text = (old[: ends[0]] + new.encode() + old[ends[1] :]).decode()

@@ -88,6 +88,7 @@ def shortened(code: str) -> str:
 def parsed(expression: str) -> ast.expr | None:
     """Return the syntax tree of an expression, ``None`` if the text is not one."""
     try:
+        # Brackets allow line breaks, and the line break before the last one ends a comment.
         return parse_expression(f"({expression}\n)").body
     except (SyntaxError, ValueError):
         return None
@@ -138,6 +139,7 @@ def written(evidence: Evidence, node: ast.expr) -> str:
     if call is None or whole is None or not call.is_written_so:
         return Expression(ast.unparse(node), node)
     start = whole.col_offset - isinstance(whole, ast.NamedExpr)  # it is in parentheses
+    # Python counts the columns of syntax in bytes of UTF-8.
     text = call.text.encode()[node.col_offset - start : (node.end_col_offset or 0) - start]
     return Expression(text.decode(), node)
 
@@ -150,11 +152,13 @@ def spliced(evidence: Evidence, values: Mapping[Any, str]) -> str | None:
     if call.is_written_so:
         line = call.text.encode()
         start = whole.col_offset - isinstance(whole, ast.NamedExpr)  # it is in parentheses
+        # From right to left, so that the columns of the rest stay true.
         for node in sorted(values, key=lambda item: item.col_offset, reverse=True):
             before = line[: node.col_offset - start]
             line = before + values[node].encode() + line[node.end_col_offset - start :]
         text = line.decode()
     else:
+        # `deepcopy` takes these from its memo in place of copies of the nodes.
         parts = {id(node): ast.Name(text) for node, text in values.items()}
         text = ast.unparse(copy.deepcopy(whole, parts))
     return text if parsed(text) is not None else None
@@ -246,6 +250,7 @@ def with_keyword(
         return None
     if values := [item.value for item in node.keywords if item.arg == keyword]:
         text = spliced(evidence, {values[0]: value})
+    # `**options` may contain the keyword already.
     elif any(item.arg is None for item in node.keywords):
         return None
     else:
