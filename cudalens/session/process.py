@@ -51,6 +51,7 @@ def acquire(*, is_deferred: bool = False, in_compiled: bool = False) -> None:
             devices=devices,
             on_failed_call=PROCESS.call_failed,
             on_past_violation=on_past_violation,
+            # Deferred guards ask this for each frame of each call.
             is_users=lru_cache(_FILES)(is_user_file),
         ),
         is_deferred=is_deferred,
@@ -91,6 +92,7 @@ def uninstall() -> None:
     """
     SUCCESSION.forget()
     is_deferred = PROCESS.installs.pop() if PROCESS.installs else False
+    # The last release removes what settles, so it comes second.
     error = PROCESS.settle() if is_deferred else None
     PROCESS.release(is_deferred=is_deferred)
     _raise(error)

@@ -249,6 +249,7 @@ class CheckSession:
                 kind=Outcome,
             )
         finally:
+            # Once the guards are removed, their count is gone.
             self.checked_ops += max(0, PROCESS.checked_ops - self._checked_before)
             self.recorded_ops += self.recorder.recorded_ops if self.recorder is not None else 0
             self.remove()
@@ -304,6 +305,7 @@ class CheckSession:
             try:
                 raise late
             finally:
+                # Its traceback has this frame, so the variable would be part of a cycle.
                 del late
 
     # --- listening -------------------------------------------------------------------------------
