@@ -326,6 +326,7 @@ def _matches(node: ast.AST, position: Position, place: Place) -> bool:
     ends = (node.end_lineno, node.end_col_offset) == (position.end_line, position.end_column)
     # A method call over several lines starts at the method's name; no two calls end together.
     same_start = (node.lineno, node.col_offset) == (position.line, position.column)
+    # `CALL_INTRINSIC` is unary plus and others, since Python 3.12, and no call of the source.
     if not isinstance(node, ast.Call) or place.operation.startswith("CALL_INTRINSIC"):
         return ends and same_start
     return ends and (same_start or place.operation.startswith(("CALL", "PRECALL")))
