@@ -231,6 +231,7 @@ def value_of(call: RunningCall, node: ast.expr | None) -> Any:
     if isinstance(node, ast.BinOp):
         numbers = [value_of(call, item) for item in (node.left, node.right)]
         function = getattr(operator, f"__{method_of(node.op)}__", None)
+        # Not for 0, which may be a divisor.
         is_known = function and all(type(item) in (int, float) and item for item in numbers)
         return function(*numbers) if function and is_known else ABSENT
     if isinstance(node, ast.Attribute):
