@@ -167,6 +167,11 @@ class Program:
         node = next((it for it in same if _range(it) == key), None) if key[0] else None
         return None if node is None else Spot(file, node)
 
+    @cached_property
+    def _classes(self) -> set[str]:
+        """The names of the program's classes."""
+        return {it.name for it in self.nodes if isinstance(it, ast.ClassDef)}
+
     def running(self, run: Running) -> Spot | None:
         """Return the running expression of a stack entry, as a node of its whole file."""
         is_known = run.node is not None and run.place.filename in self.trees
@@ -401,7 +406,10 @@ class Program:
                 continue
             if owner is not None and not is_init and not isinstance(call.func, ast.Attribute):
                 continue  # a function of the name of a method
-            given, is_plain = _argument(call, name, at)
+            # ``Model.f(model, x)`` gives the object, too.
+            base = getattr(call.func, "value", None)
+            is_of_class = owner is not None and getattr(base, "id", "") in self._classes
+            given, is_plain = _argument(call, name, at + is_of_class)
             if given is None and is_plain and not any(it.arg is None for it in call.keywords):
                 given = default_of(definition, name)
                 if given is not None:

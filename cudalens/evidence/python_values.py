@@ -177,13 +177,6 @@ def _computes(node: ast.AST, program: Program) -> bool:
     return last_name(node.func) not in _HANDS_ON and _function(program, node) is None
 
 
-def _is_of_class(program: Program, call: Spot) -> bool:
-    """Return whether a method is called on its class, as in ``Model.f(model, x)``."""
-    owner = getattr(getattr(call.node, "func", None), "value", None)
-    named = program.functions(owner.id) if isinstance(owner, ast.Name) else ()
-    return any(isinstance(it.node, ast.ClassDef) for it in named)
-
-
 def _is_bound(program: Program, name: str) -> bool:
     """Return whether the program binds a name."""
     names = (it for it in program.nodes if isinstance(it, ast.Name) and it.id == name)
@@ -244,7 +237,7 @@ def _of_name(program: Program, way: _Origin, name: str) -> _Origin | None:
     if isinstance(value.node, ast.FunctionDef):  # a parameter: continue with its argument
         if value.node.decorator_list:
             return None
-        calls = [it for it in program.given(value, name) if not _is_of_class(program, it[0])]
+        calls = [*program.given(value, name)]
         if way.callers:
             calls = [it for it in calls if it[0] == way.callers[-1]]
         elif reads_of(program, program.name_called(value)) != 1:

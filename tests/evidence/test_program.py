@@ -225,6 +225,10 @@ CASES = {
         "Config(n=5)",
     ),
     "a subclass that calls more": (SUB.format("T, Base", "self.reset(5)"), "super().__init__(5)"),
+    "a subclass that names its base": (
+        SUB.format("Base", "").replace("super().__init__(5)", "Base.__init__(self, 5)"),
+        "Base.__init__(self, 5)",
+    ),
     "a subclass of another": (SUB.format("T", ""), "nn.Embedding(n, 2)"),
     "the second of two defaults": (
         "def make(m=6, n=5):\n    return nn.Embedding(n, 2)\nmake()",
@@ -417,7 +421,8 @@ def test_a_piece_is_found_again_by_its_place() -> None:
     [
         ("a.f(1, 2)", "x", ["1"]), ("a.f(1, 2)", "y", ["2"]), ("f(0, 1, 2)", "x", []),
         ("a.f(1, y=3)", "y", ["3"]), ("a.f(*rest)", "y", []), ("a.f(1)", "z", ["1"]),
-        ("a.f(1, z=2)", "z", ["2"]), ("a.f(1), a.f(2)", "x", ["1", "2"]), ("A(1)", "x", []),
+        ("a.f(1, z=2)", "z", ["2"]), ("A.f(a, 1, 2)", "x", ["1"]), ("A.f(a, 1)", "y", []),
+        ("a.f(1), a.f(2)", "x", ["1", "2"]), ("A(1)", "x", []),
     ],
 )  # fmt: skip
 def test_what_calls_give_a_parameter(call: str, name: str, wanted: list[str]) -> None:

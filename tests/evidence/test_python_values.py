@@ -330,6 +330,7 @@ INIT = "a = x + 1\nclass A:\n    def __init__(self, v, w):\n        self.t = tor
         (f"{CALLED}g(a)\ng([9])", ["g([9])", "f(u)"], None),
         (f"{METHOD}A().f(a)\nA().f([9])", ["A().f(a)"], "a = x + 1"),
         (f"{METHOD}A.f(a, [9])\nA().f([9])", ["A.f(a, [9])"], None),  # self is a
+        (f"{METHOD}A.f([9], a)\nA().f([9])", ["A.f([9], a)"], "a = x + 1"),
         (f"{METHOD}m = A()\nm.f(a)\nm.f([9])", ["m.f(a)"], "a = x + 1"),
         (f"{INIT}A(a, [9])\nA([9], a)", ["A(a, [9])"], "a = x + 1"),
         (f"{INIT}A(a, [9])\nA([9], a)", ["A([9], a)"], None),
