@@ -32,9 +32,8 @@ from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.sites import entries_of
 from cudalens.recorder.tensor_refs import Ref
-from cudalens.source.module_path import container_of, module_at, modules_below, spelled
+from cudalens.source.module_path import container_of, module_at, spelled, tensors_below
 from cudalens.source.running_node import Running, running
-from cudalens.source.safe_eval import registered
 from cudalens.source.stack import namespaces, place_of
 
 _MAX_STEPS = 24
@@ -194,22 +193,13 @@ def _made_in(way: _Way, snapshot: Snapshot, program: Program) -> Spot | None:
     if call is None or not entries:
         return None
     made = program.running(running(place_of(entries[-1])))
-    is_maker = made is not None and (way.setter is not None or _makes_layers(call, made.node))
-    return made if is_maker else None
-
-
-def _makes_layers(call: Recorded, node: ast.AST) -> bool:
-    """Return whether the first recorded write to a parameter may be its initialization.
-
-    For a model older than the recording, it is an optimizer step or a later ``nn.init.normal_``.
-    """
-    is_recorded_whole = call.reads is not None
-    return is_recorded_whole and isinstance(node, ast.Call) and not _is_in_place(node)
-
-
-def _is_in_place(call: ast.Call) -> bool:
-    """Return whether a call has the name of an in-place function."""
-    return (last_name(call.func) or "").endswith("_")
+    if made is None or way.setter is not None:
+        return made
+    # For a model older than the recording, the first recorded write is an optimizer step or a later
+    # ``nn.init.normal_``.
+    is_first = call.reads is not None and isinstance(made.node, ast.Call)
+    name = last_name(made.node.func) or "" if isinstance(made.node, ast.Call) else ""
+    return made if is_first and not name.endswith("_") else None
 
 
 # --- what has the size, in the source -------------------------------------------------------------
@@ -235,23 +225,20 @@ def _holder(tensor: Tensor, frames: Sequence[FrameType]) -> _Holder:
             continue
         if value is tensor:
             return _Holder(name, name=name)
-        for path, part in modules_below(value) if isinstance(value, nn.Module) else ():
-            held = {**registered(part, "_parameters"), **registered(part, "_buffers")}
-            own = next((at for at, it in held.items() if it is tensor), None)
-            if own is not None:
-                return _of_module(name, value, path, own)
+        for path, item in tensors_below(value):
+            if item is tensor:
+                return _of_module(name, value, path)
     return _Holder()
 
 
-def _of_module(name: str, root: object, path: str, own: str) -> _Holder:
-    """Return the holder of a parameter or buffer in the module at a path."""
-    layer, kind = "", type(module_at(root, path))
+def _of_module(name: str, root: object, path: str) -> _Holder:
+    """Return the holder of the parameter or buffer at a path."""
+    layer, module = "", path.rpartition(".")[0]
+    kind = type(module_at(root, module))
     # A ParameterList is made empty, so its constructor has no size.
     is_container = kind.__module__ == "torch.nn.modules.container"
     if kind.__module__.startswith("torch.nn.modules.") and not is_container:
-        layer = kind.__name__
-    else:
-        path = f"{path}.{own}" if path else own
+        layer, path = kind.__name__, module
     text = spelled(name, path)
     holder, _ = container_of(path)
     if not holder:

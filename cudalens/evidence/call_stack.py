@@ -28,6 +28,7 @@ from cudalens.source.files import (
 )
 from cudalens.source.locate import CallSite
 from cudalens.source.locate import locate as locate_call
+from cudalens.source.module_path import tensors_below
 from cudalens.source.running_call import MODULE_CALLS, RunningCall, code_of
 from cudalens.source.running_node import line_text, mentioned
 from cudalens.source.stack import (
@@ -235,10 +236,9 @@ def held_name(tensor: Tensor, frames: Sequence[FrameType]) -> str | None:
     for variable, value in tensors_and_modules(namespaces(frames)):
         if value is tensor and not variable.startswith("_"):
             return variable
-        if isinstance(value, torch.nn.Module):
-            for path, item in (*value.named_parameters(), *value.named_buffers()):
-                if item is tensor:
-                    return f"{variable}.{path}"
+        for path, item in tensors_below(value):
+            if item is tensor:
+                return f"{variable}.{path}"
     return None
 
 

@@ -72,7 +72,11 @@ def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
         distinct = values.unique()
         bad = (values < float(bounds.min)) | (values > float(bounds.max))
         good = distinct[(distinct >= float(bounds.min)) & (distinct <= float(bounds.max))]
-        is_stored = _has_attributes(dataset)
+        # A dataset with code of its own has attributes, the others have columns.
+        kind = type(dataset)
+        is_stored = kind not in (TensorDataset, list) and not kind.__module__.startswith(
+            "datasets."
+        )
         return DatasetColumn(
             name=label,
             attribute=f"{path}{key}" if is_stored else "",
@@ -88,12 +92,6 @@ def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
             classes=classes,
         )
     return None if classes is None else DatasetColumn(name=label, classes=classes)
-
-
-def _has_attributes(dataset: object) -> bool:
-    """Return whether columns must be read from attributes, because the dataset has its own code."""
-    kind = type(dataset)
-    return kind not in (TensorDataset, list) and not kind.__module__.startswith("datasets.")
 
 
 def _hands_on(dataset: object, attribute: str, key: int | str | None) -> bool:

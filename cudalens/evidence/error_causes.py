@@ -37,8 +37,7 @@ from cudalens.evidence.value_facts import named_tensors
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.saved_tensor import find_modified
 from cudalens.source.files import is_user_file
-from cudalens.source.module_path import modules_below, spelled
-from cudalens.source.safe_eval import registered
+from cudalens.source.module_path import spelled, tensors_below
 from cudalens.source.stack import namespaces
 
 _NAMED = 4
@@ -98,10 +97,9 @@ def _parameter_name(write: Recorded, failure: FailureContext) -> str | None:
     names: dict[int, str] = {}
     for name, value in tensors_and_modules(namespaces(failure.frames)):
         if is_module(value) and not name.startswith("_"):
-            for path, part in modules_below(value):
-                for key, item in registered(part, "_parameters").items():
-                    if id(item) in ids:
-                        names.setdefault(id(item), spelled(name, f"{path}.{key}" if path else key))
+            for path, item in tensors_below(value, ["_parameters"]):
+                if id(item) in ids:
+                    names.setdefault(id(item), spelled(name, path))
     return next(iter(names.values())) if len(ids) == len(names) == 1 else None
 
 

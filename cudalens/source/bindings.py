@@ -41,23 +41,20 @@ def binding_of(run: Running, name: str) -> Binding | None:
         return None
     # The value of a loop's variable is an item of what the loop runs over.
     value = None if isinstance(made, ast.For) else value_bound(made, name)
+    # Another line below it reads it again, as does another turn of a loop.
+    first, last = getattr(run.node, "lineno", 0), getattr(run.node, "end_lineno", 0)
+    reads = [it.lineno for it, _ in places_reading(scope, [ast.Name(name, ast.Load())])]
+    is_below = any(it > made.lineno and not first <= it <= last for it in reads)
     dropped = methods_called(scope, name, made.lineno, run.statement.lineno)
     unkept = next((item for item, method in dropped if not method.endswith("_")), None)
     return Binding(
         at=_span(run, made),
         value=None if value is None else Expression(text_of(value, run.lines), value),
-        is_read_again=bool(loops_since(made, path)) or _is_read_again(run, made, name, scope),
+        is_read_again=is_below or bool(loops_since(made, path)),
         dropped=None if unkept is None else (text_of(unkept, run.lines), _span(run, unkept)),
         items=_items(value, run.place.filename),
         **_called(value),
     )
-
-
-def _is_read_again(run: Running, made: ast.stmt, name: str, scope: ast.AST) -> bool:
-    """Return whether another line below a binding reads it, and does not cast or move it."""
-    first, last = getattr(run.node, "lineno", 0), getattr(run.node, "end_lineno", 0)
-    lines = [it.lineno for it, _ in places_reading(scope, [ast.Name(name, ast.Load())])]
-    return any(it > made.lineno and not first <= it <= last for it in lines)
 
 
 def _span(run: Running, statement: ast.stmt) -> SourceSpan:

@@ -78,6 +78,16 @@ def modules_below(root: object) -> Iterator[tuple[str, object]]:
         waiting.extend(reversed(children))  # the last is popped first
 
 
+def tensors_below(
+    root: object, kinds: Sequence[str] = ("_parameters", "_buffers")
+) -> Iterator[tuple[str, object]]:
+    """Yield the parameters and buffers of a module and its parts, with their paths."""
+    for path, module in modules_below(root):
+        for name, tensor in (pair for it in kinds for pair in registered(module, it).items()):
+            if tensor is not None:  # ``bias=False``
+                yield (f"{path}.{name}" if path else name), tensor
+
+
 def module_at(root: object, path: str) -> object:
     """Return the module at a path below ``root``, ``None`` where there is none."""
     module = root

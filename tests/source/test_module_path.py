@@ -20,6 +20,7 @@ from cudalens.source.module_path import (
     paths_below,
     running_modules,
     spelled,
+    tensors_below,
 )
 from cudalens.source.stack import Place, place_of, stack_of
 
@@ -145,6 +146,18 @@ def test_modules_by_their_paths() -> None:
     shared = nn.Sequential(net.blocks, net.blocks, nn.ReLU())
     assert [path for path, _ in modules_below(shared)][-1] == "2"
     assert sum(module is net.blocks for _, module in modules_below(shared)) == 1
+
+
+def test_tensors_by_their_paths() -> None:
+    net = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Sequential(nn.BatchNorm1d(2)))
+    net.register_parameter("scale", nn.Parameter(torch.ones(1)))
+    of_norm = [f"1.0.{it}" for it in ("weight", "bias", "running_mean", "running_var")]
+    parameters = ["scale", "0.weight", *of_norm[:2]]
+    assert [path for path, _ in tensors_below(net, ["_parameters"])] == parameters
+    every = dict(tensors_below(net))
+    assert [*every] == ["scale", "0.weight", *of_norm, "1.0.num_batches_tracked"]
+    assert every["0.weight"] is net[0].weight
+    assert [*tensors_below(torch.ones(1))] == []
 
 
 @pytest.mark.parametrize(
