@@ -33,7 +33,8 @@ OTHERS: Final[dict[str, str]] = {
     "diagnosis/candidates.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/diagnose.py": (
         "evidence/test_finding.py diagnosis/hints/test_nan_origin.py "
-        "diagnosis/test_misread_cells.py"
+        "diagnosis/test_misread_values.py diagnosis/test_misread_sizes.py "
+        "diagnosis/test_misread_errors.py"
     ),
     "diagnosis/hints/__init__.py": (
         "diagnosis/hints/test_labels.py diagnosis/hints/test_nan_origin.py "
@@ -102,11 +103,12 @@ OTHERS: Final[dict[str, str]] = {
     "diagnosis/nonfinite_edits.py": "recorder/test_nan_arrivals.py",
     "diagnosis/observations.py": (
         "evidence/test_finding.py evidence/test_bound.py evidence/test_dataset_column.py "
-        "diagnosis/test_misread_cells.py diagnosis/hints/test_live.py"
+        "diagnosis/test_misread_sizes.py diagnosis/hints/test_live.py"
     ),
-    "diagnosis/observed_errors.py": "diagnosis/test_misread_cells.py",
+    "diagnosis/observed_errors.py": "diagnosis/test_misread_errors.py",
     "diagnosis/observed_origins.py": (
-        "evidence/test_finding.py recorder/test_nonfinite.py diagnosis/test_misread_cells.py"
+        "evidence/test_finding.py recorder/test_nonfinite.py diagnosis/test_misread_values.py "
+        "diagnosis/test_misread_sizes.py"
     ),
     "diagnosis/origins.py": (
         "diagnosis/host_errors/test_host_errors.py evidence/test_finding.py evidence/test_bound.py"
@@ -117,28 +119,30 @@ OTHERS: Final[dict[str, str]] = {
     "evidence/autograd_graph.py": (
         "evidence/test_module_names.py diagnosis/hints/test_nan_origin.py"
     ),
-    "evidence/bound.py": "evidence/test_finding.py diagnosis/test_misread_cells.py",
+    "evidence/bound.py": (
+        "evidence/test_finding.py diagnosis/test_misread_sizes.py diagnosis/test_misread_values.py"
+    ),
     "evidence/call_stack.py": "diagnosis/host_errors/test_host_errors.py",
-    "evidence/changes.py": "evidence/test_python_values.py diagnosis/test_misread_cells.py",
+    "evidence/changes.py": "evidence/test_python_values.py diagnosis/test_misread_values.py",
     "evidence/collect.py": "evidence/test_finding.py",
     "evidence/context.py": "diagnosis/host_errors/test_host_errors.py",
     "evidence/dataset_column.py": "evidence/test_finding.py",
     "evidence/error_causes.py": "evidence/test_modified_tensor.py evidence/test_recorded_way.py",
     "evidence/exception.py": (
         "evidence/test_user_objects.py evidence/test_lost_context.py "
-        "diagnosis/test_misread_cells.py"
+        "diagnosis/test_misread_errors.py"
     ),
     "evidence/failing_call.py": "diagnosis/host_errors/test_host_errors.py",
     "evidence/failure.py": "evidence/test_collect.py evidence/test_finding.py",
     "evidence/finding.py": (
         "diagnosis/hints/test_nan_origin.py recorder/test_nan_unseen.py "
-        "diagnosis/test_misread_cells.py"
+        "diagnosis/test_misread_values.py diagnosis/test_misread_sizes.py"
     ),
     "evidence/finite_trial.py": "recorder/test_nan_unseen.py",
     "evidence/freed_graph.py": "evidence/test_modified_tensor.py",
     "evidence/host_value.py": (
         "evidence/test_counted_labels.py diagnosis/host_errors/test_values.py "
-        "diagnosis/test_misread_cells.py"
+        "diagnosis/test_misread_values.py"
     ),
     "evidence/marks.py": "recorder/test_nonfinite.py",
     "evidence/module_names.py": "evidence/test_bound.py",
@@ -146,14 +150,16 @@ OTHERS: Final[dict[str, str]] = {
     "evidence/program.py": "evidence/test_bound.py",
     "evidence/python_values.py": (
         "evidence/test_dataset_column.py notebook/test_inner_cells.py "
-        "diagnosis/test_misread_cells.py"
+        "diagnosis/test_misread_values.py"
     ),
-    "evidence/tensors.py": "evidence/test_finding.py diagnosis/test_misread_cells.py",
+    "evidence/tensors.py": (
+        "evidence/test_finding.py diagnosis/test_misread_values.py diagnosis/test_misread_sizes.py"
+    ),
     "evidence/torch_errors.py": "evidence/test_user_objects.py",
     "evidence/trial.py": "diagnosis/host_errors/test_host_errors.py",
     "evidence/value_facts.py": (
         "evidence/test_finding.py diagnosis/hints/test_nan_origin.py "
-        "diagnosis/test_misread_cells.py"
+        "diagnosis/test_misread_values.py diagnosis/test_misread_sizes.py"
     ),
     "evidence/variables.py": "diagnosis/host_errors/test_host_errors.py",
     "guards/__init__.py": "guards/test_register.py",

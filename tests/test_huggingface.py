@@ -11,6 +11,7 @@ transformers = pytest.importorskip("transformers")
 
 from cudalens import simulate  # noqa: E402
 from cudalens.core.report import Report  # noqa: E402
+from tests import misread  # noqa: E402
 from tests.hostcells import check_fixes, run_cell  # noqa: E402
 from tests.releases import in_words_of_here  # noqa: E402
 
@@ -255,6 +256,11 @@ def test_what_was_left_behind_is_moved(
     outcome = run_cell(code)
     assert outcome.fixes == [fix]
     check_fixes(code, outcome, sim)
+
+
+@pytest.mark.parametrize("cell", misread.cells("libraries"), ids=lambda cell: cell[0])
+def test_a_size_of_a_library_is_not_misread(cell: misread.Cell, sim: simulate.Simulation) -> None:
+    misread.check(cell, sim)
 
 
 def test_inside_a_trainer(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -1,7 +1,7 @@
 """Cells of which a report once said what is not so: each with what it says, and what it must not.
 
-A block of the file is a name, a cell, and patterns: ``says`` is in the report, ``not`` is not.
-A cell that is right has ``silent: yes``.
+A block of a file ``tests/data/misread_*.txt`` is a name, a cell, and patterns: ``says`` is in the
+report, ``not`` is not.  A cell that is right has ``silent: yes``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -21,16 +20,16 @@ from cudalens.core.report import Report
 from cudalens.render import screen
 from tests.hostcells import check_fixes, run_cell
 
-pytestmark = pytest.mark.usefixtures("sim")
-CELLS = Path(__file__).parents[1] / "data" / "misread_cells.txt"
+FOLDER = Path(__file__).parent / "data"
 FACT = re.compile(r"  (says|not|silent): (.+)")
 
 Cell = tuple[str, str, list[tuple[str, str]]]
 
 
-def cells() -> Iterator[Cell]:
-    """The name, the code, and the patterns with their kinds."""
-    for block in re.split(r"\n(?=\S)", CELLS.read_text(encoding="utf-8").rstrip("\n")):
+def cells(topic: str) -> Iterator[Cell]:
+    """Yield the name, the code, and the patterns with their kinds, of each cell of a file."""
+    text = (FOLDER / f"misread_{topic}.txt").read_text(encoding="utf-8")
+    for block in re.split(r"\n(?=\S)", text.rstrip("\n")):
         name, *lines = block.split("\n")
         facts = [FACT.fullmatch(line) for line in lines]
         code = [line[2:] for line, fact in zip(lines, facts, strict=True) if not fact]
@@ -38,7 +37,7 @@ def cells() -> Iterator[Cell]:
 
 
 def text_of(report: Report) -> str:
-    """What a report says, a line each: without the code of the cell, which says other things."""
+    """Return what a report says, a line each: without the code of the cell."""
     lines = [report.headline, report.explanation]
     lines += [item.text for item in report.observations]
     lines += [item.text + (f" try {item.fix}" if item.fix else "") for item in report.hints]
@@ -48,8 +47,7 @@ def text_of(report: Report) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("cell", cells(), ids=lambda cell: cell[0])
-def test_a_cell_is_not_misread(cell: Cell, sim: simulate.Simulation) -> None:
+def check(cell: Cell, sim: simulate.Simulation) -> None:
     """The fact that explains the failure is there, nothing that is not so, and edits work."""
     _, code, facts = cell
     torch.manual_seed(0)
