@@ -19,10 +19,11 @@ from torch import Tensor
 from cudalens.core import _torch
 from cudalens.core._python import raise_if_outside
 from cudalens.core.call import ApiCall, Operand
-from cudalens.core.report_types import Violation
+from cudalens.core.report_types import Bounds, Violation
+from cudalens.core.user_objects import is_tensor
 from cudalens.evidence.attempt import RefusedError, ask_guards
 from cudalens.evidence.counted_labels import counted_label
-from cudalens.guards._ranges import exact_offenders, format_offender
+from cudalens.guards._ranges import exact_offenders, format_offender, violation_at
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.files import torch_path
 
@@ -40,6 +41,7 @@ _VALUE_ERROR = re.compile(
     r"|Expected p_in >= 0 && p_in <= 1"
 )
 """Messages that CPU kernels raise only for bad values."""
+_EMPTY_SEQUENCE = "found an element in 'lengths' that is <= 0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,8 @@ def observed_value(
         return ObservedValue(
             violation=violation, values={violation.argument: tensor}, has_run_kernels=True
         )
+    if _EMPTY_SEQUENCE in message:
+        return _empty_sequence(call, entries, operands)
     if not _VALUE_ERROR.search(message):
         return None
     answer = _ask_again(call)
@@ -83,6 +87,48 @@ def observed_value(
         return None
     violation, arguments = answer
     return ObservedValue(violation=violation, values=tensor_values(arguments))
+
+
+def _empty_sequence(
+    call: ApiCall, entries: Sequence[TracebackType], operands: Sequence[Operand]
+) -> ObservedValue | None:
+    """Return the length below 1 that was passed for a packed sequence."""
+    given = (*call.args, *call.kwargs.values())
+    lengths = [it for it in given if is_tensor(it) and it.dim() == 1 and it.dtype == torch.int64]
+    names = entries[-1].tb_frame.f_locals if entries else {}
+    if len(lengths) != 1 or names.get("lengths") is not lengths[0]:
+        return None
+    with _torch.plain_torch(), _torch.no_dispatch_modes():
+        own = _operand_of_equal_values(_as_given(lengths[0], names.get("sorted_indices")), operands)
+        bad = own <= 0
+        if not bool(bad.any()):
+            return None
+        violation = violation_at(
+            own,
+            bad,
+            "is no length: a sequence has at least one step",
+            argument="lengths",
+            explanation="Each length is the number of steps of one sequence in the batch.",
+            bounds=Bounds(min=1, max=max(int(own.max()), 1), text="from 1 on"),
+            is_index=False,
+        )
+    return ObservedValue(violation=violation, values={"lengths": own})
+
+
+def _operand_of_equal_values(values: Tensor, operands: Sequence[Operand]) -> Tensor:
+    """Return the only operand with these values, else the values themselves."""
+    listed = (it.value for it in operands if is_tensor(it.value))
+    alike = {id(it): it for it in listed if it.dtype == values.dtype and torch.equal(it, values)}
+    return next(iter(alike.values())) if len(alike) == 1 else values
+
+
+def _as_given(lengths: Tensor, order: Tensor | None) -> Tensor:
+    """Undo the ``torch.sort`` of lengths.
+
+    Args:
+        order: the original position of each length, ``None`` if they were not sorted.
+    """
+    return lengths if order is None else torch.empty_like(lengths).scatter_(0, order.cpu(), lengths)
 
 
 class _EnoughError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,6 +178,93 @@ def test_a_dimension_is_numbered_only_where_torch_counts_right(
     """Lists, and ``...`` before a number, make torch name another dimension than the one meant."""
     headline = cell(line, fast=fast).shown.headline_schema
     assert headline.startswith(f"index 9 is out of bounds for {dimension}")
+
+
+PACK = "nn.utils.rnn.pack_padded_sequence(wide, {lengths}, enforce_sorted={is_sorted})"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "is_sorted", "said"),
+    [
+        ("steps", False, "steps[1] = 0"),
+        ("steps.cpu()", False, "steps[1] = 0"),
+        ("steps.to(torch.int32)", False, "lengths[1] = 0"),
+        ("[1, 0, 2, 2]", False, "lengths[1] = 0"),
+        ("steps.sort(descending=True).values", True, "lengths[3] = 0"),
+    ],
+)
+def test_a_length_of_0_stands_where_the_user_has_it(
+    lengths: str, is_sorted: bool, said: str
+) -> None:
+    """Torch has sorted the lengths before its kernel refuses one."""
+    line = PACK.format(lengths=lengths, is_sorted=is_sorted)
+    found = cell(f"steps = tensor([1, 0, 2, 2])\n{line}").shown
+    assert found.headline == f"{said} is no length: a sequence has at least one step"
+    assert found.explanation.startswith("Each length is the number of steps of one sequence")
+    assert found.bounds is not None
+    assert (found.bounds.min, found.bounds.max, found.bounds.text) == (1, 2, "from 1 on")
+
+
+def test_without_any_length_the_bounds_are_still_in_order() -> None:
+    found = cell("steps = tensor([0, -1])\n" + PACK.format(lengths="steps", is_sorted=False)).shown
+    assert found.bounds is not None and found.offenders is not None
+    assert (found.bounds.min, found.bounds.max, found.offenders.count) == (1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("others", "is_found"),
+    [
+        ([[1, 0]], True),
+        ([[1, 0], [1, 2], 3], True),
+        ([], False),
+        ([[1, 2]], False),
+        ([[1.0, 0.0]], False),
+        ([[1, 0], [1, 0]], False),  # which of the two was given is not told
+    ],
+)
+def test_the_operand_that_has_the_lengths(others: list[Any], is_found: bool) -> None:
+    lengths = torch.tensor([1, 0])
+    values = [torch.tensor(it) if isinstance(it, list) else it for it in others]
+    operands: Any = [SimpleNamespace(value=it) for it in values]
+    found = host_value._operand_of_equal_values(lengths, [*operands, *operands])
+    assert found is (values[0] if is_found else lengths)
+
+
+def test_sorted_lengths_in_the_order_in_which_they_were_given() -> None:
+    lengths, order = torch.tensor([1, 0, 5]).sort(descending=True)
+    assert host_value._as_given(lengths, order).tolist() == [1, 0, 5]
+    assert host_value._as_given(lengths, None) is lengths
+
+
+@pytest.mark.parametrize(
+    ("given", "local", "is_found"),
+    [
+        ("lengths", "lengths", True),
+        ("lengths", "other", False),
+        ("floats", "floats", False),
+        ("two", "two", False),
+        ("lengths lengths", "lengths", False),
+        ("good", "good", False),
+    ],
+)
+def test_the_lengths_are_those_of_the_frame_that_raised(
+    given: str, local: str, is_found: bool
+) -> None:
+    values = {
+        "lengths": torch.tensor([1, 0]),
+        "other": torch.tensor([1, 0]),
+        "floats": torch.tensor([1.0, 0.0]),
+        "two": torch.tensor([[1, 0]]),
+        "good": torch.tensor([1, 2]),
+    }
+    given_values = tuple(values[it] for it in given.split())
+    entries: Any = [SimpleNamespace(tb_frame=SimpleNamespace(f_locals={"lengths": values[local]}))]
+    for call in (
+        ApiCall(func=torch.mm, args=given_values),
+        ApiCall(func=torch.mm, kwargs=dict(enumerate(given_values))),  # type: ignore[arg-type]
+    ):
+        assert (host_value._empty_sequence(call, entries, []) is not None) is is_found
+        assert host_value._empty_sequence(call, [], []) is None
 
 
 MINE = """
