@@ -332,7 +332,8 @@ class Program:
     def _of_attribute(self, it: _Number, node: ast.Attribute) -> Spot | None:
         """Continue with the only place that sets this attribute of this object."""
         text = ast.unparse(node)
-        owner = self.class_around(it.at) if text.startswith("self.") else None
+        is_own = text == f"self.{node.attr}"
+        owner = self.class_around(it.at) if is_own else None
         values = [*self.values_of(None if owner is None else owner.name, node.attr, text)]
         found: list[Spot | None] = []
         for call in self._objects(Spot(it.at.file, node.value), it.hops):
@@ -346,7 +347,7 @@ class Program:
                 values += self.values_of(kind, node.attr)
         places = (it._replace(at=value, shown=self._parent(value), key=None) for value in values)
         found += [self._chosen(place) for place in places]
-        if not any(found) and owner is None:
+        if not any(found) and not text.startswith("self."):
             calls = self._every(ast.Call)
             found += [call for call in calls if is_option(call.node, node.attr, it.size)]
         return _only(filter(None, found)) or it.read

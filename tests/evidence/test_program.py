@@ -185,6 +185,16 @@ CASES = {
         "class A:\n    def make(self, n):\n        return nn.Embedding(n, 2)\nA().make(5)",
         "A().make(5)",
     ),
+    "an attribute of a part that the object has too": (
+        "class A:\n    def __init__(self):\n        self.cfg = load()\n        self.n = 5\n"
+        "        self.e = nn.Embedding(self.cfg.n, 2)",
+        "nn.Embedding(self.cfg.n, 2)",
+    ),
+    "an attribute of a part that is set": (
+        "class A:\n    def __init__(self):\n        self.cfg = load()\n        self.cfg.n = 5\n"
+        "        self.e = nn.Embedding(self.cfg.n, 2)",
+        "self.cfg.n = 5",
+    ),
     "an option of the name of an own attribute": (
         "p.add_argument('--n', default=5)\nclass A:\n    def __init__(self):\n"
         "        self.e = nn.Embedding(self.n, 2)",
