@@ -30,7 +30,7 @@ OTHERS: Final[dict[str, str]] = {
     "diagnosis/assert_meanings.py": (
         "core/test_device_asserts.py diagnosis/test_assert_verdict.py logs/test_fitting_call.py"
     ),
-    "diagnosis/candidates.py": "diagnosis/host_errors/test_host_errors.py",
+    "diagnosis/candidates.py": "diagnosis/host_errors/test_host_fixes.py",
     "diagnosis/diagnose.py": (
         "evidence/test_finding.py diagnosis/hints/test_nan_origin.py "
         "diagnosis/test_misread_values.py diagnosis/test_misread_sizes.py "
@@ -94,16 +94,16 @@ OTHERS: Final[dict[str, str]] = {
     "diagnosis/host_errors/advice.py": (
         "diagnosis/host_errors/test_host_errors.py diagnosis/host_errors/test_values.py"
     ),
-    "diagnosis/host_errors/arguments.py": "diagnosis/host_errors/test_host_errors.py",
+    "diagnosis/host_errors/arguments.py": "diagnosis/host_errors/test_host_fixes.py",
     "diagnosis/host_errors/autograd_errors.py": "diagnosis/host_errors/test_host_errors.py",
     "diagnosis/host_errors/cuda_errors.py": "evidence/test_memory.py",
     "diagnosis/host_errors/saved_tensors.py": "diagnosis/hints/test_neighbours.py",
     "diagnosis/host_errors/sentences.py": "diagnosis/host_errors/test_host_errors.py",
-    "diagnosis/moves.py": "diagnosis/host_errors/test_host_errors.py",
+    "diagnosis/moves.py": "diagnosis/host_errors/test_host_fixes.py",
     "diagnosis/nonfinite_edits.py": "recorder/test_nan_arrivals.py",
     "diagnosis/observations.py": (
         "evidence/test_finding.py evidence/test_bound.py evidence/test_dataset_column.py "
-        "diagnosis/test_misread_sizes.py diagnosis/hints/test_live.py"
+        "diagnosis/test_misread_sizes.py"
     ),
     "diagnosis/observed_errors.py": "diagnosis/test_misread_errors.py",
     "diagnosis/observed_origins.py": (
@@ -113,9 +113,9 @@ OTHERS: Final[dict[str, str]] = {
     "diagnosis/origins.py": (
         "diagnosis/host_errors/test_host_errors.py evidence/test_finding.py evidence/test_bound.py"
     ),
-    "diagnosis/user_code.py": "diagnosis/host_errors/test_host_errors.py",
+    "diagnosis/user_code.py": "diagnosis/host_errors/test_host_fixes.py",
     "evidence/__init__.py": "test_architecture.py",
-    "evidence/attempt.py": "diagnosis/host_errors/test_host_errors.py",
+    "evidence/attempt.py": "diagnosis/host_errors/test_host_fixes.py",
     "evidence/autograd_graph.py": (
         "evidence/test_module_names.py diagnosis/hints/test_nan_origin.py"
     ),
@@ -132,7 +132,7 @@ OTHERS: Final[dict[str, str]] = {
         "evidence/test_user_objects.py evidence/test_lost_context.py "
         "diagnosis/test_misread_errors.py"
     ),
-    "evidence/failing_call.py": "diagnosis/host_errors/test_host_errors.py",
+    "evidence/failing_call.py": "diagnosis/host_errors/test_host_fixes.py",
     "evidence/failure.py": "evidence/test_collect.py evidence/test_finding.py",
     "evidence/finding.py": (
         "diagnosis/hints/test_nan_origin.py recorder/test_nan_unseen.py "

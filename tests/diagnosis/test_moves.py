@@ -58,6 +58,19 @@ def test_numpy_takes_the_host_and_no_gradient() -> None:
     assert "{x}.detach()" in templates("torch.Tensor.numpy", of("float32[2]", "h", requires_grad=1))
 
 
+def test_lengths_that_are_counted_go_to_the_host() -> None:
+    """Where they are packed they stay on the host, wherever the batch is."""
+    pack, lengths = "torch.nn.utils.rnn.pack_padded_sequence", of("int64[2]", "n", "cuda:0")
+    moved = ("{x}.cpu()", "{x}.to(g.device)", "{x}.to(x.device)")
+    for api, size, batch, found in (
+        (pack, lengths, GPU, ["{x}.cpu()"]),
+        (pack, IDS, GPU, []),
+        (pack, of("int32[2]", "n", "cuda:0"), GPU, []),
+        ("torch.add", lengths, GPU, []),
+    ):
+        assert [it for it in templates(api, size, batch) if it in moved] == found
+
+
 def casts(*operands: Any, api: str = "torch.f") -> list[str]:
     """Return the casts of the first operand, cheapest first."""
     kinds = ("{x}.float()", "{x}.double()", "{x}.long()", "{x}.bool()")
