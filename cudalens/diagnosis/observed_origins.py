@@ -25,7 +25,11 @@ def format_number(value: Number) -> str:
     """Return a number as text: ``255`` for 255.0, ``0.3333`` for a third."""
     if not isinstance(value, float):
         return str(value)
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
+    if value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    text = f"{value:.4g}"
+    is_other = abs(value) < 1e4 and float(text).is_integer()  # 1.000001 is not 1
+    return f"{value:.9g}" if is_other else text
 
 
 def came_from(evidence: Evidence, trial: Trial) -> Iterator[Observation]:

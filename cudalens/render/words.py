@@ -129,9 +129,12 @@ def format_number(value: Number) -> str:
     """Return a short form of a number; NaN and infinity may be strings, as in a file."""
     if value is None:
         return "–"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return one_line(str(value))
+    if not isinstance(value, float):
+        return one_line(str(value))
+    text = f"{value:.6g}"
+    # 1.0000001 is not 1. NaN and infinity are no integers.
+    is_other = abs(value) < 1e4 and float(text).is_integer() and not value.is_integer()
+    return f"{value:.9g}" if is_other else text
 
 
 def finite(value: Number) -> float | None:

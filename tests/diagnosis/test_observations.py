@@ -29,7 +29,7 @@ from cudalens.core.report_types import (
     SourceSpan,
 )
 from cudalens.diagnosis.candidates import Trial
-from cudalens.diagnosis.observations import format_number, observe
+from cudalens.diagnosis.observations import observe
 from tests.hint_evidence import (
     bce,
     ctc,
@@ -113,13 +113,6 @@ def test_allowed_values_are_counted_apart() -> None:
     # Of a mark that the call does not name it is not known why it is allowed.
     evidence = with_offenders(labels([9, -100], 7, scalars={}), allowed=1)
     assert observed(evidence, "values") == ["1 of 2 labels is 9, 1 is -100 (allowed)"]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(255.0, "255"), (2, "2"), (1 / 3, "0.3333"), (-1.0, "-1"), ("nan", "nan")]
-)
-def test_whole_numbers_have_no_fraction(value: Any, text: str) -> None:
-    assert format_number(value) == text
 
 
 def test_values_of_a_float_tensor() -> None:

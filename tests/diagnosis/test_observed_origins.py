@@ -38,7 +38,19 @@ def marks(observe: Any, evidence: Evidence) -> list[str]:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(7, "7"), (255.0, "255"), (1 / 3, "0.3333"), (1e15, "1e+15"), (-2.5, "-2.5"), ("nan", "nan")],
+    [
+        (7, "7"),
+        (255.0, "255"),
+        (-1.0, "-1"),
+        (1 / 3, "0.3333"),
+        (1e15, "1e+15"),
+        (-2.5, "-2.5"),
+        ("nan", "nan"),
+        (1.000001, "1.000001"),
+        (1.00000012, "1.00000012"),
+        (9999.9999, "9999.9999"),
+        (10000.9999, "1e+04"),
+    ],
 )
 def test_a_number_for_reading(number: Any, text: str) -> None:
     assert format_number(number) == text
