@@ -264,8 +264,8 @@ def test_labels_that_are_all_ignored() -> None:
 # --- slopes and overflow --------------------------------------------------------------------------
 
 
-def slope(op: str, line: str = "", **inputs: float) -> str | None:
-    evidence = made_by(op, inputs=inputs, phase="backward", line=line, call="")
+def slope(op: str, **inputs: float) -> str | None:
+    evidence = made_by(op, inputs=inputs, phase="backward")
     return text_of(nonfinite.slope_at_zero(evidence))
 
 
@@ -288,20 +288,6 @@ def test_a_gradient_of_zero_times_an_infinite_slope() -> None:
         "the gradient of sqrt is infinite at 0, and 0 times it is nan: a mask or where() behind it "
         "does not stop that. Replace the bad inputs before the op"
     )
-    hidden = slope(
-        "SqrtBackward0", line="y = torch.where(m, x.sqrt(), 0)", result=0.0, gradient=0.0
-    )
-    assert (hidden or "").startswith("where() hides the value in forward")
-    used = slope("SqrtBackward0", line="y = torch.where(m, x.sqrt(), 0)", result=0.0, gradient=1.0)
-    assert (used or "").endswith("keep its result away from it")
-    evidence = made_by(
-        "SqrtBackward0",
-        inputs={"result": 0.0, "gradient": 0.0},
-        phase="backward",
-        line="loss.backward()",
-        forward_source=SourceSpan(cell=1, line=1, text="y = torch.where(m, x.sqrt(), 0)"),
-    )
-    assert text_of(nonfinite.slope_at_zero(evidence)) == hidden  # it is the forward line's
 
 
 def test_no_slope_in_forward() -> None:
