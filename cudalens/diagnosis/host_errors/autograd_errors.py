@@ -12,7 +12,7 @@ from cudalens.core.evidence_types import GraphCut, SavedValues
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, format_shape
 from cudalens.core.torch_functions import Trait, functions
-from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern
+from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern, row
 from cudalens.diagnosis.host_errors._words import expression_of, named
 from cudalens.diagnosis.user_code import place
 
@@ -91,15 +91,16 @@ def leaf_modified(evidence: Evidence, match: re.Match[str]) -> Answer:
     )
 
 
-@pattern(r"torch\.utils\.checkpoint: (?:A different number of tensors was|Recomputed values for )")
-def checkpoint_differs(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """The checkpointed function computed something else when backward ran it again."""
-    yield Hint(
+row(
+    "checkpoint_differs",
+    r"torch\.utils\.checkpoint: (?:A different number of tensors was|Recomputed values for )",
+    hint=Hint(
         rule="checkpoint_state",
         text="backward runs the function again: state that the first run changes (a counter, a "
         "cache, a flag of the module) must not affect the second run: change it outside of the "
         "checkpointed function",
-    )
+    ),
+)
 
 
 @pattern(r"Function '(?P<f>\w+)' returned nan values in its (?P<at>\d+)th output")
