@@ -29,12 +29,11 @@ from cudalens.core.report_types import (
 from cudalens.core.torch_functions import Trait, functions
 from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.hints._reading import filled_side, ids_of
-from cudalens.diagnosis.hints._roles import Role, bad_values, fault, role_of
+from cudalens.diagnosis.hints._roles import LOOKUP_OPS, Role, bad_values, fault, role_of
 from cudalens.diagnosis.hints.labels import head_of
 from cudalens.diagnosis.observed_errors import marked, observe_error
 from cudalens.diagnosis.observed_nonfinite import discarded, short_input
 from cudalens.diagnosis.observed_origins import came_from, computed, format_number, item, length
-from cudalens.diagnosis.origins import bounding
 from cudalens.diagnosis.user_code import code_of, is_failing_line, list_of, parsed, place, shortened
 
 Observer = Callable[[Evidence, Trial], Iterable[Observation]]
@@ -246,7 +245,6 @@ def bound(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         return
     unit = _UNITS.get(role_of(evidence)) or violation.unit or "place"
     many = format_count(violation.size, unit)
-    facts: dict[str, object] = {"size": violation.size, "unit": unit}
     column = evidence.dataset_column
     # The dataset and the model's config may state the number of classes themselves.
     if column is not None and column.classes and role_of(evidence) == "label":
@@ -255,13 +253,15 @@ def bound(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     if head_of(evidence) == "classes":
         text = f"the model has num_labels={violation.size}"
         yield Observation(kind="bound", text=text, facts={"num_labels": violation.size})
+    layer = _layer_of_bound(evidence, trial)
     if origin is None:
-        yield from _bound_of_variables(evidence, trial, many, facts)
+        yield from () if layer is None else _bound_of_layer(evidence, layer, many)
         return
     # The line that chose the number, and the line that made the object of that size.
-    facts |= {"holder": origin.holder, "expression": origin.expression}
     if is_failing_line(origin.at, evidence):
         return
+    facts = {"size": violation.size, "unit": unit}
+    facts |= {"holder": origin.holder, "expression": origin.expression}
     code, verb = shortened(origin.expression), _verb(origin.expression, is_set=origin.is_set)
     text = f"{many}, {verb} in {place(origin.at, evidence)}: {code}"
     sources = [marked(origin.at, f"{_are(many)} {verb} here")]
@@ -276,40 +276,7 @@ def bound(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
         code = origin.made_by or origin.made.text or ""
         text += f" ({what} is made in {place(origin.made, evidence)}: {shortened(code)})"
         sources.append(marked(origin.made, f"{what} is made here"))
-    text += _beside(bounding(evidence, trial)[0])
-    yield Observation(kind="bound", text=text, facts=facts, sources=tuple(sources))
-
-
-def _bound_of_variables(
-    evidence: Evidence, trial: Trial, many: str, facts: dict[str, object]
-) -> Iterator[Observation]:
-    """Name the layer, tensor or number with the size, from the variables of the line."""
-    made, size = bounding(evidence, trial)
-    if made is None or is_failing_line(made.at, evidence):
-        return
-    assert evidence.violation is not None
-    number = evidence.violation.size
-    if size is not None and size.value and _chooses(size.value):
-        verb = _verb(size.value)
-        text = f"{many}, by {size.name}, {verb} in {place(size.at, evidence)}: {code_of(size)}"
-        sources = [marked(size.at, f"{_are(many)} {verb} here")]
-        if made.value:
-            text += f" ({made.name} is made in {place(made.at, evidence)}: {code_of(made)})"
-            sources.append(marked(made.at, f"{made.name} is made here"))
-    elif made.value and (_shows(made.value, number) or _verb(made.value) == "read"):
-        verb = _verb(made.value)
-        text = f"{many}, {verb} in {place(made.at, evidence)}: {code_of(made)}"
-        sources = [marked(made.at, f"{_are(many)} {verb} here")]
-    elif made.value and made.name and not re.fullmatch(r"[\w.]+\(\)", made.value):
-        # The number is from elsewhere, or the container was made empty.
-        text = f"{many}, those of {made.name}, made in {place(made.at, evidence)}: {code_of(made)}"
-        sources = [marked(made.at, f"{made.name} is made here ({many})")]
-    elif made.name and not made.name.isidentifier():
-        text, sources = f"{many}, those of {made.name}", []
-    else:
-        return
-    text += _beside(made)
-    facts |= {"holder": made.name, "expression": made.value}
+    text += _beside(layer)
     yield Observation(kind="bound", text=text, facts=facts, sources=tuple(sources))
 
 
@@ -328,23 +295,52 @@ def _verb(code: str, *, is_set: bool = True) -> str:
     return "read" if is_read else "set"
 
 
-def _shows(code: str, number: int | None) -> bool:
-    """Return whether an expression contains a number."""
-    nodes = ast.walk(syntax(code) or ast.Pass())
-    return any(isinstance(it, ast.Constant) and it.value == number for it in nodes)
+def _bound_of_layer(evidence: Evidence, layer: Binding, many: str) -> Iterator[Observation]:
+    """Yield the line that made a layer whose size came from elsewhere, as from a config."""
+    text, sources, beside = f"{many}, those of {layer.name}", [], _beside(layer)
+    if is_failing_line(layer.at, evidence) or not (layer.value or beside):
+        return
+    if layer.value:
+        text += f", made in {place(layer.at, evidence)}: {code_of(layer)}"
+        sources = [marked(layer.at, f"{layer.name} is made here ({many})")]
+    facts = {"holder": layer.name, "expression": layer.value}
+    yield Observation(kind="bound", text=text + beside, facts=facts, sources=tuple(sources))
 
 
-def _chooses(code: str) -> bool:
-    """Return whether an expression computes a number, or reads a size."""
-    is_name = isinstance(syntax(code), ast.Name | ast.Attribute | ast.Subscript | ast.Tuple)
-    return not is_name or _verb(code) == "read"
-
-
-def _beside(made: Binding | None) -> str:
+def _beside(layer: Binding | None) -> str:
     """Return what else must change with the size: a shared weight, an equal size."""
-    if made is not None and made.tied:
-        return f", and its weight is that of {made.tied} too"
-    return f", and {made.beside} has the same size" if made is not None and made.beside else ""
+    if layer is not None and layer.tied:
+        return f", and its weight is that of {layer.tied} too"
+    beside = layer is not None and layer.beside
+    return f", and {beside} has the same size" if beside else ""
+
+
+def _layer_of_bound(evidence: Evidence, trial: Trial) -> Binding | None:
+    """Return the embedding that was read, or the layer that computed the scores.
+
+    A layer whose line shows another size is discarded.
+    """
+    violation, made = evidence.violation, None
+    if violation is None:
+        return None
+    if evidence.op.name in LOOKUP_OPS:
+        made = trial.layer(evidence.module_path) if evidence.module_path else None
+    else:
+        # The nearest parameter in the graph belongs to the layer that computed the scores.
+        near = next((it for it in evidence.graph.nodes if it.role == "parameter"), None)
+        if near is not None and near.module_path and (near.shape or ())[:1] == (violation.size,):
+            made = trial.layer(near.module_path, near.shape)
+    return made if made is not None and _may_have_size(made, violation.size) else None
+
+
+def _may_have_size(made: Binding, size: int | None) -> bool:
+    """Return whether a layer's line may have made this size: it has no other number there."""
+    tree, kind = syntax(made.value), (made.called or "").rpartition(".")[2]
+    at = 0 if kind.startswith("Embedding") else 1
+    if not isinstance(tree, ast.Call) or len(tree.args) <= at:
+        return True
+    number = tree.args[at]
+    return not isinstance(number, ast.Constant) or number.value == size
 
 
 def _are(many: str) -> str:

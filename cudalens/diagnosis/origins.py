@@ -17,7 +17,6 @@ from cudalens.core.evidence_types import Binding, LostDimension
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, SourceSpan, format_shape, syntax
 from cudalens.diagnosis.candidates import Trial
-from cudalens.diagnosis.hints._roles import LOOKUP_OPS
 from cudalens.diagnosis.moves import OF_KIND
 from cudalens.diagnosis.user_code import (
     Change,
@@ -31,7 +30,6 @@ from cudalens.diagnosis.user_code import (
     parsed,
     place,
     statement_of,
-    statements_of,
 )
 
 _AT_ORIGIN = frozenset(
@@ -211,99 +209,6 @@ def _keep_result(
             )
             return replace(hint, text=advice, fix=fix, at=at)
     return hint
-
-
-def bounding(evidence: Evidence, trial: Trial) -> tuple[Binding | None, Binding | None]:
-    """Return the layer, tensor or number that sets the bound, and the number behind its size.
-
-    Found in the variables of the running code.  A layer whose line shows another size is discarded.
-    """
-    violation = evidence.violation
-    if violation is None:
-        return None, None
-    if number := _number_of_classes(evidence):
-        made = trial.binding(number)
-        return (None if made is None else replace(made, name=number)), None
-    made = _layer_of_bound(evidence, trial)
-    if made is not None and not _may_have_size(made, violation.size):
-        return None, None
-    made = made or _bounding_tensor(evidence, trial)
-    return made, None if made is None or not made.value else _size_of(made, trial)
-
-
-def _may_have_size(made: Binding, size: int | None) -> bool:
-    """Return whether a layer's line may have made this size: it has no other number there."""
-    tree, kind = syntax(made.value), (made.called or "").rpartition(".")[2]
-    at = 0 if kind.startswith("Embedding") else 1
-    if not isinstance(tree, ast.Call) or len(tree.args) <= at:
-        return True
-    number = tree.args[at]
-    return not isinstance(number, ast.Constant) or number.value == size
-
-
-def _number_of_classes(evidence: Evidence) -> str | None:
-    """Return the variable passed to ``F.one_hot`` as the number of classes."""
-    tree = call_node(evidence)
-    if not isinstance(tree, ast.Call) or api_function(evidence) != "one_hot":
-        return None
-    values = [*tree.args[1:], *(it.value for it in tree.keywords if it.arg == "num_classes")]
-    return values[0].id if len(values) == 1 and isinstance(values[0], ast.Name) else None
-
-
-def _layer_of_bound(evidence: Evidence, trial: Trial) -> Binding | None:
-    """Return the embedding that was read, or the layer that computed the scores."""
-    violation, tree = evidence.violation, call_node(evidence)
-    assert violation is not None
-    if evidence.op.name in LOOKUP_OPS:
-        layer = trial.layer(evidence.module_path) if evidence.module_path else None
-        if layer is None and isinstance(tree, ast.Call) and not evidence.module_path:
-            layer = trial.binding(name := ast.unparse(tree.func))
-            layer = layer and replace(layer, name=name)
-        return layer
-    # The nearest parameter in the graph belongs to the layer that computed the scores.
-    nodes = {item.id: item for item in evidence.graph.nodes}
-    near = next((item for item in nodes.values() if item.role == "parameter"), None)
-    if near is None or not near.shape or near.shape[0] != violation.size:
-        return None
-    if near.module_path:
-        return trial.layer(near.module_path, near.shape)
-    # A layer outside any module: use the name on its line.
-    reads = (edge.dst for edge in evidence.graph.edges if edge.src == near.id)
-    line = next((nodes[item].source for item in reads), None)
-    whole = ast.Module(statements_of(line.text if line is not None else None), [])
-    calls = (item.func for item in ast.walk(whole) if isinstance(item, ast.Call))
-    names = {item.id for item in calls if isinstance(item, ast.Name)}
-    bindings = [(name, made) for name in sorted(names) if (made := trial.binding(name)) is not None]
-    layers = [(name, made) for name, made in bindings if not (made.called or "").endswith("Loss")]
-    return replace(layers[0][1], name=layers[0][0]) if len(layers) == 1 else None
-
-
-def _bounding_tensor(evidence: Evidence, trial: Trial) -> Binding | None:
-    """Return the tensor with too few places, if the line has a name for it."""
-    violation = evidence.violation
-    if violation is None or violation.size is None:
-        return None
-    fact = evidence.tensor(violation.related or "self")
-    name = (fact.expression if fact is not None else None) or ""
-    # The width of scores was set by the layer that computed them, not by the model's call.
-    is_result = fact is not None and fact.grad_fn is not None
-    if fact is None or is_result or not all(it.isidentifier() for it in name.split(".")):
-        return None
-    made = trial.binding(name, of_shape=True)
-    return replace(made, name=name) if made is not None else None
-
-
-def _size_of(made: Binding, trial: Trial) -> Binding | None:
-    """Return the variable that a size came from, and where it was set."""
-    tree = syntax(made.value) if made.name.isidentifier() else None
-    names = {item.id for item in ast.walk(tree) if isinstance(item, ast.Name)} if tree else set()
-    bindings = [(name, trial.binding(name)) for name in sorted(names)]
-    sizes = [
-        replace(item, name=name)
-        for name, item in bindings
-        if item is not None and item.value and (item.at.line or 0) < (made.at.line or 0)
-    ]
-    return sizes[0] if len(sizes) == 1 else None
 
 
 def true_division(evidence: Evidence, trial: Trial) -> Iterator[Hint]:

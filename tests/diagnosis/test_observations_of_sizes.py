@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from cudalens.core.evidence_types import BoundOrigin, DatasetColumn
+from cudalens.core.evidence_types import Binding, BoundOrigin, DatasetColumn
+from cudalens.core.graph_types import AutogradNeighbourhood
+from cudalens.core.report import Evidence
 from cudalens.core.report_types import LineRef, OpName, SourceSpan
-from tests.builders import fact
+from tests.builders import fact, node
 from tests.hint_evidence import (
     Bound,
     bert,
@@ -20,7 +22,6 @@ from tests.hint_evidence import (
     made,
     observations,
     observed,
-    one_hot,
     tensor,
     with_offenders,
 )
@@ -100,58 +101,88 @@ def test_a_size_is_set_or_read(code: str, is_set: bool, text: str) -> None:
     assert observed(with_offenders(lookup([7, 1], 5, bound=origin)), "bound") == [text]
 
 
-def bounded(trial: Bound, **more: Any) -> list[str]:
-    """Return what is said of the size of the table that ``emb(ids)`` reads."""
-    evidence = with_offenders(lookup([7, 1], 5, call="emb(ids)", **more))
-    return observed(evidence, "bound", trial)
+ORIGIN = BoundOrigin(at=SourceSpan(cell=1, line=3), expression="n = 5")
 
 
-def test_the_variables_that_have_the_size() -> None:
-    layer = made("nn.Embedding(n, 2)", 4, called="torch.nn.Embedding")
-    by = "5 rows, by n, set in line 3: len(words) (emb is made in line 4: nn.Embedding(n, 2))"
-    assert bounded(Bound(emb=layer, n=made("len(words)", 3))) == [by]
-    # A number that is a name again is from elsewhere.
-    whose = "5 rows, those of emb, made in line 4: nn.Embedding(n, 2)"
-    assert bounded(Bound(emb=layer, n=made("m", 3))) == [whose]
-    assert bounded(Bound(emb=layer, n=made("w.shape[0]", 3))) == [
-        by.replace("set", "read").replace("len(words)", "w.shape[0]")
+def beside(evidence: Evidence, **layers: Binding) -> str:
+    """Return what is said to change with a size that was set in line 3."""
+    evidence = with_offenders(replace(evidence, bound=ORIGIN))
+    (text,) = observed(evidence, "bound", Bound(**layers))
+    return text.partition(", set in line 3: n = 5")[2]
+
+
+def layer(code: str = "nn.Embedding(5, 2)", called: str = "Embedding", **more: Any) -> Binding:
+    return made(code, 4, called=f"torch.nn.{called}", name="net.emb", **more)
+
+
+def test_what_else_changes_with_the_size_of_a_table() -> None:
+    table = lookup([7, 1], 5, call="emb(ids)", path="emb")
+    shared = layer(tied="net.head", beside="net.other")
+    assert beside(table, emb=shared) == ", and its weight is that of net.head too"
+    assert beside(table, emb=layer(beside="net.head")) == ", and net.head has the same size"
+    assert beside(table, emb=layer()) == ""
+    assert beside(table) == ""
+    assert beside(lookup([7, 1], 5, call="emb(ids)"), emb=shared) == ""
+
+
+def test_the_layer_of_a_size_whose_line_is_not_known() -> None:
+    table = with_offenders(lookup([7, 1], 5, call="emb(ids)", path="emb"))
+
+    def said(line: int = 4, value: str | None = "Model(config)", **more: Any) -> list[str]:
+        found = replace(made(value, line, name="net.emb"), **more)
+        return observed(table, "bound", Bound(emb=found))
+
+    text = "5 rows, those of net.emb, made in line 4: Model(config)"
+    assert said() == [text]
+    assert said(tied="net.head") == [f"{text}, and its weight is that of net.head too"]
+    assert said(line=9) == []  # the failing line
+    # The headline names the layer and its size.
+    assert said(value=None) == []
+    assert said(value=None, beside="net.head") == [
+        "5 rows, those of net.emb, and net.head has the same size"
     ]
-    shown = made("nn.Embedding(5, 2)", 4, called="torch.nn.Embedding")
-    assert bounded(Bound(emb=shown)) == ["5 rows, set in line 4: nn.Embedding(5, 2)"]
-    # An empty container has no size of its items.
-    assert bounded(Bound(emb=made("nn.ModuleList()", 4))) == []
-    assert bounded(Bound(emb=replace(shown, at=SourceSpan(cell=1, line=9)))) == []
-    assert bounded(Bound()) == []
+    (item,) = [
+        it
+        for it in observations(table, Bound(emb=made("Model(config)", 4, name="net.emb")))
+        if it.kind == "bound"
+    ]
+    assert [(it.line, it.mark) for it in item.sources] == [(4, "net.emb is made here (5 rows)")]
 
 
 @pytest.mark.parametrize(
-    ("code", "text"),
+    ("code", "called", "is_it"),
     [
-        ("w.shape[0]", ["4 classes, read in line 3: w.shape[0]"]),
-        ("4", ["4 classes, set in line 3: 4"]),
-        ("m", ["4 classes, those of n, made in line 3: m"]),
+        ("nn.Embedding(6, 2)", "Embedding", False),
+        ("nn.Embedding(5, 6)", "Embedding", True),
+        ("nn.EmbeddingBag(6, 2)", "EmbeddingBag", False),
+        ("nn.Linear(6, 5)", "Linear", True),
+        ("nn.Linear(5, 6)", "Linear", False),
+        ("nn.Linear(6)", "Linear", True),
+        ("nn.Embedding(n, 2)", "Embedding", True),
+        ("make", "", True),
     ],
 )
-def test_the_number_of_classes_that_the_line_gives(code: str, text: list[str]) -> None:
-    evidence = with_offenders(one_hot([4, 1], "F.one_hot(y, n)"))
-    assert observed(evidence, "bound", Bound(n=made(code, 3))) == text
+def test_a_layer_whose_line_shows_another_size_is_not_the_one(
+    code: str, called: str, is_it: bool
+) -> None:
+    table = lookup([7, 1], 5, call="emb(ids)", path="emb")
+    assert beside(table, emb=layer(code, called, tied="net.head")) == (
+        ", and its weight is that of net.head too" if is_it else ""
+    )
 
 
-def test_what_else_changes_with_the_size() -> None:
-    layer = made("nn.Embedding(5, 2)", 4, called="torch.nn.Embedding", name="net.emb")
-    at = {"path": "emb"}
-    text = "5 rows, set in line 4: nn.Embedding(5, 2)"
-    tied = replace(layer, tied="net.head", beside="net.other")
-    assert bounded(Bound(emb=tied), **at) == [f"{text}, and its weight is that of net.head too"]
-    beside = replace(layer, beside="net.head")
-    assert bounded(Bound(emb=beside), **at) == [f"{text}, and net.head has the same size"]
-    unknown = replace(layer, value=None)
-    assert bounded(Bound(emb=unknown), **at) == ["5 rows, those of net.emb"]
-    assert bounded(Bound(emb=replace(unknown, name="emb")), **at) == []
-    origin = BoundOrigin(at=SourceSpan(cell=1, line=3), expression="n = 5")
-    assert bounded(Bound(emb=beside), bound=origin, **at) == [
-        "5 rows, set in line 3: n = 5, and net.head has the same size"
-    ]
+@pytest.mark.parametrize(
+    ("shape", "path", "is_it"),
+    [((5, 3), "head", True), ((4, 3), "head", False), ((), "head", False), ((5, 3), None, False)],
+)
+def test_the_layer_that_made_the_scores(
+    shape: tuple[int, ...], path: str | None, is_it: bool
+) -> None:
+    near = node("p", "", "parameter", name="w", shape=shape, module_path=path)
+    graph = AutogradNeighbourhood(nodes=(node("q", "aten::t"), near), edges=())
+    scores = replace(labels([7, 1], 5), graph=graph)
+    head = layer("nn.Linear(3, 5)", "Linear", tied="net.emb")
+    assert (beside(scores, head=head) != "") is is_it
 
 
 def test_one_row_is_no_many() -> None:

@@ -9,21 +9,19 @@ import pytest
 from torch import nn
 
 from cudalens.core.evidence_types import Binding, LostDimension, Regrouped
-from cudalens.core.graph_types import AutogradNeighbourhood
 from cudalens.core.report import ErrorFacts, Evidence
-from cudalens.core.report_types import Hint, LineRef, OpName, SourceSpan, Violation
+from cudalens.core.report_types import Hint, LineRef, SourceSpan
 from cudalens.diagnosis.candidates import Trial, TrialResult
 from cudalens.diagnosis.moves import Called
 from cudalens.diagnosis.origins import (
     at_origin,
     batch_second,
-    bounding,
     features_of_images,
     lost_dimension,
     true_division,
 )
 from cudalens.diagnosis.user_code import Change, Fix
-from tests.builders import chain, entries, fact, node, spelled
+from tests.builders import entries, fact, spelled
 from tests.hint_evidence import made, syntax_of
 
 HERE = SourceSpan(cell=1, line=9, end_line=9, text="f(y)")
@@ -281,118 +279,6 @@ def test_a_result_that_was_thrown_away_is_kept() -> None:
     named = Said(bindings={"y": made("load()", dropped=("f(y, y=y)", dropped[1]))})
     fix = placed("move_tensor", "{x}.cuda()", named).fix
     assert isinstance(fix, Fix) and fix.changes[0].template == "f({x}, y={x})"
-
-
-# --- what set the bound ---------------------------------------------------------------------------
-
-
-def bound_of(trial: Trial, **more: Any) -> tuple[str | None, str | None]:
-    size, related = more.pop("size", 5), more.pop("related", None)
-    violation = Violation(headline="", argument="indices", size=size, related=related)
-    evidence = Evidence(violation=violation, source=HERE, **more)
-    return tuple(item and item.name for item in bounding(evidence, trial))  # type: ignore[return-value]
-
-
-LOOKUP = {"op": OpName(name="aten::embedding"), "call": syntax_of("emb(i)")}
-
-
-def test_the_table_that_was_read() -> None:
-    layer = made("nn.Embedding(5, 2)", called="torch.nn.Embedding", name="net.emb")
-    assert bound_of(Said(layers={"emb": layer}), **LOOKUP, module_path="emb") == ("net.emb", None)
-    other = replace(layer, value=spelled("nn.Embedding(6, 2)"))
-    assert bound_of(Said(layers={"emb": other}), **LOOKUP, module_path="emb") == (None, None)
-    assert bound_of(Said(bindings={"emb": layer}), **LOOKUP) == ("emb", None)
-
-
-def test_the_number_that_sized_it_was_set_before() -> None:
-    layer = made("nn.Embedding(n, 2)", 4, called="torch.nn.Embedding")
-    bindings = {"emb": layer, "n": made("5", 3)}
-    assert bound_of(Said(bindings=bindings), **LOOKUP) == ("emb", "n")
-    bindings["n"] = made("5", 4)
-    assert bound_of(Said(bindings=bindings), **LOOKUP) == ("emb", None)
-
-
-def test_the_classes_of_a_one_hot_code() -> None:
-    more = {"op": OpName(api="torch.nn.functional.one_hot"), "call": syntax_of("F.one_hot(y, n)")}
-    assert bound_of(Said(bindings={"n": made("5")}), **more) == ("n", None)
-    more["call"] = syntax_of("F.one_hot(y, num_classes=n)")
-    assert bound_of(Said(bindings={"n": made("5")}), **more) == ("n", None)
-    assert bound_of(Said(), **more) == (None, None)
-    other = {"op": OpName(api="torch.nn.functional.nll_loss"), "call": syntax_of("F.nll(y, n)")}
-    assert bound_of(Said(bindings={"n": made("5")}), **other) == (None, None)
-    more["call"] = syntax_of("F.one_hot(y, 5)")
-    assert bound_of(Said(bindings={"n": made("5")}), **more) == (None, None)
-
-
-def test_the_indexed_tensor_by_its_name() -> None:
-    trial, op = Said(bindings={"x": made("load()")}), OpName(name="aten::index")
-    known = (fact("self", "float32[5]", "x"),)
-    assert bound_of(trial, op=op, tensors=known) == ("x", None)
-    result = (fact("self", "float32[5]", "x", grad_fn="MulBackward0"),)
-    assert bound_of(trial, op=op, tensors=result) == (None, None)
-    assert bound_of(trial, op=op, tensors=known, size=None) == (None, None)
-    beside = (*known, fact("weight", "float32[5]", "w"))
-    named = Said(bindings={"x": made("load()"), "w": made("load()")})
-    assert bound_of(named, op=op, tensors=beside, related="weight") == ("w", None)
-    assert bound_of(Written(bindings=trial.bindings), op=op, tensors=known) == ("x", None)
-    part = Said(bindings={"x.y": made("load()"), "x[0]": made("load()")})
-    assert bound_of(part, op=op, tensors=(fact("self", "float32[5]", "x.y"),)) == ("x.y", None)
-    assert bound_of(part, op=op, tensors=(fact("self", "float32[5]", "x[0]"),)) == (None, None)
-    assert bounding(Evidence(source=HERE), trial) == (None, None)
-
-
-def test_a_size_that_two_numbers_may_have_set_is_nobodys() -> None:
-    bindings = {"x": made("torch.zeros(n, m)", 4), "n": made("5", 3), "m": made("2", 3)}
-    op, known = OpName(name="aten::index"), (fact("self", "float32[5]", "x"),)
-    assert bound_of(Said(bindings=bindings), op=op, tensors=known) == ("x", None)
-    del bindings["m"]
-    assert bound_of(Said(bindings=bindings), op=op, tensors=known) == ("x", "n")
-
-
-@pytest.mark.parametrize(
-    ("code", "called", "is_it"),
-    [
-        ("nn.Embedding(6, 2)", "torch.nn.Embedding", False),
-        ("nn.Embedding(5, 6)", "torch.nn.Embedding", True),
-        ("nn.EmbeddingBag(6, 2)", "torch.nn.EmbeddingBag", False),
-        ("nn.Linear(6, 5)", "torch.nn.Linear", True),
-        ("nn.Linear(5, 6)", "torch.nn.Linear", False),
-        ("nn.Linear(6)", "torch.nn.Linear", True),
-        ("nn.Embedding(n, 2)", "torch.nn.Embedding", True),
-        ("make", None, True),
-    ],
-)
-def test_a_layer_whose_line_shows_another_size_is_not_the_one(
-    code: str, called: str | None, is_it: bool
-) -> None:
-    layer = made(code, called=called, name="net.emb")
-    found = bound_of(Said(layers={"emb": layer}), **LOOKUP, module_path="emb")
-    assert found == (("net.emb" if is_it else None), None)
-
-
-def test_the_layer_that_made_the_scores() -> None:
-    near = node("p", "", "parameter", name="w", shape=(5, 3), module_path="head")
-    graph = AutogradNeighbourhood(nodes=(near,), edges=())
-    layers = {"head": made("nn.Linear(3, 5)", called="torch.nn.Linear", name="net.head")}
-    op = OpName(name="aten::nll_loss_forward")
-    assert bound_of(Said(layers=layers), op=op, graph=graph) == ("net.head", None)
-    layers["head"] = replace(layers["head"], value=spelled("nn.Linear(3, n)"))
-    assert bound_of(Said(layers=layers), op=op, graph=graph) == ("net.head", None)
-    assert bound_of(Said(layers=layers), op=op, graph=graph, size=4) == (None, None)
-
-
-def test_a_layer_of_its_own_by_the_line_that_calls_it() -> None:
-    line = LineRef(line=3, text="z = lin(h)", cell=1)
-    nodes = (
-        node("p", "", "parameter", name="w", shape=(5, 3)),
-        node("a", "aten::addmm", source=line),
-    )
-    graph = AutogradNeighbourhood(nodes=nodes, edges=chain("p", "a"))
-    op = OpName(name="aten::nll_loss_forward")
-    bindings = {"lin": made("nn.Linear(3, 5)", called="torch.nn.Linear")}
-    assert bound_of(Said(bindings=bindings), op=op, graph=graph) == ("lin", None)
-    bindings = {"lin": made("nn.NLLLoss()", called="torch.nn.NLLLoss")}
-    assert bound_of(Said(bindings=bindings), op=op, graph=graph) == (None, None)
 
 
 # --- other sentences ------------------------------------------------------------------------------
