@@ -16,7 +16,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, LineRef, Offender, TensorFact, Violation
 from cudalens.core.torch_functions import Trait, functions, stems
 from cudalens.diagnosis.hints._base import Reading
-from cudalens.diagnosis.hints._makers import calls_on_line, is_numbered, maker_steps
+from cudalens.diagnosis.hints._makers import calls_on_line, is_numbered, maker_steps, makes_value
 from cudalens.diagnosis.hints._roles import INTEGERS, Role, bad_values, fault, origin, role_of
 from cudalens.diagnosis.user_code import last_name, statement_of
 
@@ -336,13 +336,14 @@ def is_shifted(evidence: Evidence) -> bool:
     return all(isinstance(end, int) and 0 <= end <= high for end in ends)
 
 
-def shifting_step(evidence: Evidence) -> LineRef | None:
-    """Return the recorded line whose sum or difference first took the values out of the bound."""
-    first = next((step for step in reversed(evidence.provenance) if step.op), None)
-    line = first.source if first is not None else None
-    name = "" if first is None else stem_of(first.op or "")
-    is_sum = name.rstrip("_") in ("add", "sub", "rsub")
-    return line if is_sum else None
+_SUMS = ("add", "iadd", "isub", "radd", "rsub", "sub")
+
+
+def is_made_by_sum(evidence: Evidence) -> bool:
+    """Return whether a recorded sum or difference took the values out of the bound."""
+    oldest = [step for step in evidence.provenance if step.op][-1:]
+    makers = (step for step in maker_steps(evidence) if makes_value(step, None))
+    return any(stem_of(step.op or "").strip("_") in _SUMS for step in (*oldest, *makers))
 
 
 def adding_line(evidence: Evidence, number: int) -> LineRef | None:
@@ -361,7 +362,7 @@ def adding_line(evidence: Evidence, number: int) -> LineRef | None:
                 pass
             case _:
                 continue
-        is_sum = stem_of(step.op or "").strip("_") in ("add", "iadd", "radd")
+        is_sum = stem_of(step.op or "").strip("_") in _SUMS
         if is_sum and added == number and _is_held(left):
             return step.source
     return None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from typing import Literal
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, LineRef
-from cudalens.core.source_places import CodeLine
 from cudalens.diagnosis.hints._makers import is_made
 from cudalens.diagnosis.hints._reading import (
     MARKS,
@@ -16,17 +14,15 @@ from cudalens.diagnosis.hints._reading import (
     adding_line,
     fills_row_ends,
     ids_rule,
+    is_made_by_sum,
     is_written,
     runs_from_one,
-    shifting_step,
 )
 from cudalens.diagnosis.user_code import (
-    call_node,
     in_library,
     list_of,
     place,
     rewritten,
-    statements_of,
     with_keyword,
 )
 
@@ -160,7 +156,7 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
     is_255 = (
         ids.bad == {255} and not _is_black_and_white(evidence, ids) and ids.size not in (1, 255)
     )
-    is_negative = max(ids.bad) < 0 and not shifting_step(evidence)
+    is_negative = max(ids.bad) < 0 and not is_made_by_sum(evidence)
     if not (is_255 or is_negative):
         return None
     if ids.role == "one_hot":
@@ -182,12 +178,6 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
         text = f"{ids.every('labels')} are -1 … {ids.size - 2}, as many as there are outputs: add "
         text += "1 to them if -1 is a class, and use ignore_index=-1 if it marks labels to leave "
         return Hint(text=f"{text}out")
-    if mark == -1 and (line := _subtracting_line(evidence)):
-        return Hint(
-            # A mask may leave a 0 as it is, and take 1 from a 1e-8 that is cast afterwards.
-            text=f"line {line.line} subtracts 1 ({line.text.strip()}). A value below 1 that it "
-            "changes is negative after that"
-        )
     leave = f"use ignore_index={mark} ({ignores})"
     if ids.violation.offenders.allowed:
         leave = f"make it {index}, which other labels are"
@@ -199,29 +189,6 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
     else:
         text += "Subtracting 1 from a label 0 gives -1 as well"
     return Hint(text=text)
-
-
-def _subtracting_line(evidence: Evidence) -> CodeLine | None:
-    """Return the one line just before the failing one that takes 1 from a variable it reads."""
-    source, call = evidence.source, call_node(evidence)
-    if source is None or source.line is None or call is None:
-        return None
-    read = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
-    before = [line for line in source.context if line.line < source.line]
-    found = [line for line in before if read & _less_one(line.text)]
-    return found[0] if len(found) == 1 else None
-
-
-def _less_one(text: str) -> set[str]:
-    """Return the variables from which a line takes 1, or of which it takes 1 from a part."""
-    changed: list[ast.expr] = []
-    for statement in statements_of(text):
-        match statement:
-            case ast.AugAssign(target, ast.Sub(), ast.Constant(1)):
-                changed.append(target)
-            case ast.Assign(targets, ast.BinOp(_, ast.Sub(), ast.Constant(1))):
-                changed += targets
-    return {node.id for it in changed for node in ast.walk(it) if isinstance(node, ast.Name)}
 
 
 def _ignoring(evidence: Evidence, ids: Ids, mark: int) -> str | None:

@@ -9,8 +9,8 @@ from cudalens.diagnosis.hints._reading import (
     filled_side,
     fills_row_ends,
     ids_rule,
+    is_made_by_sum,
     is_written,
-    shifting_step,
 )
 from cudalens.diagnosis.hints._roles import is_run, is_vocabulary, table_name
 from cudalens.diagnosis.user_code import (
@@ -48,7 +48,7 @@ def mark_as_id(evidence: Evidence, ids: Ids) -> Hint | None:
             return Hint(rule="ignored_label_as_id", text=text + "labels a copy with clone()")
         fix = _replaced(evidence, ids, evidence.scalar("padding_idx"))
         return Hint(rule="ignored_label_as_id", text=text, fix=fix)
-    if ids.bad != {-1} or shifting_step(evidence):
+    if ids.bad != {-1} or is_made_by_sum(evidence):
         return None
     text = "the table has no row -1: if it pads the sequences, use a padding id that has a row"
     is_padding = fills_row_ends(ids) or is_written(evidence, -1)

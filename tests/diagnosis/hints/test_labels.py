@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cudalens.core.report import Evidence
-from cudalens.core.report_types import SeenBefore, SourceSpan
-from cudalens.core.source_places import CodeLine
+from cudalens.core.report_types import SeenBefore
 from cudalens.diagnosis.hints.labels import (
     binary_labels_one_output,
     head_of,
@@ -29,14 +27,6 @@ from tests.hint_evidence import (
     one_hot,
     step,
 )
-
-
-def behind(text: str) -> Evidence:
-    """Labels of -1 in the second line of a cell."""
-    lines = CodeLine(line=1, text=text), CodeLine(line=2, text="loss = F.cross_entropy(z, y)")
-    source = SourceSpan(cell=1, line=2, text=lines[1].text, context=lines)
-    return replace(labels([3, -1, 2, -1], 10), source=source)
-
 
 CAUSES: dict[str, Cause] = {
     "one_based_labels": Cause(
@@ -81,26 +71,6 @@ CAUSES: dict[str, Cause] = {
             "-100",
             "Subtracting 1 from a label 0 gives -1 as well",
         ),
-    ),
-    "minus_one_behind_a_subtraction": Cause(
-        behind("    y[mask] -= 1"),
-        rule="mark_not_ignored",
-        says=("line 1 subtracts 1 (y[mask] -= 1). A value below 1 that it changes is neg",),
-    ),
-    "minus_one_behind_another_statement_of_the_line": Cause(
-        behind("    print('step'); y[mask] -= 1"),
-        rule="mark_not_ignored",
-        says=("line 1 subtracts 1 (print('step'); y[mask] -= 1). A value below 1",),
-    ),
-    "minus_one_behind_a_subtraction_from_another": Cause(
-        behind("    n[mask] -= 1"),
-        rule="mark_not_ignored",
-        says=("if -1 marks labels to leave out, use ignore_index=-1",),
-    ),
-    "minus_one_behind_a_subtraction_of_2": Cause(
-        behind("    y = y - 2"),
-        rule="mark_not_ignored",
-        says=("if -1 marks labels to leave out, use ignore_index=-1",),
     ),
     "minus_one_beside_ignored_labels": Cause(
         labels([0, -1, 3, -100, -1, 2], 4),
@@ -268,33 +238,6 @@ def test_a_run_of_other_numbers_is_shifted(
 
 
 @pytest.mark.parametrize(
-    ("text", "is_said"),
-    [
-        ("y = x - 1", True),
-        ("w = y = x - 1", True),
-        ("y[m] = x[m] - 1", True),
-        ("a, y = b, c - 1", False),
-        ("y = x - 2", False),
-        ("y = 1 - x", False),
-        ("y = x + 1", False),
-        ("w = x - 1", False),
-    ],
-)
-def test_a_line_that_takes_1_from_labels(text: str, is_said: bool) -> None:
-    hint = mark_not_ignored(behind(text))
-    assert hint is not None
-    assert hint.text.startswith(f"line 1 subtracts 1 ({text})") is is_said
-
-
-def test_of_two_lines_that_take_1_none_is_named() -> None:
-    lines = [CodeLine(line=at, text="y = y - 1") for at in (1, 2)]
-    lines.append(CodeLine(line=3, text="loss = F.cross_entropy(z, y)"))
-    source = SourceSpan(cell=1, line=3, text=lines[-1].text, context=tuple(lines))
-    hint = mark_not_ignored(replace(labels([3, -1, 2, -1], 10), source=source))
-    assert hint is not None and "subtracts" not in hint.text
-
-
-@pytest.mark.parametrize(
     ("values", "classes", "end"),
     [
         ([-1, 1], 2, "If the two classes are coded -1 and 1, use (labels + 1) // 2"),
@@ -399,10 +342,3 @@ def test_a_black_and_white_image_has_two_classes(classes: int, end: str | None) 
     assert (hint is None) is (end is None)
     start = "the mask of this batch has only 0 and 255, like an image. "
     assert hint is None or (hint.text.startswith(start) and hint.text.endswith(str(end)))
-
-
-def test_without_its_line_no_line_before_is_named() -> None:
-    evidence = behind("y[mask] -= 1")
-    for given in (replace(evidence, source=None), replace(evidence, call=None)):
-        hint = mark_not_ignored(given)
-        assert hint is not None and "subtracts" not in hint.text

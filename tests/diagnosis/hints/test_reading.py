@@ -17,11 +17,11 @@ from cudalens.diagnosis.hints._reading import (
     filled_side,
     fills_row_ends,
     ids_of,
+    is_made_by_sum,
     is_shifted,
     is_written,
     numel,
     runs_from_one,
-    shifting_step,
     whole_column,
 )
 from tests.hint_evidence import behind, hints_of, indexed, labels, lookup, step, tensor
@@ -268,16 +268,19 @@ def test_ids_that_the_line_shifts_have_no_reading_but_as_positions_and_boxes() -
     assert read == [] and [it.rule for it in hints_of(boxes)] == ["boxes_in_pixels"]
 
 
-def test_the_first_recorded_step_that_shifted_them() -> None:
+def test_a_recorded_sum_that_made_them() -> None:
     evidence = behind(
         indexed("at"), step("aten::view", "at = b.view(-1)"), step("aten::add", "b = a + 1")
     )
-    line = shifting_step(evidence)
-    assert line is not None and line.text == "b = a + 1"
-    assert shifting_step(behind(evidence, step("aten::mul", "a = c * 2"))) is None
-    rsub = step("torch.Tensor.__rsub__", "b = 3 - a")
-    assert shifting_step(behind(indexed("at"), rsub)) is not None
-    assert shifting_step(indexed("at")) is None
+    assert is_made_by_sum(evidence)
+    # What was computed before the sum is not known to have been within the bound.
+    product = step("aten::mul", "a = c * 2")
+    assert is_made_by_sum(behind(evidence, product))
+    assert not is_made_by_sum(behind(indexed("at"), step("aten::add", "b = a + d"), product))
+    assert is_made_by_sum(behind(indexed("at"), step("torch.Tensor.__rsub__", "b = 3 - a")))
+    assert is_made_by_sum(behind(indexed("at"), step("torch.Tensor.__isub__", "b -= 1", line=3)))
+    assert not is_made_by_sum(behind(indexed("at"), product))
+    assert not is_made_by_sum(indexed("at"))
 
 
 @pytest.mark.parametrize(
