@@ -213,7 +213,7 @@ model(input_ids=x, labels=labels)
 == bart system: a tokenizer larger than the table
 model(input_ids=ids + 30, labels=labels)
 -- device_assert | forward | = 33 is outside the 30 rows | model.encoder.embed_tokens | \
-"rule": "
+ids is 3, -30 … -1 fits
 == bart system: -100 as a decoder id
 y = labels * 0 - 100
 model(input_ids=ids, decoder_input_ids=y)

@@ -418,7 +418,7 @@ def shifted(evidence: Evidence, trial: Trial) -> Iterator[Observation]:
     low = ids.violation.bounds.min
     low = low if isinstance(low, int) else 0
     name, ends = ast.unparse(node.left), (ids.low - by, ids.high - by)
-    text = f"{name} is {ends[0]} … {ends[1]}, {low - by} … {ids.size - 1 - by} fits"
+    text = f"{name} is {_interval(*ends)}, {low - by} … {ids.size - 1 - by} fits"
     yield Observation(
         kind="pattern", text=text, facts={"name": name, "min": ends[0], "max": ends[1]}
     )
