@@ -252,12 +252,12 @@ conv = nn.Sequential(nn.Conv2d(3, 2, 1)).cuda()
 @pytest.mark.parametrize(
     ("line", "name", "says"),
     [
-        ("F.cross_entropy(m(i), y)", "m.head", "5 classes, set in line 8: nn.Linear(4, 5), and its "
-         "weight is that of m.emb too"),
+        ("F.cross_entropy(m(i), y)", "m.head", "5 classes, those of m.head, made in line 8: "
+         "nn.Linear(4, 5), and its weight is that of m.emb too"),
         ("m(i + 9)", "self.emb", "5 rows, set in line 7: nn.Embedding(5, 4), and its weight is "
          "that of self.head too"),
         ("F.cross_entropy(conv(torch.randn(1, 3, 1, 1).cuda()), y.view(1, 1, 1))", "conv[0]",
-         "2 classes, set in line 13: nn.Conv2d(3, 2, 1)"),
+         "2 classes, those of conv[0], made in line 13: nn.Conv2d(3, 2, 1)"),
     ],
 )  # fmt: skip
 def test_the_layer_to_change_is_named(line: str, name: str, says: str) -> None:
