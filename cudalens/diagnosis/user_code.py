@@ -120,11 +120,11 @@ def chooses(tree: ast.AST, names: Set[str]) -> bool:
     return False
 
 
-def in_library(evidence: Evidence, name: str) -> bool:
-    """Return whether a library called the op, below the user's line."""
+def in_transformers(evidence: Evidence) -> bool:
+    """Return whether transformers called the op, below the user's line."""
     last = max((at for at, frame in enumerate(evidence.frames) if frame.is_user), default=-1)
     below = [frame.file.replace("\\", "/") for frame in evidence.frames[last + 1 :]]
-    return any(f"/{name}/" in file for file in below)
+    return any("/transformers/" in file for file in below)
 
 
 def call_node(evidence: Evidence) -> ast.expr | None:

@@ -16,7 +16,7 @@ from cudalens.diagnosis.user_code import (
     Fix,
     called_name,
     chooses,
-    in_library,
+    in_transformers,
     is_failing_line,
     is_name,
     list_items,
@@ -203,10 +203,10 @@ def test_the_list_of_tensors_that_a_call_joins() -> None:
 def test_through_a_library_below_the_users_line() -> None:
     user = Frame(file="/site-packages/transformers/x.py", line=1, function="f", is_user=True)
     below = Frame(file="C:\\site-packages\\transformers\\y.py", line=1, function="g")
-    assert not in_library(Evidence(frames=(user,)), "transformers")
-    assert in_library(Evidence(frames=(user, below)), "transformers")
-    assert not in_library(Evidence(frames=(below, user)), "transformers")
-    assert in_library(Evidence(frames=(below,)), "transformers")
+    assert not in_transformers(Evidence(frames=(user,)))
+    assert in_transformers(Evidence(frames=(user, below)))
+    assert not in_transformers(Evidence(frames=(below, user)))
+    assert in_transformers(Evidence(frames=(below,)))
 
 
 def test_places_are_said_from_the_failing_line() -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact, Violation
-from cudalens.diagnosis.user_code import in_library, is_name
+from cudalens.diagnosis.user_code import in_transformers, is_name
 
 Role = Literal["label", "one_hot", "token", "position", "box", "segment", "index"]
 
@@ -102,7 +102,7 @@ def _gathers_positions(evidence: Evidence, fact: TensorFact) -> bool:
     if evidence.op.name != "aten::gather":
         return False
     is_embedding = (evidence.module_type or "").endswith("Embeddings")
-    is_inside = is_embedding and in_library(evidence, "transformers")
+    is_inside = is_embedding and in_transformers(evidence)
     return is_inside or evidence.call_context.library_name("index") == "position_ids"
 
 
@@ -134,7 +134,7 @@ def is_vocabulary(evidence: Evidence) -> bool:
     at_fault = fault(evidence)
     expression = (at_fault[1].expression or "").lower() if at_fault else ""
     texts = (table_name(evidence), expression)
-    return any(_VOCABULARY.search(text) for text in texts) or in_library(evidence, "transformers")
+    return any(_VOCABULARY.search(text) for text in texts) or in_transformers(evidence)
 
 
 def is_run(fact: TensorFact) -> bool:

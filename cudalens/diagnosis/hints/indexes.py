@@ -8,7 +8,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact
 from cudalens.diagnosis.hints._reading import LOST_NUMBERS, Ids, ids_rule
 from cudalens.diagnosis.hints._roles import bad_values, role_of
-from cudalens.diagnosis.user_code import in_library
+from cudalens.diagnosis.user_code import in_transformers
 
 _CTC = ("aten::_ctc_loss", "aten::_cudnn_ctc_loss")
 _LENGTH = re.compile(r"(^|[^a-z])(len|lens|length|lengths)([^a-z]|$)")
@@ -33,7 +33,7 @@ def one_based_ids(evidence: Evidence, ids: Ids) -> Hint | None:
     """Ids run from 1 to the number of rows."""
     if not ids.counts_from_one:
         return None
-    if in_library(evidence, "transformers") or is_length(ids.named):
+    if in_transformers(evidence) or is_length(ids.named):
         return None
     if evidence.scalar("padding_idx") == "0":
         return None

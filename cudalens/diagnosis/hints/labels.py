@@ -19,7 +19,7 @@ from cudalens.diagnosis.hints._reading import (
     runs_from_one,
 )
 from cudalens.diagnosis.user_code import (
-    in_library,
+    in_transformers,
     list_of,
     place,
     rewritten,
@@ -38,7 +38,7 @@ _CLASS_HEAD = re.compile(
 
 def head_of(evidence: Evidence) -> Literal["classes", "tokens"] | None:
     """Return what the model of transformers scores that computed the loss, where it is known."""
-    if not in_library(evidence, "transformers"):
+    if not in_transformers(evidence):
         return None
     name = evidence.call_context.model or evidence.module_type or ""
     if _TOKEN_HEAD.search(name):
@@ -70,9 +70,7 @@ def relabel(evidence: Evidence, ids: Ids) -> Hint | None:
     is_stray = ids.bad == {places}
     if not seen or places < 2 or ids.bad == {255} or ids.counts_from_one or is_stray:
         return None
-    if head_of(evidence) == "tokens" or (
-        ids.role == "token" and in_library(evidence, "transformers")
-    ):
+    if head_of(evidence) == "tokens" or (ids.role == "token" and in_transformers(evidence)):
         return None
     what, of = ("ids", "rows") if ids.role == "token" else ("labels", "outputs")
     every = ids.every(what)

@@ -15,7 +15,7 @@ from cudalens.diagnosis.hints._reading import (
 from cudalens.diagnosis.hints._roles import is_run, is_vocabulary, table_name
 from cudalens.diagnosis.user_code import (
     called_name,
-    in_library,
+    in_transformers,
     list_of,
     rewritten,
 )
@@ -69,7 +69,7 @@ def _replaced(evidence: Evidence, ids: Ids, number: str | None) -> str | None:
 def unknown_tokens(evidence: Evidence, ids: Ids) -> Hint | None:
     """Ids beyond the table of a library's model, or of a tokenizer that the code reads."""
     tokens, pad = evidence.call_context.tokenizer_length, evidence.call_context.pad_token_id
-    is_library, is_near = in_library(evidence, "transformers"), ids.high - ids.size < _JUST_BEYOND
+    is_library, is_near = in_transformers(evidence), ids.high - ids.size < _JUST_BEYOND
     if not ids.is_above or not (is_library or tokens) or not is_vocabulary(evidence):
         return None
     length = f" (the tokenizer has {tokens})" if tokens else ""
@@ -129,7 +129,7 @@ def positions_beyond_table(evidence: Evidence, ids: Ids) -> Hint | None:
     is_start = isinstance(first, int) and first <= _MAX_OFFSET and ids.low in (None, first)
     is_counted = is_run(ids.fact) and is_start
     # A step of generation looks up one position at a time.
-    if not is_counted and (ids.fact.shape[-1] != 1 or not in_library(evidence, "transformers")):
+    if not is_counted and (ids.fact.shape[-1] != 1 or not in_transformers(evidence)):
         return None
     offset = _counted_offset(evidence, ids)
     length = ids.high + 1 - offset
@@ -145,7 +145,7 @@ def positions_beyond_table(evidence: Evidence, ids: Ids) -> Hint | None:
         return Hint(text=f"generation reached position {length}, the table has {room}: {note}")
     cure = f"cut the input to {room} before all embeddings (in generation, keep the last ones), or "
     cure += "enlarge the table"
-    if in_library(evidence, "transformers"):
+    if in_transformers(evidence):
         cure = f"give it at most {room} tokens (max_length={room} in the tokenizer), or the model "
         cure += "a longer table"
     if ids.fact.shape[-1] == 1 and length > 1:
@@ -212,7 +212,7 @@ def segment_ids(evidence: Evidence, ids: Ids) -> Hint | None:
     # Each text begins with segment 0: where it is missing, few values are enough.
     one_based = ids.may_count_from_one and ids.distinct == tuple(range(1, ids.size + 1))
     base = ". They look 1-based" if one_based else ""
-    rest = ". Left out, they are all 0" if in_library(evidence, "transformers") else ""
+    rest = ". Left out, they are all 0" if in_transformers(evidence) else ""
     return Hint(
         text=f"the segment ids contain {bad}. The model has segments 0 … {ids.size - 1}"
         f"{base}{rest}",

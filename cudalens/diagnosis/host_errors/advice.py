@@ -13,7 +13,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, format_shape
 from cudalens.diagnosis.host_errors._base import Answer, host, pattern, row
 from cudalens.diagnosis.host_errors._words import INTEGERS, Shape, dtype, ints, named, user_name
-from cudalens.diagnosis.user_code import api_function, in_library
+from cudalens.diagnosis.user_code import api_function, in_transformers
 
 _SIZES = {
     "in_channels": r"^Given groups=.* expected input\[(?P<shape>[\d, ]+)\] to have (?P<want>\d+) "
@@ -121,7 +121,7 @@ def labels_of_head(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A head of transformers takes one class number a row, or one number for each label."""
     takes, logits = evidence.refused_arguments.problem_type, named(evidence, "input")
     scores: tuple[int, ...] = logits.shape if logits is not None else ()
-    if not in_library(evidence, "transformers") or len(scores) != 2:
+    if not in_transformers(evidence) or len(scores) != 2:
         return
     many, one = (f'"{name}_label_classification"' for name in ("multi", "single"))
     for fact in (item for item in evidence.tensors if item.expression and item is not logits):
