@@ -27,7 +27,7 @@ from cudalens.source.argument_names import (
 from cudalens.source.running_call import RunningCall
 from cudalens.source.stack import place_of
 from tests.blocks import report_of
-from tests.probes import Probe, asked, named, run_cell, site_of
+from tests.probes import asked, named, site_of
 
 X = torch.rand(4, 5)
 Y = torch.tensor([0, 1, 2, 3])
@@ -273,25 +273,6 @@ def test_a_batch_that_is_only_indexed_does_not_spill_its_other_tensors() -> None
     batch = {"labels": Y, "mask": torch.ones(4)}
     site = site_of("F.nll_loss(x, batch['labels'])", "nll_loss_forward", x=X, batch=batch)
     assert [other.expression for other in site.others] == []
-
-
-def test_a_library_calls_the_tensor_by_its_own_name() -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes = dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 1)
-    sizes |= dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 4)
-    model = transformers.BertModel(transformers.BertConfig(**sizes))
-    ids, types = torch.tensor([[1, 2]]), torch.tensor([[0, 1]])
-    batch = transformers.BatchEncoding({"input_ids": ids, "token_type_ids": types})
-    with Probe("embedding") as probe:
-        run_cell("out = model(**batch)", {"model": model, "batch": batch})
-    by_module = {site.module_path: site for site in probe.sites}
-    site = by_module["embeddings.token_type_embeddings"]
-    assert named(site) == {"indices": 'batch["token_type_ids"]'}
-    assert site.library_names[0][1] == "token_type_ids"
-    assert site.api == "torch.nn.functional.embedding"
-    position = by_module["embeddings.position_embeddings"]
-    assert named(position) == {}
-    assert position.library_names[0][1] == "position_ids"
 
 
 # --- by the call that the recorder sees, where the line has no name for them ----------------------
