@@ -33,8 +33,7 @@ OTHERS: Final[dict[str, str]] = {
     "diagnosis/candidates.py": "diagnosis/host_errors/test_host_fixes.py",
     "diagnosis/diagnose.py": (
         "evidence/test_finding.py diagnosis/hints/test_nan_origin.py "
-        "diagnosis/test_misread_values.py diagnosis/test_misread_sizes.py "
-        "diagnosis/test_misread_errors.py"
+        "diagnosis/test_misread_sizes.py"
     ),
     "diagnosis/hints/__init__.py": (
         "diagnosis/hints/test_labels.py diagnosis/hints/test_nan_origin.py "
@@ -102,26 +101,21 @@ OTHERS: Final[dict[str, str]] = {
     "diagnosis/moves.py": "diagnosis/host_errors/test_host_fixes.py",
     "diagnosis/nonfinite_edits.py": "recorder/test_nan_arrivals.py",
     "diagnosis/observations.py": (
-        "evidence/test_finding.py evidence/test_bound.py evidence/test_dataset_column.py "
-        "diagnosis/test_misread_sizes.py"
+        "evidence/test_bound.py evidence/test_dataset_column.py diagnosis/test_misread_sizes.py"
     ),
     "diagnosis/observed_errors.py": "diagnosis/test_misread_errors.py",
     "diagnosis/observed_origins.py": (
         "evidence/test_finding.py recorder/test_nonfinite.py diagnosis/test_misread_values.py "
         "diagnosis/test_misread_sizes.py"
     ),
-    "diagnosis/origins.py": (
-        "diagnosis/host_errors/test_host_errors.py evidence/test_finding.py evidence/test_bound.py"
-    ),
+    "diagnosis/origins.py": "diagnosis/host_errors/test_host_errors.py evidence/test_bound.py",
     "diagnosis/user_code.py": "diagnosis/host_errors/test_host_fixes.py",
     "evidence/__init__.py": "test_architecture.py",
     "evidence/attempt.py": "diagnosis/host_errors/test_host_fixes.py",
     "evidence/autograd_graph.py": (
         "evidence/test_module_names.py diagnosis/hints/test_nan_origin.py"
     ),
-    "evidence/bound.py": (
-        "evidence/test_finding.py diagnosis/test_misread_sizes.py diagnosis/test_misread_values.py"
-    ),
+    "evidence/bound.py": "evidence/test_finding.py diagnosis/test_misread_sizes.py",
     "evidence/call_stack.py": "diagnosis/host_errors/test_host_errors.py",
     "evidence/changes.py": "evidence/test_python_values.py diagnosis/test_misread_values.py",
     "evidence/collect.py": "evidence/test_finding.py",
@@ -134,10 +128,7 @@ OTHERS: Final[dict[str, str]] = {
     ),
     "evidence/failing_call.py": "diagnosis/host_errors/test_host_fixes.py",
     "evidence/failure.py": "evidence/test_collect.py evidence/test_finding.py",
-    "evidence/finding.py": (
-        "diagnosis/hints/test_nan_origin.py recorder/test_nan_unseen.py "
-        "diagnosis/test_misread_values.py diagnosis/test_misread_sizes.py"
-    ),
+    "evidence/finding.py": "recorder/test_nan_unseen.py diagnosis/test_misread_values.py",
     "evidence/finite_trial.py": "recorder/test_nan_unseen.py",
     "evidence/freed_graph.py": "evidence/test_modified_tensor.py",
     "evidence/host_value.py": (
@@ -159,7 +150,7 @@ OTHERS: Final[dict[str, str]] = {
     "evidence/trial.py": "diagnosis/host_errors/test_host_errors.py",
     "evidence/value_facts.py": (
         "evidence/test_finding.py diagnosis/hints/test_nan_origin.py "
-        "diagnosis/test_misread_values.py diagnosis/test_misread_sizes.py"
+        "diagnosis/test_misread_values.py"
     ),
     "evidence/variables.py": "diagnosis/host_errors/test_host_errors.py",
     "guards/__init__.py": "guards/test_register.py",
@@ -222,8 +213,7 @@ OTHERS: Final[dict[str, str]] = {
         "recorder/test_unnoticed.py recorder/test_recorder.py recorder/test_nan_arrivals.py"
     ),
     "recorder/backward.py": (
-        "recorder/test_nonfinite.py recorder/test_nan_unseen.py evidence/test_module_names.py "
-        "recorder/test_nan_arrivals.py"
+        "recorder/test_nan_unseen.py evidence/test_module_names.py recorder/test_nan_arrivals.py"
     ),
     "recorder/calls.py": "recorder/test_recorder.py recorder/test_lineage.py",
     "recorder/dataloader.py": "evidence/test_dataset_column.py",
@@ -246,16 +236,12 @@ OTHERS: Final[dict[str, str]] = {
         "recorder/test_gradient_leaves.py recorder/test_nan_watch.py recorder/test_nan_unseen.py "
         "diagnosis/test_nonfinite_edits.py"
     ),
-    "recorder/nonfinite_steps.py": (
-        "recorder/test_nan_watch.py recorder/test_nan_arrivals.py recorder/test_nan_unseen.py"
-    ),
-    "recorder/nonfinite_values.py": (
-        "recorder/test_nonfinite.py recorder/test_nan_unseen.py recorder/test_nan_arrivals.py"
-    ),
+    "recorder/nonfinite_steps.py": "recorder/test_nan_watch.py recorder/test_nan_arrivals.py",
+    "recorder/nonfinite_values.py": "recorder/test_nonfinite.py recorder/test_nan_arrivals.py",
     "recorder/places.py": "recorder/test_lineage.py",
     "recorder/provenance.py": (
         "recorder/test_lineage.py recorder/test_dataloader.py evidence/test_dataset_column.py "
-        "recorder/test_nonfinite.py diagnosis/hints/test_nan_origin.py"
+        "diagnosis/hints/test_nan_origin.py"
     ),
     "recorder/recorder.py": (
         "recorder/test_handing_on.py recorder/test_history.py recorder/test_lineage.py"
