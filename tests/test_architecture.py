@@ -5,31 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
-from pathlib import Path
 
+from tests.layers import MAY_IMPORT, PACKAGE
 from tests.processes import python
 
-PACKAGE = Path(__file__).parent.parent / "cudalens"
 MAX_MODULE_LINES = 550
-
-MAY_IMPORT = {
-    "core": "",
-    "source": "core",
-    "diagnosis": "core",
-    "render": "core",
-    "guards": "core",
-    "logs": "core diagnosis",
-    "simulate": "core guards",
-    "recorder": "core source",
-    "evidence": "core source diagnosis guards recorder",
-    "session": "core source diagnosis logs guards recorder evidence simulate",
-    "notebook": "core source render session",
-    "integrations": "core render session source",
-    "__main__": "core source diagnosis logs render guards simulate recorder evidence session "
-    "integrations",
-    "__init__": "core guards simulate session notebook",
-}
-"""The entries of the package, and which others each may import: no two of one layer."""
 
 TORCH_IN_CORE = (
     *("core._torch", "core._compiler", "core.call", "core.tensor_values", "core.user_objects"),

@@ -23,7 +23,7 @@ from cudalens.evidence.tensors import same_spot
 from cudalens.render.screen import build, plain
 from tests.blocks import report_of
 from tests.hostcells import SETUP, run_cell
-from tests.test_architecture import MAY_IMPORT, PACKAGE
+from tests.layers import MAY_IMPORT, PACKAGE
 
 pytestmark = pytest.mark.usefixtures("sim")
 
