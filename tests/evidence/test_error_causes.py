@@ -211,6 +211,11 @@ def test_the_way_to_a_change_is_looked_for_from_a_known_node(
     given.call = SimpleNamespace(node="node" if is_known else None)
     assert error_causes.change_or_freed(given) == (None, freed if is_known else None)
     assert len(given.limits.lines) == (0 if is_known else 1)
+    monkeypatch.setattr(error_causes, "freed_graph", lambda *_: None)
+    given = failure(error_causes.FREED, {}, recorder)
+    given.call = SimpleNamespace(node="node" if is_known else None)
+    assert error_causes.change_or_freed(given) == (None, None)
+    assert given.limits.lines == ["the op whose saved tensors were freed"]
     assert error_causes.change_or_freed(failure("another error", {}, recorder)) == (None, None)
 
 

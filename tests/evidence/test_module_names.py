@@ -56,6 +56,9 @@ def test_the_variable_stands_before_the_path_everywhere() -> None:
         # Both nets have a module 0; only one has a module 2.
         ("critic = nn.Sequential(nn.Linear(3, 3)).cuda()\nnet(critic(x))", "2",
          {"1": "net.1", "2": "net.2"}),
+        # As of the failing call and a recorded one.
+        ("first = nn.Sequential(nn.Linear(3, 5), nn.ReLU()).cuda()\n"
+         "second = nn.Sequential(nn.Linear(3, 3)).cuda()\nsecond(first(x))", "0", {"1": "first.1"}),
         # The failing node is of a recorded call.
         ("act = nn.Sequential(nn.Linear(3, 3), nn.Sigmoid()).cuda()\nh = act(x)\nh += 1\n"
          "h.sum().backward()", "1", {"0": "act.0", "1": "act.1"}),

@@ -224,6 +224,19 @@ def test_of_two_inputs_with_bad_elements_none_is_followed() -> None:
     assert told(provenance) == [("mul", None)]
 
 
+@pytest.mark.parametrize(
+    ("freed", "ops"), [(11, ["cat", "tensor", "add", "tensor"]), (3, ["cat", "tensor"])]
+)
+def test_a_freed_input_is_followed_where_the_living_one_lacks_a_bad_value(
+    freed: int, ops: list[str]
+) -> None:
+    def run() -> Any:
+        living = torch.tensor([1, 10])
+        return living, torch.cat([living, torch.tensor([freed, 2]) + 0])
+
+    assert [op for op, _ in told(walked(run)[0])] == ops
+
+
 # --- where a walk ends ---------------------------------------------------------------------------
 
 

@@ -338,7 +338,8 @@ def test_a_stance_of_ours_goes_and_another_stays(
         stance=SimpleNamespace(name="force_eager"), prev=SimpleNamespace(name="default")
     )
     ours.__exit__ = lambda *args: left.append(args)
-    frames = SimpleNamespace(_stance=ours.stance if is_ours else "another")
+    another = SimpleNamespace(name="force_eager")  # the program's own, and the same in its words
+    frames = SimpleNamespace(_stance=ours.stance if is_ours else another)
     monkeypatch.setattr(torch, "_dynamo", SimpleNamespace(eval_frame=frames), raising=False)
     remove_stance(ours)
     assert len(left) == is_ours

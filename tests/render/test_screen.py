@@ -474,10 +474,12 @@ def test_a_failure_noticed_elsewhere_is_marked_unless_its_line_is(line: int, is_
     report = make_report(forward_source=forward, provenance=())
     said = [(mark.line, mark.said) for mark in screen.line_marks(report)]
     assert said == ([(12, "noticed here")] if is_said else [])
-    own = MarkedLine(cell=7, line=12, text=CELL[3].strip(), mark="y is read here")
-    seen = Observation(kind="device", text="y", sources=(own,))
-    marked = screen.line_marks(replace(report, observations=(seen,)))
-    assert [mark.said for mark in marked] == ["y is read here"]
+    for cell in (7, 6):  # the line of the same number in another cell is another line
+        own = MarkedLine(cell=cell, line=12, text=CELL[3].strip(), mark="y is read here")
+        seen = Observation(kind="device", text="y", sources=(own,))
+        marked = screen.line_marks(replace(report, observations=(seen,)))
+        also = ["noticed here"] if is_said and cell == 6 else []
+        assert [mark.said for mark in marked] == ["y is read here", *also]
 
 
 @pytest.mark.parametrize(
