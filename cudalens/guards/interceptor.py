@@ -263,8 +263,14 @@ class Interceptor:
             if is_wanted and not self._leave_later:
                 for part in (self._waits, self._compiled):
                     self._leave_later.append(part.install())
-            while self._leave_later and not is_wanted:
-                self._leave_later.pop()()
+            if not is_wanted:
+                self._stop_looking_later()
+
+    def _stop_looking_later(self) -> None:
+        # A function of its own, because where a `while` inside a `with` jumps back, Python 3.13 may
+        # raise ^C without the block's end.
+        while self._leave_later:
+            self._leave_later.pop()()
 
     def settle(
         self, thread: int | None = None, others: Collection[int] = ()
