@@ -143,7 +143,8 @@ def frames_of_backward(monkeypatch: pytest.MonkeyPatch, frames: list[Any]) -> No
 def test_the_name_of_a_parameter_in_the_running_code(monkeypatch: pytest.MonkeyPatch) -> None:
     net, scale = nn.Linear(1, 1), nn.Parameter(torch.ones(1))
     frames_of_backward(monkeypatch, [sys._getframe()])
-    names = [nonfinite._name(it) for it in (net.weight, scale, torch.ones(1), None)]
+    # From Python 3.12 on the variable of a comprehension is one of this function.
+    names = [*map(nonfinite._name, (net.weight, scale, torch.ones(1), None))]
     assert names == ["net.weight", "scale", None, None]
 
 
