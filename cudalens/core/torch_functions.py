@@ -120,6 +120,8 @@ class Trait(Flag):
     """The result goes beyond 0 … 1."""
     FINITE = auto()
     """Finite inputs become infinite by overflow alone, apart from a division by 0."""
+    SUM = auto()
+    """The sum or the difference of two arguments, element by element."""
     DIVIDES = auto()
     """The first argument is divided by the second."""
     SPREAD = auto()
@@ -276,13 +278,16 @@ _ROWS = {
     "frombuffer from_dlpack": "shares",
     "chain_matmul dim_order": "forgets_keywords",
     # Arithmetic.
-    "add sub mul pow": "broadcasts finite tensor",
+    "add sub": "sum broadcasts finite tensor",
+    "mul pow": "broadcasts finite tensor",
     "div": "divides broadcasts finite tensor",
     "div_ divide true_divide": "divides",
     "__truediv__": "divides broadcasts finite operator",
     "__itruediv__": "divides broadcasts finite",
-    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __pow__": "broadcasts finite operator",
-    "__iadd__ __isub__ __imul__ __idiv__ __rdiv__ rsub": "broadcasts finite",
+    "__add__ __radd__ __sub__ __rsub__": "sum broadcasts finite operator",
+    "__mul__ __rmul__ __pow__": "broadcasts finite operator",
+    "__iadd__ __isub__ rsub": "sum broadcasts finite",
+    "__imul__ __idiv__ __rdiv__": "broadcasts finite",
     "__rtruediv__ __rpow__ __ipow__ __rand__ __ror__ __rxor__ __iand__ __ior__ __ixor__": (
         "broadcasts"
     ),

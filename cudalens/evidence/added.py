@@ -14,11 +14,12 @@ from torch import Tensor
 
 from cudalens.core.evidence_types import AddedNumber
 from cudalens.core.report_types import Violation
+from cudalens.core.torch_functions import Trait, stems
 from cudalens.evidence.call_stack import held_name
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.history import Snapshot
 
-_SUMS = frozenset({"add", "iadd", "isub", "radd", "sub"})
+_SUMS = stems(Trait.SUM) - {"rsub"}  # ``5 - x`` does not add to x
 
 
 def added_number(

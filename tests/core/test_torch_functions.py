@@ -297,6 +297,13 @@ def test_a_comparison_gives_truth_values(name: str) -> None:
     assert getattr(_x(), name)(_x() + 1).dtype == torch.bool
 
 
+@pytest.mark.parametrize("name", _names(Trait.SUM))
+def test_these_add_or_subtract(name: str) -> None:
+    add, x = getattr(_x(), name, None), _x()
+    made = torch.rsub(x, 4) if add is None else add(4)
+    assert any(torch.equal(made, sum_) for sum_ in (x + 4, x - 4, 4 - x))
+
+
 @pytest.mark.parametrize("name", _names(Trait.DIVIDES))
 def test_these_divide_by_their_second_argument(name: str) -> None:
     """The other way round it would be 4 for the first element."""

@@ -336,7 +336,7 @@ def is_shifted(evidence: Evidence) -> bool:
     return all(isinstance(end, int) and 0 <= end <= high for end in ends)
 
 
-_SUMS = ("add", "iadd", "isub", "radd", "rsub", "sub")
+_SUMS = stems(Trait.SUM)
 
 
 def is_made_by_sum(evidence: Evidence) -> bool:
