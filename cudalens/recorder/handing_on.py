@@ -72,7 +72,8 @@ def handed_on(snapshot: Snapshot, ended: int, is_sharing_lost: bool = False) -> 
         changes={
             key: UnseenChange(item, first - ended, last - ended)
             for key, (item, first, last) in changes.items()
-            # A freed tensor may lie on the way of a kept call, and its change still ends that way.
+            # A freed tensor may be an input of a kept call. The search for an origin must still
+            # stop where it was changed.
             if key in needed or item() is not None
         },
         versions=versions,
